@@ -17,7 +17,7 @@ import numpy as np
 
 import nnhal
 from nnhal.base.cores import usable_cores
-from nnhal.measure.latency import interleaved, ratio
+from nnhal.measure.latency import ratio, timed_pairs
 from nnhal.runtime import discovery
 from nnhal.zoo.by_name import path
 
@@ -62,7 +62,7 @@ def compare(name: str, devices: list[str], threads: int, pairs: int) -> Any:
 
     for _ in range(WARM_UP):
         one(), other()
-    found = interleaved(settled(in_turn), settled(in_a_row), pairs)
+    found = timed_pairs(settled(in_turn), settled(in_a_row), pairs)
     pause = SETTLED * 1e9
     return ratio([(a - pause, b - pause) for a, b in found])
 

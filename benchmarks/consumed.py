@@ -22,7 +22,7 @@ from endurance_parts.usage import Usage, usage
 from memory import dense
 
 import nnhal
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.runtime import discovery
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "my_packing_driver.py"
@@ -37,9 +37,9 @@ def measure(way: str, driver: Path) -> dict[str, float]:
     """In this process: MiB that it and the driver's process have more, weights dropped or not as the driver says."""
     device = discovery.load_driver(driver)
     if way == "isolated":
-        device = Resilient("packing", lambda: start(str(driver), options=["--unconfined"]))
+        device = ReconnectingDevice("packing", lambda: start(str(driver), options=["--unconfined"]))
     run(device, small=True)  # what is imported and started once
-    processes = {"client": os.getpid()} | ({"driver": device.pid} if isinstance(device, Resilient) else {})
+    processes = {"client": os.getpid()} | ({"driver": device.pid} if isinstance(device, ReconnectingDevice) else {})
     before = {who: usage(pid) for who, pid in processes.items()}
     compiled = run(device)
     gc.collect()

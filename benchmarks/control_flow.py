@@ -18,7 +18,7 @@ import nnhal
 from nnhal.base.codes import operation_name
 from nnhal.base.records import as_dict
 from nnhal.hal.wrappers import Limited
-from nnhal.measure.latency import interleaved, ratio
+from nnhal.measure.latency import ratio, timed_pairs
 from nnhal.runtime import discovery
 
 
@@ -42,7 +42,7 @@ def compare(model: nnhal.Model, devices: list[Any], turns: int, pairs: int) -> d
     assert inside.placement.inside and not whole.placement.inside
     x = np.random.default_rng(0).uniform(0, 1, inside.inputs[0].shape).astype(np.float32)
     np.testing.assert_allclose(inside(x), whole(x), rtol=1e-4, atol=1e-6)
-    found = interleaved(lambda: inside(x), lambda: whole(x), pairs, 1)
+    found = timed_pairs(lambda: inside(x), lambda: whole(x), pairs, 1)
     medians = [float(np.median(each)) / turns / 1e3 for each in zip(*found, strict=True)]
     return {"ratio": as_dict(ratio(found)), "inside_us": medians[0], "whole_us": medians[1]}
 

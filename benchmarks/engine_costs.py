@@ -32,11 +32,11 @@ import numpy as np
 
 import nnhal
 from nnhal import zoo
-from nnhal.base.errors import clipped
+from nnhal.base.errors import bounded_text
 from nnhal.base.operands import dtype_of
-from nnhal.bench.held import held
+from nnhal.bench.held import process_memory
 from nnhal.cli.common import progress
-from nnhal.measure.latency import interleaved, ratio, timed
+from nnhal.measure.latency import ratio, timed, timed_pairs
 from nnhal.measure.peers import peer
 from nnhal.zoo import maker
 
@@ -106,11 +106,11 @@ def memory(who: str, name: str, inputs: str, small: str) -> Found:
     """Of this process: MiB more than before, at most and at the end. inputs, small: `ends` of it and of a small one."""
     ready(who, SMALL[where(name).suffix], small)()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = held()
+    before = process_memory()
     run = ready(who, name, inputs)
     for _ in range(CALLS):
         run()
-    after = held()
+    after = process_memory()
     return {"peak": after["peak"] - before["resident"], "held": after["all"] - before["all"]}
 
 
@@ -199,7 +199,7 @@ def isolations(name: str, device: str, rounds: int) -> Iterator[tuple[str, str, 
     here, there = ready(device, name, ends(name)), ready(device, name, ends(name), isolation="process")
     for run in (here, there, here, there):
         taken = timed(run)
-    found = ratio(interleaved(there, here, PAIRS if rounds > 1 else 5))
+    found = ratio(timed_pairs(there, here, PAIRS if rounds > 1 else 5))
     key = "isolated_over_in_process_max" if taken / 1e6 >= SLOW_MS else ""
     yield key, f"{taken / 1e6:.1f} ms, isolated x {found}", found.median
 
@@ -240,7 +240,7 @@ def main() -> None:
                         ofs[device] = round(pick(ofs.get(device, found), found), 3)
             except (ChildFailed, nnhal.NnhalError) as error:
                 if not given.json:
-                    print(f"{kind:9} {name:28} {device:12} - {clipped(str(error), 90)}", flush=True)
+                    print(f"{kind:9} {name:28} {device:12} - {bounded_text(str(error), 90)}", flush=True)
     print(json.dumps(worst))
 
 

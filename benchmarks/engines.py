@@ -30,7 +30,7 @@ from nnhal.base.records import Struct, field
 from nnhal.cli.common import progress
 from nnhal.cli.inputs import read_inputs
 from nnhal.cli.pictures import InputOptions
-from nnhal.measure.latency import interleaved, ratio, timed
+from nnhal.measure.latency import ratio, timed, timed_pairs
 from nnhal.measure.peers import PEERS, LiteRT, peer
 from nnhal.runtime import discovery
 from nnhal.zoo import maker
@@ -107,14 +107,14 @@ def measured(name: str, threads: int, pairs: int, devices: Sequence[str]) -> Eng
         plain = partial(compiled, *inputs)
         _note(row, device, off(outputs_of(plain()), wanted, steps), judge)
         inner = max(1, BLOCK_NS // max(timed(plain), 1))
-        row.control[device] = ratio(interleaved(plain, plain, max(5, pairs // 3), inner)).median
+        row.control[device] = ratio(timed_pairs(plain, plain, max(5, pairs // 3), inner)).median
         direct = None if device not in PEERS else directly(device, path, inputs, threads)
         if direct is None:
             row.ms[device] = statistics.median(timed(plain) for _ in range(pairs)) / 1e6
         else:
             who = f"{device} directly"
             _note(row, who, off(direct(), wanted, steps), judge)
-            found = interleaved(plain, direct, pairs, inner)
+            found = timed_pairs(plain, direct, pairs, inner)
             row.ratios[device] = ratio(found).median
             row.ms[device], row.ms[who] = (statistics.median(pair[side] for pair in found) / 1e6 for side in (0, 1))
         compiled.close()

@@ -31,7 +31,7 @@ import onnxruntime
 from ai_edge_litert.interpreter import Interpreter
 
 import nnhal
-from nnhal.base.errors import clipped
+from nnhal.base.errors import bounded_text
 from nnhal.bench.compare import Drift, drifts
 from nnhal.cli.inputs import random_input
 
@@ -138,7 +138,7 @@ def look(listed: Listed, count: int) -> Row:
 def cell(row: Row, device: str) -> str:
     """The worst of all outputs, the share of elements that differ, and where the first says something else."""
     if device in row.failed:
-        return clipped(row.failed[device], 100)
+        return bounded_text(row.failed[device], 100)
     found = row.off[device]
     size, differing = sum(each.size for each in found), sum(each.differing for each in found)
     changed = f", {found[0].changed} of {found[0].rows}" if found[0].rows else ""
@@ -155,7 +155,7 @@ def markdown(rows: list[Row]) -> str:
         cells = [row.name, *about, str(row.operations), *(cell(row, device) for device in DEVICES)]
         lines.append(f"| {' | '.join(cells)} |")
     refused = [
-        f"- {' of '.join(filter(None, [row.name, row.package]))}: {clipped(row.refused, 300)}"
+        f"- {' of '.join(filter(None, [row.name, row.package]))}: {bounded_text(row.refused, 300)}"
         for row in rows
         if row.refused
     ]

@@ -26,7 +26,7 @@ import numpy as np
 
 import nnhal
 from nnhal.base.operands import ChannelQuant
-from nnhal.bench.held import held
+from nnhal.bench.held import process_memory
 from nnhal.drivers.kit import team
 from nnhal.drivers.litert import engine
 from nnhal.drivers.litert.lowering import lower
@@ -93,7 +93,7 @@ def measure(contender: str, name: str, path: Path, threads: int, callers: int) -
     for kind in ("litert content", "nnhal file"):  # what is imported and started once for all models
         ready(kind, "add4", maker.path("add4"), threads, 1)[0]()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = held()
+    before = process_memory()
     runs = ready(contender, name, path, threads, callers)
     together = threading.Barrier(callers)
     workers = [threading.Thread(target=work, args=(run, together)) for run in runs]
@@ -101,12 +101,12 @@ def measure(contender: str, name: str, path: Path, threads: int, callers: int) -
         worker.start()
     for worker in workers:
         worker.join()
-    after = held()
+    after = process_memory()
     found = {kind: after[kind] - before[kind] for kind in KINDS}
     found |= {"peak": after["peak"] - before["resident"], "interpreters": alive()}
     team.KEPT_SECONDS = 0
     runs[0]()
-    return found | {"later": held()["all"] - before["all"], "interpreters_later": alive()}
+    return found | {"later": process_memory()["all"] - before["all"], "interpreters_later": alive()}
 
 
 def alive() -> int:

@@ -18,7 +18,7 @@ import onnxruntime
 
 import nnhal
 from nnhal import zoo
-from nnhal.base.errors import clipped
+from nnhal.base.errors import bounded_text
 from nnhal.measure.onnx_inputs import inputs_of
 from nnhal.model.validate import validate
 
@@ -94,7 +94,7 @@ def markdown(rows: list) -> str:
         cells += [f"{row.ran[d]}, {row.off[d]:.2g}" for d in MOST if d != "reference"]
         lines.append(f"| {' | '.join([*cells, format(row.off['reference'], '.2g')])} |")
     lines += ["", "Not expressible in NNAPI:", ""]
-    lines += [f"- {row.name} ({row.source}): {clipped(row.refused, 3000)}" for row in rows if row.refused]
+    lines += [f"- {row.name} ({row.source}): {bounded_text(row.refused, 3000)}" for row in rows if row.refused]
     return "\n".join(lines) + "\n"
 
 

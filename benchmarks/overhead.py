@@ -13,7 +13,7 @@ import numpy as np
 
 import nnhal
 from nnhal.base.cores import usable_cores
-from nnhal.measure.latency import interleaved, ratio
+from nnhal.measure.latency import ratio, timed_pairs
 from nnhal.measure.peers import LiteRT
 from nnhal.zoo import maker
 
@@ -41,8 +41,8 @@ def compare(name: str, threads: int, pairs: int, inner: int) -> dict:
     assert np.array_equal(ours(), theirs()[0]), f"{name}: nnhal and LiteRT disagree"
     for _ in range(WARM_UP):
         ours(), theirs(), control()
-    found = interleaved(ours, theirs, pairs, inner)
-    check = interleaved(control, theirs, pairs, inner, seed=1)
+    found = timed_pairs(ours, theirs, pairs, inner)
+    check = timed_pairs(control, theirs, pairs, inner, seed=1)
     own, peer = np.median([a for a, _ in found]), np.median([b for _, b in found])
     return {"ratio": ratio(found), "control": ratio(check), "ours_us": own / 1e3, "litert_us": peer / 1e3}
 

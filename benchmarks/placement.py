@@ -41,7 +41,7 @@ from nnhal.cli.pictures import InputOptions
 from nnhal.measure.latency import timed
 from nnhal.runtime import discovery
 from nnhal.runtime.measured import place, record
-from nnhal.runtime.measured.later import settle
+from nnhal.runtime.measured.later import wait_for_writes
 from nnhal.zoo import maker
 
 HOW = "first", "learnt", "tuned"
@@ -130,11 +130,11 @@ def used(model: nnhal.Model, inputs: Sequence[np.ndarray], threads: int, how: st
         with nnhal.compile(model, threads=threads, fallback="allow") as compiled:
             for _ in range(USES):
                 compiled(*inputs)
-        settle(5)
+        wait_for_writes(5)
     compiled = nnhal.compile(model, threads=threads, fallback="allow", tune=how == "tuned")
     for _ in range(USES):
         compiled(*inputs)
-    settle(5)
+    wait_for_writes(5)
     return compiled
 
 
@@ -213,7 +213,7 @@ def main() -> None:
     profile = record.profile()
     if profile is None:
         raise SystemExit("placement: nothing was measured on this machine, nnhal calibrate does that")
-    there = [each.name for each in discovery.found() if each.device is not None]
+    there = [each.name for each in discovery.load_candidates() if each.device is not None]
     devices = given.devices or [name for name in there if name != "reference"]
     names = given.names or [*zoo.names(), *zoo.onnx_names(), *maker.names(), MADE]
     rows: list[PlacedRow] = []

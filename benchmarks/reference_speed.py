@@ -10,7 +10,7 @@ import numpy as np
 
 import nnhal
 from nnhal.base.cores import usable_cores
-from nnhal.measure.latency import interleaved, ratio
+from nnhal.measure.latency import ratio, timed_pairs
 from nnhal.measure.peers import LiteRT
 from nnhal.zoo import maker
 
@@ -32,7 +32,7 @@ def main() -> None:
             limits = np.iinfo(spec.dtype)
             x = generator.integers(limits.min, limits.max, spec.shape, spec.dtype)
         compiled(x), engine([x])
-        times = interleaved(lambda c=compiled, x=x: c(x), lambda e=engine, x=x: e([x]), pairs)
+        times = timed_pairs(lambda c=compiled, x=x: c(x), lambda e=engine, x=x: e([x]), pairs)
         found[f"{name}_ratio"] = round(ratio(times).median, 2)
         print(f"{name}: reference {np.median([a for a, _ in times]) / 1e6:.1f} ms,", end=" ")
         print(f"LiteRT builtin {np.median([b for _, b in times]) / 1e6:.1f} ms, ratio {ratio(times)}")

@@ -31,7 +31,7 @@ from nnhal.hal.device import Capabilities, Verdict
 from nnhal.hal.wrappers import Limited
 from nnhal.measure.peers import LiteRT
 from nnhal.model.graph import Model
-from nnhal.model.parts import cut
+from nnhal.model.parts import extract_part
 from nnhal.model.validate import validate
 from nnhal.runtime.partition import Offer, partition
 
@@ -75,7 +75,7 @@ def steps(make: Callable[[int], Model], n: int) -> dict[str, Callable[[], Any]]:
         "validate": lambda: validate(replace(model)),  # the copy knows nothing yet
         "load": lambda: nnhal.load(content),
         "partition": lambda: partition(model, offers),
-        "cut into n/4": lambda: [cut(model, range(at, min(at + 4, n))) for at in range(0, n, 4)],
+        "cut into n/4": lambda: [extract_part(model, range(at, min(at + 4, n))) for at in range(0, n, 4)],
         "compile null, reference": lambda: nnhal.compile(model, devices=[half, "reference"]),
         "compile reference": lambda: nnhal.compile(model, devices="reference"),
         ENGINE: lambda: LiteRT(content, 1),

@@ -103,7 +103,7 @@ def traced() -> dict:
         return (time.perf_counter_ns() - begin) / count / 1e3
 
     class One:
-        @trace.seam("runtime", "execution", "one", detail=lambda _: "device a")
+        @trace.traced_method("runtime", "execution", "one", detail=lambda _: "device a")
         def call(self) -> None:
             pass
 

@@ -17,7 +17,7 @@ from nnhal.base.codes import TYPE_FACTS, OperandType, OperationType, type_name
 from nnhal.base.levels import Level
 from nnhal.ops import OPS
 from nnhal.ops.common import FLOAT, HALF
-from nnhal.ops.schema import REQUIRED, Allowed, Arg, Form, Op, Per, Stored, T
+from nnhal.ops.schema import REQUIRED, Allowed, Arg, Form, Op, Stored, T, TypeTable
 
 FILE = Path(__file__).parent / "reference" / "operations.md"
 WIDTH = 100
@@ -133,7 +133,7 @@ def types(allowed: Allowed, base: Level) -> str:
 def spec(argument: Arg, record: Op) -> str:
     """The types of an argument in words; those that follow from T grouped."""
     base = max(record.since, argument.since)
-    if isinstance(argument.spec, Per):
+    if isinstance(argument.spec, TypeTable):
         owners = {own: types(argument.spec.table[own], base) for own in record.types if own in argument.spec.table}
         by: dict[str, list[str]] = {}
         for own, text in owners.items():
@@ -233,7 +233,7 @@ def quantisation(output: Arg, record: Op) -> str:
     tables: list[Allowed] = [record.types] if output.spec is T else []
     if isinstance(output.spec, Mapping):
         tables = [output.spec]
-    elif isinstance(output.spec, Per):
+    elif isinstance(output.spec, TypeTable):
         tables = list(output.spec.table.values())
     quantised = [t for allowed in tables for t in allowed if TYPE_FACTS[t].zero_points]
     if not quantised:

@@ -24,7 +24,7 @@ from nnhal.ops import OPS
 from nnhal.ops.schema import Op
 from nnhal.runtime import discovery
 from nnhal.runtime.measured import place
-from nnhal.runtime.measured.later import settle
+from nnhal.runtime.measured.later import wait_for_writes
 from tests.interrupts import Interrupts
 
 # The same examples in every run, however slow the machine is. A nightly run draws others: NNHAL_RANDOM=1.
@@ -111,7 +111,7 @@ def what_a_test_wants_told_ends_with_it() -> Iterator[None]:
 def nothing_is_known_of_devices() -> Iterator[None]:
     """What a test had measured or proved, or what failed in it, ends with it."""
     yield
-    settle(10)
+    wait_for_writes(10)
     place.path().unlink(missing_ok=True)
     (state_folder() / proofs.FILE).unlink(missing_ok=True)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from nnhal.base.errors import DeadObject, NnhalError
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Hints, Prepared, prepared_by
+from nnhal.hal.device import Hints, Prepared, checked_prepared
 from nnhal.hal.request import UNLIMITED, Request
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import start
@@ -120,7 +120,7 @@ def kill_once(kind: str, client: str) -> float | str:
 
     try:
         options = {"run": 0 if kind == "next call" else FOREVER, "fork": "fork" in client}
-        prepared = prepared_by(device, small(), Hints(options=options))
+        prepared = checked_prepared(device, small(), Hints(options=options))
         wait = waiter(kind, device, prepared, ended)
 
         def work() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from endurance_parts.usage import Usage, usage
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.hal.request import UNLIMITED
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
@@ -83,7 +83,7 @@ def executions(count: int, progress: Callable[[], None]) -> list[Growth]:
 
     device = RemoteDevice(start("reference", options=["--unconfined"]))
     try:
-        prepared = prepared_by(device, doubling(), Hints())
+        prepared = checked_prepared(device, doubling(), Hints())
         x, y = np.arange(16, dtype=np.float32), np.empty(16, np.float32)
         number = 0
         with prepared.burst() as burst:
@@ -116,7 +116,7 @@ def shapes(count: int, different: int, progress: Callable[[], None]) -> list[Gro
     order = np.random.default_rng(4).integers(1, different + 1, count)
     device = RemoteDevice(start("reference", options=["--unconfined"]))
     try:
-        prepared = prepared_by(device, model, Hints())
+        prepared = checked_prepared(device, model, Hints())
         left = iter(order.tolist())
         with prepared.burst() as burst:
 
@@ -163,7 +163,7 @@ def connections(count: int, progress: Callable[[], None]) -> list[Growth]:
     def work() -> None:
         device = RemoteDevice(names.connect(name))
         try:
-            prepared = prepared_by(device, model, Hints())
+            prepared = checked_prepared(device, model, Hints())
             for run in (prepared.run, prepared.burst().run):
                 request = prepared.request([x], [np.empty(16, np.float32)])
                 request.execute(run, UNLIMITED)

@@ -10,7 +10,7 @@ import numpy as np
 from endurance_parts.usage import Usage, usage
 from nnhal.base.codes import Activation, OperandType
 from nnhal.base.memory import Memory
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.hal.request import UNLIMITED
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import start
@@ -72,7 +72,7 @@ def held(mebibytes: int) -> Held:
         try:
             pid = device.session.welcome.pid
             before = usage(os.getpid()), usage(pid)
-            prepared = prepared_by(device, model, Hints())
+            prepared = checked_prepared(device, model, Hints())
             x, y = np.ones((1, inputs), np.float32), np.empty((1, units), np.float32)
             for _ in range(2):
                 prepared.request([x], [y]).execute(prepared.run, UNLIMITED)

@@ -9,7 +9,7 @@ import numpy as np
 from nnhal.api import compile
 from nnhal.base.errors import DeviceUnavailable
 from nnhal.frontends.python import Builder
-from nnhal.measure.latency import Ratio, interleaved, ratio
+from nnhal.measure.latency import Ratio, ratio, timed_pairs
 from nnhal.model.graph import State
 from nnhal.zoo import ZooError, maker
 from transport_peers.figures import Figure
@@ -39,8 +39,8 @@ def compare(threads: int, pairs: int) -> tuple[Ratio, Ratio]:
         with apart.burst() as burst:
             for _ in range(WARM_UP):
                 here(x), again(x), burst(x)
-            found = interleaved(lambda: burst(x), lambda: here(x), pairs)
-        control = interleaved(lambda: again(x), lambda: here(x), pairs, seed=1)
+            found = timed_pairs(lambda: burst(x), lambda: here(x), pairs)
+        control = timed_pairs(lambda: again(x), lambda: here(x), pairs, seed=1)
     return ratio(found), ratio(control)
 
 
@@ -58,7 +58,7 @@ def step_over_call(driver: str, pairs: int) -> Ratio:
             raise RuntimeError(f"{driver}: the state is not in the driver: {stream.state_placement}")
         for _ in range(WARM_UP):
             stream(one), plain(one, total)
-        return ratio(interleaved(lambda: stream(one), lambda: plain(one, total), pairs, inner=STEPS))
+        return ratio(timed_pairs(lambda: stream(one), lambda: plain(one, total), pairs, inner=STEPS))
 
 
 def figures(pairs: int, progress: Progress) -> list[Figure]:

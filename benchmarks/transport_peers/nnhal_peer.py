@@ -16,7 +16,7 @@ import numpy as np
 
 from nnhal.frontends.python import Builder
 from nnhal.hal.burst import Burst
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
 from nnhal.hal.request import UNLIMITED, Run
 from nnhal.ipc.client.burst import RemoteBurst
 from nnhal.ipc.client.device import RemoteDevice
@@ -75,7 +75,7 @@ class Execution(PythonPeer):
             self._device = RemoteDevice(connect(self._driver, placement))
         else:
             self._device = discovery.load_one(self._driver)
-        self._prepared = prepared_by(self._device, doubling(), Hints(threads=ENGINE_THREADS))
+        self._prepared = checked_prepared(self._device, doubling(), Hints(threads=ENGINE_THREADS))
         if self._in_burst:
             self._burst = self._prepared.burst()
         self._run: Run = (self._burst or self._prepared).run

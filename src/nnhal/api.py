@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any, get_args
 
 from nnhal.base import trace
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.digests import blake2b
 from nnhal.base.errors import InvalidArgument, InvalidModel, UnsupportedModel
@@ -20,12 +20,12 @@ from nnhal.model.graph import Model
 from nnhal.model.open import OpenModel
 from nnhal.runtime import discovery
 from nnhal.runtime import isolation as isolation_of_devices
-from nnhal.runtime.cache.wanted import CacheOutcome, Caching, Folder
-from nnhal.runtime.compilation import Fallback, Numerics, Tune, Wishes, compile_plan
+from nnhal.runtime.cache.wanted import CacheOutcome, CacheSettings, Folder
+from nnhal.runtime.compilation import CompileOptions, Fallback, Numerics, Tune, compile_plan
 from nnhal.runtime.compiled import Compiled
-from nnhal.runtime.discovery import Found
+from nnhal.runtime.discovery import DiscoveredDriver
 from nnhal.runtime.isolation import Isolation
-from nnhal.runtime.judgement import as_measured
+from nnhal.runtime.judgement import without_stale_engines
 from nnhal.runtime.strategies import Asked, Strategy
 
 Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
@@ -67,13 +67,13 @@ def load(
         UnsupportedModel: NNAPI cannot express some operators; the message lists all of them.
         NnhalError: A named model cannot be downloaded or built.
     """
-    return _read(path, Caching.wanted(cache_dir, None), signature, shapes, values, progress)[0]
+    return _read(path, CacheSettings.wanted(cache_dir, None), signature, shapes, values, progress)[0]
 
 
-@trace.spanning("application", "preparation", "load")
+@trace.traced_function("application", "preparation", "load")
 def _read(
     source: Source,
-    caching: Caching,
+    caching: CacheSettings,
     signature: str | None = None,
     shapes: Shapes | None = None,
     values: Mapping[str, Any] | None = None,
@@ -82,21 +82,21 @@ def _read(
     """Read a model, and return it with the outcome of the cache lookup, if there is a cache."""
     from nnhal.frontends.common.fixed import arrays
     from nnhal.frontends.formats import folder_of
-    from nnhal.frontends.source import opened, there
+    from nnhal.frontends.source import exists_in_archive, open_source
 
     if not (isinstance(source, str | bytes | bytearray | memoryview | os.PathLike) or hasattr(source, "read")):
         what = "the path of a .tflite or .onnx file, its bytes, or a file that is open for bytes"
-        raise InvalidArgument(f"model is {shown(source)}, must be a Model, {what}")
+        raise InvalidArgument(f"model is {safe_repr(source)}, must be a Model, {what}")
     folder = None
-    if isinstance(source, str) and not there(source):
+    if isinstance(source, str) and not exists_in_archive(source):
         from nnhal.zoo.by_name import opened as fetched
         from nnhal.zoo.by_name import usual_shapes
 
         shapes = usual_shapes(source) if shapes is None else shapes
         with fetched(source, progress) as file:
-            label, memory = opened(file)
+            label, memory = open_source(file)
     else:
-        label, memory = opened(source)
+        label, memory = open_source(source)
         folder = folder_of(source)
 
     def read(shapes: Shapes | None) -> Model:
@@ -111,10 +111,10 @@ def _read(
     def imported(shapes: Shapes | None) -> tuple[Model, CacheOutcome | None]:
         if caching.folder is None or not keeps:
             return read(shapes), None
-        from nnhal.runtime.cache.steps import imported_in
+        from nnhal.runtime.cache.steps import import_with_cache
 
         asked = signature, shapes, named
-        return imported_in(caching.folder, caching.most, label, memory, asked, lambda: read(shapes), folder)
+        return import_with_cache(caching.folder, caching.most, label, memory, asked, lambda: read(shapes), folder)
 
     try:
         return imported(shapes)
@@ -129,7 +129,7 @@ def _read(
         return open_by_shape(label, memory, folder, at, refused, signature, shapes, values), None
 
 
-@trace.spanning("application", "compilation", "compile")
+@trace.traced_function("application", "compilation", "compile")
 def compile(
     model: Model | Source,
     *,
@@ -194,7 +194,7 @@ def compile(
         MissedDeadline: The devices needed longer than `deadline`.
         NnhalError: A driver failed; the message names the device.
     """
-    caching = Caching.wanted(cache_dir, token)
+    caching = CacheSettings.wanted(cache_dir, token)
     read = None
     if not isinstance(model, Model):
         model, read = _read(model, caching)
@@ -210,11 +210,11 @@ def compile(
         raise InvalidArgument(f"relaxed is {relaxed!r}, must be true, false, or None to keep the model's setting")
     preference, priority = validate_preference(preference), validate_priority(priority)
     if not isinstance(variants, int) or isinstance(variants, bool) or variants < 1:
-        raise InvalidArgument(f"variants is {shown(variants)}, must be an integer of at least 1")
+        raise InvalidArgument(f"variants is {safe_repr(variants)}, must be an integer of at least 1")
     nanoseconds(deadline, "deadline")
     chosen = isolation_of_devices.select(named, isolation)
     if named is None:
-        chosen = as_measured(chosen)
+        chosen = without_stale_engines(chosen)
     options = _options(driver_options, chosen)
     if numerics == EXACT:
         if named is not None and not any(can_be_exact(device) for device in chosen):
@@ -226,7 +226,7 @@ def compile(
     if relaxed is not None and relaxed != model.relaxed:
         model = replace(model, relaxed=relaxed)
     told = preference, priority, threads, point_in_time(deadline), options
-    wishes = Wishes(tuple(chosen), fallback, *told, caching, Strategy.asked(placement), _interpreting, numerics)
+    wishes = CompileOptions(tuple(chosen), fallback, *told, caching, Strategy.asked(placement), _interpreting, numerics)
     tuning = _tuning(tune)
     if not isinstance(model, OpenModel):
         return _compiled(model, wishes, tuning, read)
@@ -240,7 +240,7 @@ def compile(
     return CompiledByShape(model, prepare, variants)
 
 
-def _compiled(model: Model, wishes: Wishes, tuning: Tune | None, read: CacheOutcome | None = None) -> Compiled:
+def _compiled(model: Model, wishes: CompileOptions, tuning: Tune | None, read: CacheOutcome | None = None) -> Compiled:
     with ExitStack() as undo:
         compiled = Compiled(compile_plan(model, wishes, undo, tuning), read)
         # The compiled model owns the plan from here on; an interrupt just before closes both, which is harmless
@@ -251,17 +251,17 @@ def _compiled(model: Model, wishes: Wishes, tuning: Tune | None, read: CacheOutc
 def _tuning(tune: Any) -> Tune | None:
     if tune is False:
         return None
-    from nnhal.runtime.tuning import SECONDS, tuned_by
+    from nnhal.runtime.tuning import SECONDS, tune_for
 
     if tune is not True and not (is_number(tune) and 0 < tune < math.inf):
-        raise InvalidArgument(f"tune is {shown(tune)}, must be true, false, or a number of seconds")
-    return tuned_by(SECONDS if tune is True else float(tune))
+        raise InvalidArgument(f"tune is {safe_repr(tune)}, must be true, false, or a number of seconds")
+    return tune_for(SECONDS if tune is True else float(tune))
 
 
 def _interpreting(*given: Any) -> list[Any]:
-    from nnhal.runtime.flow import interpreting
+    from nnhal.runtime.flow import with_interpreter
 
-    return interpreting(*given)
+    return with_interpreter(*given)
 
 
 def _named(devices: Any) -> list[str | Device] | None:
@@ -296,13 +296,13 @@ def _options(given: Mapping[str, Mapping[str, Any]] | None, chosen: Sequence[Dev
     return {name: dict(options) for name, options in (given or {}).items()}
 
 
-def devices() -> list[Found]:
+def devices() -> list[DiscoveredDriver]:
     """List every device, and every driver that does not load, with the reason.
 
     Returns:
         One `Found` for each driver, in the order of their names. A driver that failed to load has an error.
     """
-    return discovery.found()
+    return discovery.load_candidates()
 
 
 if os.environ.get("NNHAL_TRACE"):

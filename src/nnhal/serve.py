@@ -96,14 +96,14 @@ def report(error: "NnhalError | ValueError", *, as_json: bool, author: bool = Fa
         The exit status.
     """
     from nnhal.base.errors import DriverFailed, InvalidArgument, NnhalError
-    from nnhal.base.stacks import in_short, innermost
+    from nnhal.base.stacks import innermost, without_process_log
 
     if as_json and isinstance(error, NnhalError):
         facts = {"type": type(error).__name__, "status": error.status.name, "code": error.code.name}
         stack = {"stack": error.stack} if error.stack else {}
         print(json.dumps({"error": {**facts, "message": str(error), **stack}}, indent=2), flush=True)
     else:
-        message, frames = (str(error), []) if verbose else in_short(str(error))
+        message, frames = (str(error), []) if verbose else without_process_log(str(error))
         text, mark, question = message.partition("; did you mean ")
         lines = [f"error: {text}", *frames]
         if isinstance(error, NnhalError) and error.stack and (author or isinstance(error, DriverFailed)):
@@ -154,24 +154,24 @@ def run(  # noqa: PLR0915  # one order, that matters
     from nnhal.ipc.confinement.confine import Limits, confine
     from nnhal.ipc.confinement.kernel import end_pools
     from nnhal.ipc.confinement.limits import raise_descriptors
-    from nnhal.ipc.confinement.stdio import close_inherited, occupy
+    from nnhal.ipc.confinement.stdio import close_inherited, open_standard_descriptors
     from nnhal.ipc.service import quota
     from nnhal.ipc.transport import _native
     from nnhal.ipc.transport.fate import watch_peer
 
     transport.require()
-    occupy()
+    open_standard_descriptors()
     name = service_name(driver, name) if fd is None else ""
-    driver, folders = located(driver)
+    driver, folders = locate_driver(driver)
     readable = [Path(p).resolve() for p in read] + folders
     asked = _asked_at(metrics, alone=fd is not None) if metrics is not None else None
-    if fd is None and not names.handed_over():
+    if fd is None and not names.has_passed_socket():
         names.removed_at_end(name)  # from before there is a socket
     sock = names.listen(name) if fd is None else socket.socket(fileno=fd)
     os.chdir("/")
     if confined:
         close_inherited([sock.fileno(), *([] if asked is None else [asked.fileno()])])
-    look_ahead(driver)
+    open_before_sandbox(driver)
     limits = Limits(descriptors=quota.DESCRIPTORS[fd is None])
     capacity = quota.Capacity.of_process(limits.descriptors, limits.memory)
     raise_descriptors(limits.descriptors)
@@ -248,7 +248,7 @@ def _watched(asked: socket.socket, device: "Device", quotas: "Quotas") -> "Metri
     return exposition.start(asked, quotas, facts)
 
 
-def look_ahead(driver: str) -> None:
+def open_before_sandbox(driver: str) -> None:
     """Opens and reads files that a sandboxed process cannot.
 
     They are the driver's cache files, the verification results, the control group's quota and the memory pressure.
@@ -258,12 +258,12 @@ def look_ahead(driver: str) -> None:
     from nnhal.hal import blobcache, proofs
 
     blobcache.open_ahead(driver)
-    proofs.open_ahead()
+    proofs.open_proofs()
     pressure.open_ahead()
     usable_cores()
 
 
-def located(driver: str) -> tuple[str, list[Path]]:
+def locate_driver(driver: str) -> tuple[str, list[Path]]:
     """Returns a driver's name or whole path, and for a path the folder of its modules."""
     from nnhal.base.names import is_path
     from nnhal.runtime.sources import Source
@@ -305,9 +305,9 @@ def load(driver: str, level: str = "") -> "Device":
     trace.process.early.append(("load driver", f"device {device.name}", begin, time.monotonic_ns()))
     if level:
         from nnhal.base.values import parsed_level
-        from nnhal.hal.wrappers import AtLevel
+        from nnhal.hal.wrappers import WithHalLevel
 
-        device = AtLevel(device, parsed_level(level))
+        device = WithHalLevel(device, parsed_level(level))
     return device
 
 

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from nnhal.base import stacks
-from nnhal.base.answers import answering, let_go, may_be_own, raise_own, shown
+from nnhal.base.answers import close_quietly, driver_call, may_be_application_error, raise_application_error, safe_repr
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import (
     LONGEST,
@@ -27,13 +27,13 @@ from nnhal.base.errors import (
     OutOfMemory,
     OutputInsufficientSize,
     ResourceExhausted,
-    again,
     as_error,
-    clipped,
+    bounded_text,
+    copy_of_error,
     error_of,
-    told,
+    error_text,
 )
-from nnhal.base.stacks import let_frames_go, stack_of, with_note
+from nnhal.base.stacks import stack_of, with_note, without_frames
 from tests.waiting import LIMIT
 
 
@@ -50,14 +50,14 @@ class Wordy(NnhalError):
 
 
 def asked(error: BaseException) -> NnhalError:
-    with pytest.raises(NnhalError) as caught, answering("device d", "run()"):
+    with pytest.raises(NnhalError) as caught, driver_call("device d", "run()"):
         raise error
     return caught.value
 
 
 def test_a_value_is_shown_in_at_most_200_characters() -> None:
-    assert shown("x" * 198) == repr("x" * 198) and shown("x" * 199) == repr("x" * 199)[:200] + " ..."
-    assert shown(Unshown()) == "a Unshown that cannot be shown"
+    assert safe_repr("x" * 198) == repr("x" * 198) and safe_repr("x" * 199) == repr("x" * 199)[:200] + " ..."
+    assert safe_repr(Unshown()) == "a Unshown that cannot be shown"
 
 
 @pytest.mark.parametrize("kind", [OperationFailed, ZeroDivisionError])
@@ -84,13 +84,13 @@ def test_what_a_driver_raises_names_it_and_keeps_its_class_where_that_is_one_of_
 
 def test_an_interrupt_is_the_applications_on_the_main_thread_and_the_drivers_elsewhere() -> None:
     for error in (KeyboardInterrupt(), SystemExit(3)):
-        assert may_be_own(error)
-        with pytest.raises(type(error)), answering("device d", "run()"):
+        assert may_be_application_error(error)
+        with pytest.raises(type(error)), driver_call("device d", "run()"):
             raise error
         with ThreadPoolExecutor(1) as elsewhere:
             found = elsewhere.submit(asked, error).result()
         assert type(found) is DriverFailed and type(error).__name__ in str(found)
-    assert not may_be_own(ValueError())
+    assert not may_be_application_error(ValueError())
 
 
 class Alarm(Exception):
@@ -138,7 +138,7 @@ def test_what_a_signal_handler_raises_is_the_applications_whatever_the_driver_ma
 ) -> None:
     before = signal.signal(signal.SIGUSR2, HANDLERS[handler])  # type: ignore[arg-type]
     try:
-        with pytest.raises(Alarm), answering("device d", "run()"):
+        with pytest.raises(Alarm), driver_call("device d", "run()"):
             driver_in_which_the_signal_comes(wraps)
         try:
             driver_in_which_the_signal_comes()
@@ -149,11 +149,11 @@ def test_what_a_signal_handler_raises_is_the_applications_whatever_the_driver_ma
 
 
 def test_what_is_raised_when_something_ends_is_logged_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
-    let_go("device d", "close()", lambda: {}["bolt"])  # type: ignore[index]
+    close_quietly("device d", "close()", lambda: {}["bolt"])  # type: ignore[index]
     (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
     assert record.getMessage() == "device d: close() raised KeyError: 'bolt'"
     assert record.exc_info is not None and record.exc_info[0] is KeyError
-    let_go("device d", "close()", lambda: None)
+    close_quietly("device d", "close()", lambda: None)
     assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
 
 
@@ -181,11 +181,11 @@ def test_the_shapes_of_what_did_not_fit_are_kept() -> None:
 
 
 def test_text_is_clipped_and_can_travel() -> None:
-    assert clipped("abcd", 4) == "abcd" and clipped("abcde", 4) == "abcd ..."
-    assert clipped("a\udcffb") == "a\\udcffb"
-    assert len(clipped("x" * 20_000)) == 16_000 + len(" ...")
+    assert bounded_text("abcd", 4) == "abcd" and bounded_text("abcde", 4) == "abcd ..."
+    assert bounded_text("a\udcffb") == "a\\udcffb"
+    assert len(bounded_text("x" * 20_000)) == 16_000 + len(" ...")
     assert len(str(InvalidArgument("x" * 30_000))) == LONGEST
-    assert told(InvalidArgument("why")) == "why" and told(ValueError("why")) == "ValueError: why"
+    assert error_text(InvalidArgument("why")) == "why" and error_text(ValueError("why")) == "ValueError: why"
 
 
 def test_an_error_that_is_kept_is_raised_as_a_copy_with_its_cause() -> None:
@@ -193,7 +193,7 @@ def test_an_error_that_is_kept_is_raised_as_a_copy_with_its_cause() -> None:
     assert (
         type(kept) is DriverFailed and str(kept) == "device d: KeyError: 'k'" and isinstance(kept.__cause__, KeyError)
     )
-    copy = again(kept)
+    copy = copy_of_error(kept)
     assert copy is not kept and str(copy) == str(kept) and copy.__cause__ is kept.__cause__
     own = InvalidArgument("x")
     assert as_error(own, "device d") is own
@@ -241,11 +241,11 @@ def test_what_only_says_that_it_is_time_has_no_stack() -> None:
     for kind in (Cancelled, MissedDeadline):
         error = raised(0, kind("late"))
         assert isinstance(error, NnhalError)
-        stacks.note_stack(error)
+        stacks.store_stack(error)
         assert error.stack == ""
     error = raised(0, OperationFailed("oops"))
     assert isinstance(error, NnhalError)
-    stacks.note_stack(error)
+    stacks.store_stack(error)
     assert error.stack.endswith("oops")
 
 
@@ -281,12 +281,12 @@ def test_an_error_that_is_kept_holds_nothing_of_what_was_at_work_its_causes_and_
         except ValueError as error:
             kept = error
     assert kept is not None and all(ref() is not None for ref in seen)
-    assert let_frames_go(kept) is kept
+    assert without_frames(kept) is kept
     assert all(ref() is None for ref in seen)
     assert "of a driver" in "".join(traceback.format_exception(kept))
     loop = ValueError("loop")
     loop.__cause__ = loop
-    assert let_frames_go(loop) is loop
+    assert without_frames(loop) is loop
 
 
 def test_what_was_held_where_an_interrupt_came_goes_with_the_interrupt() -> None:
@@ -297,7 +297,7 @@ def test_what_was_held_where_an_interrupt_came_goes_with_the_interrupt() -> None
         try:
             raise KeyboardInterrupt
         except KeyboardInterrupt as error:
-            raise_own(error)
+            raise_application_error(error)
 
     held = Held()
     gone = weakref.ref(held)

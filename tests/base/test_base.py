@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnhal.base import log
-from nnhal.base.answers import answering
+from nnhal.base.answers import driver_call
 from nnhal.base.codes import ErrorStatus, OperandType, OperationType, operation_name, type_name
 from nnhal.base.errors import Closed, DriverFailed, InvalidArgument, MissedDeadline
 from nnhal.base.levels import FL6, FL7, V1_0, V1_2, V1_3, Level
@@ -177,7 +177,7 @@ def test_a_record_of_a_drivers_error_holds_nothing_of_what_was_at_work(caplog):
 
     seen = None
     with caplog.at_level("DEBUG", "nnhal"):
-        with pytest.raises(DriverFailed), answering("device d", "run()"):
+        with pytest.raises(DriverFailed), driver_call("device d", "run()"):
             run()
         gc.collect()
         assert "of a driver" in caplog.text

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnhal.base.brief import MOST, brief, counted, duration, named, tensor
+from nnhal.base.brief import MOST, duration, quoted_name, short_repr, tensor, with_count
 from nnhal.base.codes import OperandType
 
 
@@ -19,7 +19,7 @@ from nnhal.base.codes import OperandType
     ],
 )
 def test_a_name_is_in_quotes_and_at_most_32_characters_long(name: object, shown: str) -> None:
-    assert named(name) == shown
+    assert quoted_name(name) == shown
 
 
 @pytest.mark.parametrize(
@@ -36,25 +36,25 @@ def test_an_operand_is_shown_with_what_is_known_of_its_shape(name, type, shape, 
 
 
 def test_one_thing_is_counted_without_an_s() -> None:
-    assert [counted(n, "input") for n in (0, 1, 2)] == ["0 inputs", "1 input", "2 inputs"]
+    assert [with_count(n, "input") for n in (0, 1, 2)] == ["0 inputs", "1 input", "2 inputs"]
 
 
 def test_details_follow_as_far_as_there_is_room() -> None:
-    assert brief("Model") == "<Model>"
-    assert brief("Model", ["a", "b"]) == "<Model: a, b>"
+    assert short_repr("Model") == "<Model>"
+    assert short_repr("Model", ["a", "b"]) == "<Model: a, b>"
     room = MOST - len("<Model: , ...>")
-    assert brief("Model", ["d" * room, "e"]) == f"<Model: {'d' * room}, ...>"
-    assert brief("Model", ["d" * (room + 1), "e"]) == "<Model: ...>"
-    assert brief("M" * (MOST - 2)) == f"<{'M' * (MOST - 2)}>"
-    assert brief("M" * (MOST - 1)) == f"<{'M' * (MOST - 5)}...>"
-    assert brief("M" * (MOST - 7), ["detail"]) == f"<{'M' * (MOST - 7)}: ...>"
-    assert brief("M" * (MOST - 6), ["detail"]) == f"<{'M' * (MOST - 6)}>"
+    assert short_repr("Model", ["d" * room, "e"]) == f"<Model: {'d' * room}, ...>"
+    assert short_repr("Model", ["d" * (room + 1), "e"]) == "<Model: ...>"
+    assert short_repr("M" * (MOST - 2)) == f"<{'M' * (MOST - 2)}>"
+    assert short_repr("M" * (MOST - 1)) == f"<{'M' * (MOST - 5)}...>"
+    assert short_repr("M" * (MOST - 7), ["detail"]) == f"<{'M' * (MOST - 7)}: ...>"
+    assert short_repr("M" * (MOST - 6), ["detail"]) == f"<{'M' * (MOST - 6)}>"
 
 
 @settings(max_examples=200)
 @given(st.text(st.characters(codec="ascii"), max_size=150), st.lists(st.text(max_size=60), max_size=5))
 def test_it_is_never_longer_than_a_line_and_tells_all_it_can(what: str, details: list[str]) -> None:
-    shown = brief(what, details)
+    shown = short_repr(what, details)
     assert len(shown) <= MOST and shown[0] == "<" and shown[-1] == ">"
     whole = f"<{what}{': ' if details else ''}{', '.join(details)}>"
     assert shown == whole or (len(whole) > MOST - len(", ...>") and "..." in shown + "..." * (len(what) > MOST - 8))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nnhal.base.columns import Section, cells, columns, cut, fitted, fixed, section, wrapped
+from nnhal.base.columns import Section, cells, columns, fitted, fixed, section, shortened, wrap_text
 
 
 def test_columns_are_aligned_and_only_the_last_is_shortened():
@@ -28,12 +28,12 @@ def test_columns_are_aligned_and_only_the_last_is_shortened():
     ],
 )
 def test_a_text_is_cut_to_the_columns_that_it_takes(text, width, wanted):
-    assert cut(text, width) == wanted and cells(wanted) <= width
+    assert shortened(text, width) == wanted and cells(wanted) <= width
 
 
 def test_long_text_is_wrapped_to_so_many_lines():
-    assert wrapped("one two three", most=2, indent="  ", width=9) == ["one two", "  three"]
-    first, last = wrapped("one two three four five", most=2, indent="  ", width=9)
+    assert wrap_text("one two three", most=2, indent="  ", width=9) == ["one two", "  three"]
+    first, last = wrap_text("one two three four five", most=2, indent="  ", width=9)
     assert first == "one two" and last.endswith("…") and len(last) <= 9
 
 

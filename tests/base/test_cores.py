@@ -82,7 +82,7 @@ def test_this_machine_has_at_least_one() -> None:
 
 def test_a_driver_process_looks_at_the_quota_before_it_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blobcache, "open_ahead", lambda _: None)
-    monkeypatch.setattr(proofs, "open_ahead", lambda: None)
+    monkeypatch.setattr(proofs, "open_proofs", lambda: None)
     cores._share.cache_clear()
-    serve.look_ahead("any")
+    serve.open_before_sandbox("any")
     assert cores._share.cache_info().currsize == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nnhal.base.descriptors import Owner, open_into
+from nnhal.base.descriptors import Owner, store_in_owners
 from nnhal.base.memory import Memory
 from nnhal.hal.fence import fence_pair
 from tests.waiting import Opened
@@ -39,7 +39,7 @@ def test_what_an_owner_opened_is_closed_when_it_goes_and_when_it_is_told_to() ->
 
 def test_each_of_several_owners_gets_one() -> None:
     owners = [Owner(), Owner()]
-    open_into(owners, map(os.dup, (0, 0)))
+    store_in_owners(owners, map(os.dup, (0, 0)))
     assert [len(owner.fds) for owner in owners] == [1, 1]
 
 

@@ -14,11 +14,11 @@ from nnhal.base.errors import (
     OperationFailed,
     OutputInsufficientSize,
     ResourceExhausted,
-    again,
     as_error,
-    clipped,
+    bounded_text,
+    copy_of_error,
     error_of,
-    told,
+    error_text,
 )
 
 # name: base, ErrorStatus, ResultCode, a class of Python's that it is as well; by the numbers of NeuralNetworks.h
@@ -118,11 +118,11 @@ def test_a_message_is_text_of_bounded_length_that_moves_no_terminal():
     ],
 )
 def test_clipped_text_is_unicode_and_says_that_there_was_more(text, most, clip):
-    assert clipped(text, most) == clip
+    assert bounded_text(text, most) == clip
 
 
 def test_clipped_text_has_16000_characters_where_nothing_is_said():
-    assert clipped("x" * 16_000) == "x" * 16_000 and clipped("x" * 16_001) == "x" * 16_000 + " ..."
+    assert bounded_text("x" * 16_000) == "x" * 16_000 and bounded_text("x" * 16_001) == "x" * 16_000 + " ..."
 
 
 class Untold(Exception):
@@ -157,12 +157,12 @@ class Meta(type):
     ],
 )
 def test_an_error_is_told_with_its_class_where_it_is_none_of_nnhals(error, said):
-    assert told(error) == said
+    assert error_text(error) == said
 
 
 def test_a_class_that_hides_its_name_is_named_all_the_same():
     hidden = Meta("Hidden", (Exception,), {})("x")
-    assert told(hidden) == "Hidden: x"
+    assert error_text(hidden) == "Hidden: x"
 
 
 # --------------------------------------------------------------------------------------------------------------- kept
@@ -175,7 +175,7 @@ def test_an_error_to_be_raised_again_is_a_copy_with_its_cause():
         try:
             raise kept
         except NnhalError:
-            made = again(kept)
+            made = copy_of_error(kept)
         assert made is not kept and type(made) is type(kept) and str(made) == str(kept)
         assert (made.__cause__, made.__traceback__, made.stack) == (cause, None, "there")
         assert (made.status, made.code) == (kept.status, kept.code)

@@ -12,9 +12,9 @@ from nnhal.base.extensions import (
     EXTENSIONS,
     ExtensionType,
     canonical,
+    converted_code,
     extension_name,
-    moved,
-    prefixes_here,
+    local_prefixes,
     register_extension,
 )
 from nnhal.base.levels import V1_2
@@ -91,23 +91,23 @@ def test_codes_of_a_model_made_elsewhere_become_those_of_this_process() -> None:
 
 def test_swapped_prefixes_change_places() -> None:
     one, other = register_extension(NAME, TYPES, ["FFT", "IFFT"]), register_extension(f"{NAME}.two", [], ["ONE"])
-    here = prefixes_here([(other.name, one.prefix), (one.name, other.prefix), ("com.example.nobodys", 999)])
+    here = local_prefixes([(other.name, one.prefix), (one.name, other.prefix), ("com.example.nobodys", 999)])
     assert here == {one.prefix: other.prefix, other.prefix: one.prefix}
-    assert moved(one.prefix << 16 | 5, here) == other.prefix << 16 | 5 and moved(3, here) == 3
-    assert moved(999 << 16, here) == 999 << 16
-    assert prefixes_here([(one.name, 7), (one.name, 8)]) == prefixes_here([("a.b", 7), (one.name, 7)]) == {}
+    assert converted_code(one.prefix << 16 | 5, here) == other.prefix << 16 | 5 and converted_code(3, here) == 3
+    assert converted_code(999 << 16, here) == 999 << 16
+    assert local_prefixes([(one.name, 7), (one.name, 8)]) == local_prefixes([("a.b", 7), (one.name, 7)]) == {}
 
 
 def test_an_extension_nobody_knows_gets_a_prefix_that_neither_has() -> None:
     made, top = register_extension(NAME, TYPES, ["FFT"]), extensions.MAX_PREFIX
-    assert prefixes_here([("com.example.other", made.prefix)]) == {made.prefix: top}
-    assert prefixes_here([("com.example.other", made.prefix), ("a.b", top)]) == {made.prefix: top - 1}
+    assert local_prefixes([("com.example.other", made.prefix)]) == {made.prefix: top}
+    assert local_prefixes([("com.example.other", made.prefix), ("a.b", top)]) == {made.prefix: top - 1}
     taken = [("com.example.other", made.prefix), ("a.b", top), ("a.c", top - 1)]
-    assert prefixes_here(taken) == {made.prefix: top - 2}
+    assert local_prefixes(taken) == {made.prefix: top - 2}
 
 
 def test_a_prefix_that_is_anothers_here_is_not_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
     register_extension(NAME, TYPES, ["FFT"])
     monkeypatch.setattr(extensions, "MAX_PREFIX", max(e.prefix for e in EXTENSIONS.values()) + 1)
     for taken in [e.prefix for e in EXTENSIONS.values()]:
-        assert prefixes_here([("com.example.other", taken)]) == {taken: extensions.MAX_PREFIX}
+        assert local_prefixes([("com.example.other", taken)]) == {taken: extensions.MAX_PREFIX}

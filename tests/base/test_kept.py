@@ -3,7 +3,7 @@
 import os
 import threading
 
-from nnhal.base.kept import kept
+from nnhal.base.kept import cached_property
 
 LIMIT = 20  # seconds
 
@@ -12,7 +12,7 @@ class Worked:
     def __init__(self, go: threading.Event | None = None) -> None:
         self.go, self.begun, self.count = go, threading.Event(), 0
 
-    @kept
+    @cached_property
     def out(self) -> object:
         """What came of it."""
         self.count += 1

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from nnhal.base.errors import InvalidModel
-from nnhal.base.names import LONGEST, is_path, meant, member_names, name_of, printable, short, unique
+from nnhal.base.names import LONGEST, is_path, member_names, name_of, printable, short, suggestion, unique
 
 CONTROLS = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
 
@@ -74,8 +74,8 @@ def test_names_that_are_all_alike_are_numbered_at_once():
 
 def test_a_name_like_one_that_is_there_is_asked_about() -> None:
     known = ["reference", "litert", "null"]
-    assert meant("litert2", known) == "; did you mean litert?" and meant("zzz", known) == ""
-    assert meant("add", ["add1", "add2", "add3"]).count(" or ") == 1
+    assert suggestion("litert2", known) == "; did you mean litert?" and suggestion("zzz", known) == ""
+    assert suggestion("add", ["add1", "add2", "add3"]).count(" or ") == 1
 
 
 def test_a_text_is_shown_to_200_characters() -> None:

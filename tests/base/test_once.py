@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from nnhal.base.errors import BadState
-from nnhal.base.once import Once
+from nnhal.base.once import OnceTable
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
 
 
 @pytest.fixture
-def table() -> Once[str, object]:
-    return Once(lambda key: f"thing {key!r}")
+def table() -> OnceTable[str, object]:
+    return OnceTable(lambda key: f"thing {key!r}")
 
 
-def waiting(table: Once[str, object], count: int) -> None:
+def waiting(table: OnceTable[str, object], count: int) -> None:
     """Return when so many threads wait for values of the table."""
     gate = threading.Event()
     while len(table._waits) < count:
@@ -185,14 +185,14 @@ def test_a_forked_child_makes_for_itself_what_was_being_made(table):
 
 
 def test_of_more_than_the_most_the_one_not_asked_for_longest_is_dropped():
-    table: Once[str, object] = Once(str, most=2)
+    table: OnceTable[str, object] = OnceTable(str, most=2)
     for key in "abac":
         table.get(key, lambda key=key: key.upper())
     assert table.values() == {"a": "A", "c": "C"}
 
 
 def test_what_is_dropped_while_it_is_made_is_still_what_those_who_waited_get():
-    table, gate = Once(str, most=1), threading.Event()
+    table, gate = OnceTable(str, most=1), threading.Event()
     with ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(table.get, "a", lambda: gate.wait(LIMIT)) for _ in range(2)]
         waiting(table, 1)
@@ -206,7 +206,7 @@ def test_a_table_that_nobody_needs_goes_with_what_it_holds():
     class Thing:
         pass
 
-    table: Once[str, Thing] = Once(str)
+    table: OnceTable[str, Thing] = OnceTable(str)
     held = weakref.ref(table.get("a", Thing))
     del table
     gc.collect()

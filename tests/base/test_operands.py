@@ -10,7 +10,7 @@ from nnhal.base.errors import InvalidModel
 from nnhal.base.operands import (
     TENSOR_TYPES,
     ChannelQuant,
-    Unknown,
+    UnknownValue,
     Value,
     dtype_of,
     fixed,
@@ -18,7 +18,7 @@ from nnhal.base.operands import (
     quantised,
     typed,
 )
-from nnhal.base.uncopied import Uncopied
+from nnhal.base.uncopied import NotCopyable
 
 T = OperandType
 QUANTISED = {t for t in T if "QUANT" in t.name}
@@ -32,7 +32,7 @@ def test_a_shape_is_fixed_where_all_of_it_is_known(shape, whole) -> None:
     value = Value(T.TENSOR_FLOAT32, shape)
     assert fixed(shape) == whole
     if whole is None:
-        with pytest.raises(Unknown):
+        with pytest.raises(UnknownValue):
             _ = value.known
     else:
         assert value.known == whole
@@ -41,14 +41,14 @@ def test_a_shape_is_fixed_where_all_of_it_is_known(shape, whole) -> None:
 def test_of_an_unknown_rank_nothing_can_be_asked_and_of_a_known_one_its_number() -> None:
     assert (Value(T.TENSOR_FLOAT32, (2, None)).dims, Value(T.TENSOR_FLOAT32, (2, None)).rank) == ((2, None), 2)
     for what in ("dims", "rank", "known", "array"):
-        with pytest.raises(Unknown):
+        with pytest.raises(UnknownValue):
             getattr(Value(T.TENSOR_FLOAT32, None), what)
 
 
 def test_a_value_is_there_or_unknown() -> None:
     data = np.arange(3, dtype=np.int32)
     assert Value(T.TENSOR_INT32, (3,), data=data).array is data
-    with pytest.raises(Unknown):
+    with pytest.raises(UnknownValue):
         _ = Value(T.TENSOR_INT32, (3,)).array
     plain = Value(T.FLOAT32)
     assert (plain.shape, plain.scale, plain.zero_point, plain.channel, plain.data, plain.name) == (
@@ -90,7 +90,7 @@ def test_room_is_taken_as_an_array_of_the_type_and_shape_over_its_first_bytes() 
 
 
 def test_what_cannot_be_copied_says_what_to_do_instead() -> None:
-    class Held(Uncopied, instead="open another"):
+    class Held(NotCopyable, instead="open another"):
         pass
 
     for take in (copy.copy, copy.deepcopy):

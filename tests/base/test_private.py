@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nnhal.base import private
-from nnhal.base.private import NotPrivate, absolute, alone, made_anew, private_file, private_folder
+from nnhal.base.private import NotPrivate, absolute_path, file_lock, private_file, private_folder, replace_file
 from tests.waiting import Opened
 
 pytestmark = pytest.mark.cache
@@ -115,7 +115,7 @@ def test_a_file_is_made_anew_in_the_place_of_what_has_its_name(tmp_path, there):
     folder, file = private_folder(tmp_path / "cache"), tmp_path / "cache" / "file"
     if there != "nothing":
         (file if there == "a file" else file.with_name("file.new")).write_bytes(b"before")
-    fd = made_anew(folder, "file", b"head")
+    fd = replace_file(folder, "file", b"head")
     os.write(fd, b", tail")
     os.lseek(fd, 0, os.SEEK_SET)
     os.write(fd, b"; end")
@@ -127,11 +127,11 @@ def test_a_file_is_made_anew_in_the_place_of_what_has_its_name(tmp_path, there):
 
 def test_a_file_that_cannot_be_written_whole_takes_no_files_place(tmp_path, monkeypatch):
     folder, file = private_folder(tmp_path / "cache"), tmp_path / "cache" / "file"
-    os.close(made_anew(folder, "file", b"before"))
+    os.close(replace_file(folder, "file", b"before"))
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data)[:2]))  # as a full disk does
     with pytest.raises(OSError, match="No space left on device"):
-        made_anew(folder, "file", b"after")
+        replace_file(folder, "file", b"after")
     assert [each.name for each in file.parent.iterdir()] == ["file"] and file.read_bytes() == b"before"
     os.close(folder)
 
@@ -165,7 +165,7 @@ from nnhal.base import private
 private.LONGEST_WAIT = 0.0
 folder = private.private_folder(Path(sys.argv[1]))
 try:
-    with private.alone(folder):
+    with private.file_lock(folder):
         print("alone")
 except OSError as error:
     print(error.strerror)
@@ -180,7 +180,7 @@ def elsewhere(folder: Path) -> str:
 def test_a_lock_is_one_process_s_and_no_forked_child_inherits_it(tmp_path):
     folder = private_folder(tmp_path / "cache")
     until, end = os.pipe()
-    with alone(folder):
+    with file_lock(folder):
         if not (child := os.fork()):  # it lives on, with all descriptors
             os.read(until, 1)
             os._exit(0)
@@ -201,9 +201,9 @@ def test_threads_hold_a_lock_one_at_a_time_and_another_name_is_another_lock(tmp_
 
     def other() -> None:
         try:
-            with alone(folder, "other"):
+            with file_lock(folder, "other"):
                 told.append("alone with another name")
-            with alone(folder):
+            with file_lock(folder):
                 told.append("alone")
         except OSError as error:
             told.append((error.errno, error.strerror))
@@ -211,7 +211,7 @@ def test_threads_hold_a_lock_one_at_a_time_and_another_name_is_another_lock(tmp_
     for held in (True, False):
         thread = threading.Thread(target=other)
         if held:
-            with alone(folder):
+            with file_lock(folder):
                 thread.start()
                 thread.join()
         else:
@@ -227,7 +227,7 @@ def test_a_child_forked_while_another_thread_holds_a_lock_can_have_it_when_that_
     held, go, there = threading.Event(), threading.Event(), os.pipe()
 
     def hold() -> None:
-        with alone(folder):
+        with file_lock(folder):
             held.set()
             go.wait()
 
@@ -236,7 +236,7 @@ def test_a_child_forked_while_another_thread_holds_a_lock_can_have_it_when_that_
     held.wait()
     if not (child := os.fork()):
         os.read(there[0], 1)
-        with alone(folder):
+        with file_lock(folder):
             os._exit(7)
         os._exit(1)
     go.set()
@@ -250,14 +250,14 @@ def test_a_child_forked_while_another_thread_holds_a_lock_can_have_it_when_that_
 def test_a_path_is_from_here_and_a_tilde_the_home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
-    assert absolute("a/b") == tmp_path / "a" / "b"
-    assert absolute("~/b") == Path("/home/me/b")
-    assert absolute("/~/b") == Path("/~/b")
+    assert absolute_path("a/b") == tmp_path / "a" / "b"
+    assert absolute_path("~/b") == Path("/home/me/b")
+    assert absolute_path("/~/b") == Path("/~/b")
 
 
 def test_a_path_below_a_home_that_is_not_known_is_refused():
     with pytest.raises(NotPrivate, match="is below a home folder that is not known") as caught:
-        absolute("~nobody-of-this-name/b")
+        absolute_path("~nobody-of-this-name/b")
     assert caught.value.filename == "~nobody-of-this-name/b"
 
 
@@ -266,4 +266,4 @@ def test_a_path_from_a_folder_that_is_gone_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     with pytest.raises(FileNotFoundError):
-        absolute("here")
+        absolute_path("here")

@@ -12,7 +12,7 @@ import pytest
 import nnhal
 from nnhal.base import stacks
 from nnhal.base.errors import Cancelled, ContractBroken, LoopTimeout, MissedDeadline, NnhalError, OperationFailed
-from nnhal.base.stacks import dumped, is_authors, let_frames_go, note_stack, stack_of, with_note
+from nnhal.base.stacks import dumped_frames, is_driver_code, stack_of, store_stack, with_note, without_frames
 
 OWN = str(Path(nnhal.__file__).parent)
 MINE, OURS, SHIPPED = "/home/me/driver.py", f"{OWN}/hal/request.py", f"{OWN}/drivers/reference.py"
@@ -102,7 +102,7 @@ def test_each_frame_is_named_with_its_text_and_the_error_comes_last(tmp_path):
     ],
 )
 def test_whose_code_it_is_is_told_by_its_file(file, authors):
-    assert is_authors(file) is authors
+    assert is_driver_code(file) is authors
 
 
 def test_causes_come_before_what_they_caused_and_four_are_enough():
@@ -120,7 +120,7 @@ def test_an_error_that_is_its_own_cause_has_an_end():
     one, other = raised(MINE), raised(MINE, error=ValueError("other"))
     one.__cause__, other.__cause__ = other, one
     assert stack_of(one).count("File") == 2
-    let_frames_go(one)
+    without_frames(one)
 
 
 # --------------------------------------------------------------------------------------------------------- how long
@@ -162,17 +162,17 @@ def test_what_would_move_a_terminal_is_escaped():
 
 @pytest.mark.parametrize("error", [Cancelled("c"), MissedDeadline("m"), LoopTimeout("l")])
 def test_what_only_says_that_it_is_time_keeps_no_stack(error):
-    note_stack(raised(MINE, error=error))  # type: ignore[arg-type]
+    store_stack(raised(MINE, error=error))  # type: ignore[arg-type]
     assert error.stack == ""
 
 
 def test_an_error_keeps_the_stack_of_its_driver_and_one_that_has_none_keeps_what_it_had():
     error = raised(MINE, error=OperationFailed("mine"))
-    note_stack(error)  # type: ignore[arg-type]
+    store_stack(error)  # type: ignore[arg-type]
     assert error.stack == f'  File "{MINE}", line 2, in f0\nmine'  # type: ignore[attr-defined]
     own = ContractBroken("ours")
     own.stack = "was told"
-    note_stack(own)
+    store_stack(own)
     assert own.stack == "was told"
 
 
@@ -208,7 +208,7 @@ def test_an_error_to_be_kept_holds_nothing_of_what_was_at_work(how):
         kept = error
     gc.collect()
     assert seen[0]() is not None
-    assert let_frames_go(kept) is kept
+    assert without_frames(kept) is kept
     gc.collect()
     assert seen[0]() is None and kept.__traceback__ is not None
 
@@ -237,16 +237,16 @@ def test_of_what_the_kernel_ended_the_drivers_frames_are_told_innermost_first(be
         ["Thread 0x3 (most recent call first):", frame("/home/me/other.py")],
     ]
     words = between.join(["Fatal Python error: Segmentation fault", *(line for lines in threads for line in lines)])
-    assert dumped(words) == f'File "{MINE}", line 3, in inner < File "{MINE}", line 9, in run'
+    assert dumped_frames(words) == f'File "{MINE}", line 3, in inner < File "{MINE}", line 9, in run'
 
 
 def test_where_no_frame_is_a_drivers_nothing_is_told():
-    assert dumped("killed by SIGKILL") == dumped("") == ""
+    assert dumped_frames("killed by SIGKILL") == dumped_frames("") == ""
     frozen = frame("<frozen runpy>") + "\n" + frame("<string>")
-    assert dumped("\n".join(["Thread 0x1 (most recent call first):", frozen, frame(LIBRARY), frame(OURS)])) == ""
-    assert dumped(frame(MINE)) == ""  # before any thread
+    assert dumped_frames("\n".join(["Thread 0x1 (most recent call first):", frozen, frame(LIBRARY), frame(OURS)])) == ""
+    assert dumped_frames(frame(MINE)) == ""  # before any thread
 
 
 def test_six_frames_are_enough():
     lines = [frame(MINE, n, f"f{n}") for n in range(9)]
-    assert dumped("\n".join(["Thread 0x1 (most recent call first):", *lines])).count("File") == 6
+    assert dumped_frames("\n".join(["Thread 0x1 (most recent call first):", *lines])).count("File") == 6

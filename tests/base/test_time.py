@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from nnhal.base.errors import InvalidArgument, MissedDeadline, ResourceExhausted
-from nnhal.base.time import SLICE, at_once, by, limit, nanoseconds, patience, point_in_time, seconds_until
+from nnhal.base.time import (
+    SLICE,
+    limit,
+    map_in_threads,
+    nanoseconds,
+    point_in_time,
+    run_with_deadline,
+    seconds_until,
+    wait_seconds,
+)
 from tests.waiting import Started
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
@@ -59,10 +68,10 @@ def test_a_wait_of_less_than_nothing_is_none_at_all() -> None:
 
 def test_patience_ends_at_the_deadline_and_sooner_where_it_may_be_cancelled() -> None:
     far, near = point_in_time(LIMIT), point_in_time(SLICE / 4)
-    assert patience(None) is None and patience(None, cancellable=True) == SLICE
-    assert LIMIT - 1 < patience(far) <= LIMIT and patience(far, cancellable=True) == SLICE
-    assert 0 <= patience(near) <= SLICE / 4 and 0 <= patience(near, cancellable=True) <= SLICE / 4
-    assert patience(1) == patience(1, cancellable=True) == 0
+    assert wait_seconds(None) is None and wait_seconds(None, cancellable=True) == SLICE
+    assert LIMIT - 1 < wait_seconds(far) <= LIMIT and wait_seconds(far, cancellable=True) == SLICE
+    assert 0 <= wait_seconds(near) <= SLICE / 4 and 0 <= wait_seconds(near, cancellable=True) <= SLICE / 4
+    assert wait_seconds(1) == wait_seconds(1, cancellable=True) == 0
 
 
 def test_where_no_thread_can_be_had_it_says_for_what(monkeypatch) -> None:
@@ -70,7 +79,10 @@ def test_where_no_thread_can_be_had_it_says_for_what(monkeypatch) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    for call in (lambda: by(point_in_time(LIMIT), "work", int), lambda: at_once("work", int, [1, 2])):
+    for call in (
+        lambda: run_with_deadline(point_in_time(LIMIT), "work", int),
+        lambda: map_in_threads("work", int, [1, 2]),
+    ):
         with pytest.raises(ResourceExhausted, match="work: no thread for it: can't start new thread"):
             call()
 
@@ -84,7 +96,7 @@ def test_a_point_in_time_is_so_far_from_now():
 
 
 def test_without_a_deadline_work_is_done_by_the_caller():
-    assert by(None, "work", threading.get_ident) == threading.get_ident()
+    assert run_with_deadline(None, "work", threading.get_ident) == threading.get_ident()
 
 
 def test_with_a_deadline_work_that_ends_gives_its_result_or_its_error():
@@ -92,9 +104,9 @@ def test_with_a_deadline_work_that_ends_gives_its_result_or_its_error():
         raise TimeoutError("its own")
 
     far = point_in_time(LIMIT)
-    assert by(far, "work", lambda: 7) == 7
+    assert run_with_deadline(far, "work", lambda: 7) == 7
     with pytest.raises(TimeoutError, match="its own"):
-        by(far, "work", fail)
+        run_with_deadline(far, "work", fail)
 
 
 def test_work_that_does_not_end_in_time_is_left_behind_and_its_late_result_handed_over():
@@ -105,7 +117,7 @@ def test_work_that_does_not_end_in_time_is_left_behind_and_its_late_result_hande
         return "late"
 
     with pytest.raises(MissedDeadline, match="work: has not ended by the deadline"):
-        by(soon(), "work", work, late=lambda value: (late.append(value), came.set()))
+        run_with_deadline(soon(), "work", work, late=lambda value: (late.append(value), came.set()))
     assert not late
     gate.set()
     assert came.wait(LIMIT) and late == ["late"]
@@ -119,7 +131,7 @@ def test_an_error_that_comes_late_is_nobodys(caplog):
         raise RuntimeError("late")
 
     with pytest.raises(MissedDeadline):
-        by(soon(), "work", work, late=late.append)
+        run_with_deadline(soon(), "work", work, late=late.append)
     gate.set()
     started.ended()
     assert not late and not caplog.records
@@ -136,7 +148,7 @@ def test_an_interrupt_ends_the_wait_and_the_result_is_handed_over():
 
     try:
         with pytest.raises(KeyboardInterrupt):
-            by(point_in_time(LIMIT), "work", work, late=lambda value: (late.append(value), came.set()))
+            run_with_deadline(point_in_time(LIMIT), "work", work, late=lambda value: (late.append(value), came.set()))
     finally:
         signal.signal(signal.SIGINT, before)
     gate.set()
@@ -150,7 +162,7 @@ def test_what_is_called_at_once_runs_at_once_and_comes_in_order():
         meet.wait()
         return 2 * n
 
-    assert at_once("doubling", doubled, [3, 1, 2]) == [6, 2, 4]
+    assert map_in_threads("doubling", doubled, [3, 1, 2]) == [6, 2, 4]
 
 
 def test_the_first_error_of_those_called_at_once_is_raised():
@@ -158,20 +170,20 @@ def test_the_first_error_of_those_called_at_once_is_raised():
         raise ValueError(n)
 
     with pytest.raises(ValueError, match="7"):
-        at_once("failing", fails, [7, 8])
+        map_in_threads("failing", fails, [7, 8])
     with pytest.raises(ValueError, match="9"):
-        at_once("failing", fails, [9])
-    assert at_once("nothing", fails, []) == []
+        map_in_threads("failing", fails, [9])
+    assert map_in_threads("nothing", fails, []) == []
 
 
 def test_an_interrupt_waits_for_nothing_that_was_called_at_once(interrupts):
     go_on = threading.Event()
     try:
         with interrupts.expected(0.05):
-            at_once("waiting", lambda _: go_on.wait(LIMIT), [1, 2])
+            map_in_threads("waiting", lambda _: go_on.wait(LIMIT), [1, 2])
     finally:
         go_on.set()
 
 
 def test_what_is_called_at_once_keeps_no_process_alive():
-    assert at_once("work", lambda _: threading.current_thread().daemon, [1, 2]) == [True, True]
+    assert map_in_threads("work", lambda _: threading.current_thread().daemon, [1, 2]) == [True, True]

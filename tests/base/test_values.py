@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from nnhal.base.codes import TYPE_FACTS
 from nnhal.base.errors import InvalidArgument, InvalidRequest
 from nnhal.base.levels import V1_2
-from nnhal.base.values import dimensions, exact, parsed_level, whole
-from nnhal.base.values import given as taken
+from nnhal.base.values import convert_argument as taken
+from nnhal.base.values import convert_integer, convert_value, dimensions, parsed_level
 
 DTYPES = sorted({facts.dtype for facts in TYPE_FACTS.values() if facts.dtype is not None}, key=str)
 IN_C = {  # of the standard sizes: the native ones let a float overflow
@@ -48,11 +48,11 @@ def test_every_element_keeps_its_value_or_the_first_that_does_not_is_named(
     wanted = [in_c(element, dtype) for element in given]
     if None in wanted:
         with pytest.raises(InvalidArgument, match=r"^x: element \[\d\] is .*, must be ") as caught:
-            exact(given, dtype, "x")
+            convert_value(given, dtype, "x")
         kinds = [i for i, e in enumerate(given) if wanted[i] is None]
         assert int(str(caught.value)[len("x: element [")]) in kinds
     else:
-        made = exact(given, dtype, "x")
+        made = convert_value(given, dtype, "x")
         assert made.dtype == dtype and made.shape == (len(given),)
         assert all(map(same, made.tolist(), wanted))
 
@@ -66,12 +66,12 @@ def test_an_array_of_another_type_is_taken_like_a_list_of_its_elements(
         array = np.array([float(n) for n in numbers]).astype(code)
     wanted = [in_c(element, dtype) for element in array.tolist()]
     if array.dtype == dtype:
-        assert exact(array, dtype, "x") is array
+        assert convert_value(array, dtype, "x") is array
     elif None in wanted:
         with pytest.raises(InvalidArgument, match=rf"^x: element \[{wanted.index(None)}\] is "):
-            exact(array, dtype, "x")
+            convert_value(array, dtype, "x")
     elif array.dtype.kind == dtype.kind or array.dtype.itemsize < 8:  # of 8 bytes `struct` rounds to a double first
-        assert all(map(same, exact(array, dtype, "x").tolist(), wanted))
+        assert all(map(same, convert_value(array, dtype, "x").tolist(), wanted))
 
 
 INT32 = "an integer from -2147483648 to 2147483647"
@@ -102,7 +102,7 @@ INT32 = "an integer from -2147483648 to 2147483647"
 )
 def test_what_would_not_keep_its_value_is_named_with_its_place_and_the_rule(value, dtype, message):
     with pytest.raises(InvalidArgument) as caught:
-        exact(value, dtype, "x")
+        convert_value(value, dtype, "x")
     assert str(caught.value) == message
 
 
@@ -111,7 +111,7 @@ def test_what_would_not_keep_its_value_is_named_with_its_place_and_the_rule(valu
     [(5, ()), (np.int64(5), ()), (np.array(5), ()), ([], (0,)), ([[], []], (2, 0)), (np.zeros((0, 3), int), (0, 3))],
 )
 def test_single_numbers_and_empty_lists_keep_their_shape(value: Any, shape: tuple[int, ...]) -> None:
-    assert exact(value, np.uint8, "x").shape == shape
+    assert convert_value(value, np.uint8, "x").shape == shape
 
 
 def test_what_is_more_than_a_list_counts_as_its_numbers() -> None:
@@ -121,25 +121,25 @@ def test_what_is_more_than_a_list_counts_as_its_numbers() -> None:
         [np.uint8(0), 1, np.int64(2)],
         [np.array(0), np.float16(1), Fraction(2)],
     ):
-        assert exact(value, np.float32, "x").tolist() == [0, 1, 2]
+        assert convert_value(value, np.float32, "x").tolist() == [0, 1, 2]
 
 
 def test_a_warning_is_nothing_that_rounding_or_nan_makes() -> None:
     with np.errstate(all="raise"):
-        made = exact([math.nan, 1e-60, -math.inf], np.float16, "x")
+        made = convert_value([math.nan, 1e-60, -math.inf], np.float16, "x")
     assert same(made[0], math.nan) and made[1:].tolist() == [0, -math.inf]
 
 
 def test_the_error_is_of_the_class_that_is_asked_for() -> None:
     with pytest.raises(InvalidRequest, match="input 0 is None"):
-        exact(None, np.float32, "input 0", InvalidRequest)
+        convert_value(None, np.float32, "input 0", InvalidRequest)
 
 
 @pytest.mark.parametrize("value", [2.0, True, None, "3", np.float32(1)])
 def test_only_integers_are_whole(value: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"size is .*, must be an integer"):
-        whole(value, "size")
-    assert type(whole(np.uint8(200), "size")) is int
+        convert_integer(value, "size")
+    assert type(convert_integer(np.uint8(200), "size")) is int
 
 
 @pytest.mark.parametrize(
@@ -186,21 +186,21 @@ def test_given_arrays_keep_their_memory_and_have_the_type_already() -> None:
 
 
 def test_no_element_of_an_empty_array_can_be_wrong() -> None:
-    assert exact(np.zeros((0, 2)), np.int32, "x").dtype == np.int32
-    assert exact(np.zeros(0, "U3"), np.float32, "x").shape == (0,)
+    assert convert_value(np.zeros((0, 2)), np.int32, "x").dtype == np.int32
+    assert convert_value(np.zeros(0, "U3"), np.float32, "x").shape == (0,)
 
 
 def test_an_integer_of_128_bits_is_shown_and_a_longer_one_counted() -> None:
     with pytest.raises(InvalidArgument, match=rf"is -?{2**128 - 1}, must be"):
-        exact(2**128 - 1, np.int8, "x")
+        convert_value(2**128 - 1, np.int8, "x")
     with pytest.raises(InvalidArgument, match="is an integer of 129 bits, must be"):
-        exact(2**128, np.int8, "x")
+        convert_value(2**128, np.int8, "x")
 
 
 def test_the_ends_of_a_range_are_in_it() -> None:
     for value, place in (([127, -128, 128], 2), ([-128, 127, -129], 2), (np.array([127, -129]), 1)):
         with pytest.raises(InvalidArgument, match=rf"element \[{place}\] is "):
-            exact(value, np.int8, "x")
+            convert_value(value, np.int8, "x")
 
 
 def test_a_level_is_read_or_refused_by_rule() -> None:
@@ -215,7 +215,7 @@ def test_a_level_is_read_or_refused_by_rule() -> None:
 )
 def test_what_rounds_to_the_greatest_number_is_that_and_half_a_step_further_is_refused(dtype, greatest, step) -> None:
     near = greatest + step // 2 - (1 if dtype == "f2" else 2**80)
-    assert exact([near, -near], np.dtype(dtype), "x").tolist() == [greatest, -greatest]
+    assert convert_value([near, -near], np.dtype(dtype), "x").tolist() == [greatest, -greatest]
     for sign in (1, -1):
         with pytest.raises(InvalidArgument):
-            exact(sign * (greatest + step // 2), np.dtype(dtype), "x")
+            convert_value(sign * (greatest + step // 2), np.dtype(dtype), "x")

@@ -11,7 +11,7 @@ from nnhal.bench import calibrate, workloads
 from nnhal.bench.calibrate import Calibration, fitted
 from nnhal.measure import latency
 from nnhal.runtime import discovery
-from nnhal.runtime.measured.families import OperationWork, works
+from nnhal.runtime.measured.families import OperationWork, work_of_operations
 from nnhal.runtime.measured.profile import FAMILIES, decoded, encoded
 from nnhal.zoo import ZooError
 from tests.runtime.devices import Fake
@@ -23,7 +23,7 @@ def test_a_chain_of_each_family_is_a_model_of_that_family_and_kind(kind: str) ->
     for family in workloads.families(kind):
         for size in range(len(workloads.SIZES)):
             links = calibrate.LINKS[size]
-            few, many = (works(workloads.chain(family, kind, size, number)) for number in links)
+            few, many = (work_of_operations(workloads.chain(family, kind, size, number)) for number in links)
             assert [w for w in few if w.family == family.name], family.name
             assert {w.family for w in many} <= {family.name, *family.beside}, family.name
             assert len(many) * links[0] == len(few) * links[1]
@@ -126,7 +126,7 @@ def test_how_long_an_execution_takes_is_that_of_one_and_the_best_of_several(monk
     clock = Clock().play(monkeypatch, latency, calibrate)
     slow = Fake(on_run=lambda: clock.advance(0.002))
     with nnhal.compile(workloads.single(), devices=[slow]) as compiled:
-        assert calibrate.took(compiled) == pytest.approx(0.002)
+        assert calibrate.best_seconds(compiled) == pytest.approx(0.002)
 
 
 def test_a_network_with_states_is_measured_too() -> None:
@@ -157,8 +157,8 @@ def test_what_is_disturbed_is_measured_again_and_counted_where_it_stays_so(
     monkeypatch: pytest.MonkeyPatch, shares: tuple[float, ...], left: int, disturbed: float
 ) -> None:
     waits = Waits(*shares)
-    monkeypatch.setattr(calibrate, "spent", waits)
-    monkeypatch.setattr(calibrate, "took", lambda compiled: 1.0)
+    monkeypatch.setattr(calibrate, "process_cpu_time", waits)
+    monkeypatch.setattr(calibrate, "best_seconds", lambda compiled: 1.0)
     found = Calibration([], quick=True, isolated=False)
     assert found._took(None) == 1.0  # type: ignore[arg-type]
     assert len(waits.shares) == left and found.disturbed == disturbed
@@ -171,7 +171,7 @@ def test_a_rate_that_no_processor_has_is_measured_again_and_then_left_out(monkey
     two: Any = [None, None]
     assert found._slope(two, (1, 2), int(fastest / 2)) == 1.0  # 0.02 seconds are too few, one is not
     monkeypatch.setattr(Calibration, "_took", lambda self, compiled: 1.0)
-    with pytest.raises(calibrate.Implausible, match="multiplications a second, must be 1e\\+13 at most"):
+    with pytest.raises(calibrate.ImplausibleRate, match="multiplications a second, must be 1e\\+13 at most"):
         found._slope(two, (1, 2), int(fastest))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nnhal.bench import disturbed
-from nnhal.bench.disturbed import share, spent, spent_by
+from nnhal.bench.disturbed import process_cpu_time, share, thread_cpu_time
 
 
 def thread(folder: Path, name: str, text: str) -> None:
@@ -17,13 +17,17 @@ def test_all_threads_count_but_those_that_ended(tmp_path: Path) -> None:
     thread(tmp_path, "1", "100 20 7\n")
     thread(tmp_path, "2", "50 30 7\n")
     (tmp_path / "3").mkdir()
-    assert spent(tmp_path) == (150, 50)
+    assert process_cpu_time(tmp_path) == (150, 50)
 
 
 @pytest.mark.parametrize("text", ["", "0 0 0", "none"])
 def test_a_kernel_that_does_not_count_says_nothing(tmp_path: Path, text: str) -> None:
     thread(tmp_path, "1", text)
-    assert spent(tmp_path) is None and spent_by(tmp_path / "1") is None and spent(tmp_path / "none") is None
+    assert (
+        process_cpu_time(tmp_path) is None
+        and thread_cpu_time(tmp_path / "1") is None
+        and process_cpu_time(tmp_path / "none") is None
+    )
 
 
 def test_the_share_is_that_of_waiting() -> None:
@@ -44,6 +48,6 @@ def test_the_probe_is_the_mean_over_the_cores(monkeypatch: pytest.MonkeyPatch) -
         return looks[turn % 2 == 1]
 
     monkeypatch.setattr(disturbed, "usable_cores", lambda: 3)
-    monkeypatch.setattr(disturbed, "spent_by", look)
+    monkeypatch.setattr(disturbed, "thread_cpu_time", look)
     monkeypatch.setattr(disturbed, "PROBE", 0.0)
     assert disturbed.probed() == pytest.approx(0.25)

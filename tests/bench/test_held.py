@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import nnhal
-from nnhal.bench.held import of_drivers, private_bytes
+from nnhal.bench.held import driver_memory, private_bytes
 from tests.runtime.graphs import sums
 
 MUCH = 64 << 20
@@ -35,7 +35,7 @@ def test_of_a_process_by_its_number_and_of_one_that_is_gone():
 
 def test_of_the_drivers_of_a_model_those_in_processes_of_their_own():
     with nnhal.compile(sums(), devices="reference") as compiled:
-        assert of_drivers(compiled) == {}
+        assert driver_memory(compiled) == {}
     with nnhal.compile(sums(), devices="reference", isolation="process") as compiled:
-        found = of_drivers(compiled)
+        found = driver_memory(compiled)
         assert list(found) == ["reference"] and found["reference"] > 1 << 20

@@ -12,7 +12,7 @@ from nnhal.runtime import discovery, isolation
 from nnhal.runtime.judgement import identity_of
 from nnhal.runtime.measured import record
 from nnhal.runtime.measured.families import FAMILIES
-from nnhal.runtime.measured.profile import CostLine, CrossingCost, DeviceProfile, MachineProfile
+from nnhal.runtime.measured.profile import CrossingCost, DeviceProfile, LinearCost, MachineProfile
 from tests.cli.test_run import called
 from tests.frontends.flat import Writer
 from tests.runtime.devices import Fake, failing
@@ -39,7 +39,7 @@ def calibrated() -> None:
     devices = {}
     for name, unit in (("litert", 1e-6), ("reference", 2e-5)):
         key = isolation.key_of(discovery.load_one(name))
-        lines = {"float32": {family: CostLine(unit * (n + 1), 0.0, 0.0) for n, family in enumerate(FAMILIES)}}
+        lines = {"float32": {family: LinearCost(unit * (n + 1), 0.0, 0.0) for n, family in enumerate(FAMILIES)}}
         devices[name] = DeviceProfile(identity_of(key), key.version, lines, {"none": 5e-6})
     crossings = {
         f"{a} > {b}": {"none": CrossingCost(1e-6, 0.0)} for a, b in (("litert", "reference"), ("reference", "litert"))

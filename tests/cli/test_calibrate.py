@@ -151,9 +151,9 @@ def test_placement_is_by_rule_by_strategy_or_tuned() -> None:
 def test_devices_says_what_was_measured_and_what_failed() -> None:
     key = isolation.key_of(discovery.load_one("litert"))
     identity = judgement.identity_of(key, {})
-    record.failed(record.KeptFailure(identity, "m", (1, 2), "preparation", "no room", "litert"))
+    record.record_failure(record.StoredFailure(identity, "m", (1, 2), "preparation", "no room", "litert"))
     other = judgement.identity_of(key, {"threads": 3})
-    record.failed(record.KeptFailure(other, "m", (0,), "execution", "no threads", "litert"))
+    record.record_failure(record.StoredFailure(other, "m", (0,), "execution", "no threads", "litert"))
     assert "Measure the devices: nnhal calibrate" in nnhal("devices", "--no-isolation")
     devices = {name: mine().devices["a"] for name in ("litert", "reference", "openvino")}
     record.keep_profile(MachineProfile(record.processor(), 1, devices))

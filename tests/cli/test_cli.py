@@ -212,7 +212,7 @@ def test_what_cannot_be_written_is_said_before_the_work(tiny, tmp_path):
 
 def test_text_in_brackets_is_no_markup(tmp_path, capsys):
     common.table(["what[/x]"], [["pip install 'nnhal[litert]'"]], title="[/x]")
-    common.say("[/x] [red]")
+    common.print_progress("[/x] [red]")
     written = capsys.readouterr()
     assert "nnhal[litert]" in written.out and "[/x]" in written.out and "[/x] [red]" in written.err
 

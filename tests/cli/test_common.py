@@ -15,7 +15,7 @@ from rich.color import ColorSystem
 from nnhal import zoo
 from nnhal.base.errors import InvalidArgument
 from nnhal.cli import common
-from nnhal.cli.judged import followed, totals
+from nnhal.cli.judged import count_verdicts, run_with_progress
 from nnhal.cli.metadata import metadata_document, metadata_facts, said_of_model
 from nnhal.conformance.pool import TaskResult
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
@@ -64,7 +64,7 @@ def test_what_is_no_shape_is_refused(texts, told):
 
 
 def test_json_has_plain_numbers_and_texts_for_what_is_no_number(capsys):
-    common.emit(
+    common.print_json(
         {
             1: np.float32(0.5),
             "a": np.arange(2),
@@ -97,7 +97,7 @@ def test_columns_are_aligned_to_the_left_or_to_the_right(capsys):
 def test_placing_is_what_a_compilation_is_asked_for():
     asked = {"strategy": None, "rules": [], "tune": None}
     given = {"fallback": "warn", "threads": 3, "isolate": True, "driver_options": ["k=1"], "numerics": "exact", **asked}
-    assert common.placing(given, ["a"]) == {
+    assert common.compile_arguments(given, ["a"]) == {
         "fallback": "warn",
         "threads": 3,
         "isolation": "process",
@@ -106,7 +106,7 @@ def test_placing_is_what_a_compilation_is_asked_for():
         "placement": None,
         "tune": False,
     }
-    assert common.placing({**given, "isolate": False}, ["a"])["isolation"] == "none"
+    assert common.compile_arguments({**given, "isolate": False}, ["a"])["isolation"] == "none"
 
 
 def test_devices_are_those_named_else_those_loaded_else_all(monkeypatch):
@@ -122,10 +122,13 @@ def test_devices_are_those_named_else_those_loaded_else_all(monkeypatch):
 
 def test_a_model_of_the_zoo_has_its_usual_shapes_in_whatever_way_it_is_loaded():
     plain = {"shapes": [], "values": [], "signature": None}
-    assert common.loading("ocr_recognise", plain)["shapes"] == zoo.entry("ocr_recognise").shapes
-    assert common.loading("ocr_recognise", {**plain, "shapes": ["x=1,3,48,96"]})["shapes"] == {"x": [1, 3, 48, 96]}
+    assert common.load_arguments("ocr_recognise", plain)["shapes"] == zoo.entry("ocr_recognise").shapes
+    assert common.load_arguments("ocr_recognise", {**plain, "shapes": ["x=1,3,48,96"]})["shapes"] == {
+        "x": [1, 3, 48, 96]
+    }
     assert (
-        common.loading("face_landmark", plain)["shapes"] is None and common.loading(__file__, plain)["shapes"] is None
+        common.load_arguments("face_landmark", plain)["shapes"] is None
+        and common.load_arguments(__file__, plain)["shapes"] is None
     )
 
 
@@ -141,7 +144,7 @@ def test_notes_of_a_model_are_said_on_stderr(monkeypatch, capsys):
                 "signature": "sig",
                 "shapes": [[1, 2]],
                 "values": {"sr": 8000},
-                "progress": common.say,
+                "progress": common.print_progress,
                 "cache_dir": False,
             },
         )
@@ -228,10 +231,10 @@ def test_outcomes_are_followed_to_the_end_and_the_results_closed():
         finally:
             closed.append(True)
 
-    found = followed(results(), "vectors", "vectors on", "nobody", True)
+    found = run_with_progress(results(), "vectors", "vectors on", "nobody", True)
     assert [o.verdict for o in found.outcomes] == ["passed", "failed", "hung"] and closed == [True]
     assert found.calls == {"run": 3, "prepare": 1} and found.device == "two"
-    nothing = followed((x for x in ()), "vectors", "vectors on", "nobody", True)
+    nothing = run_with_progress((x for x in ()), "vectors", "vectors on", "nobody", True)
     assert (nothing.outcomes, nothing.calls, nothing.device) == ([], Counter(), "nobody")
 
 
@@ -257,7 +260,7 @@ def test_what_is_followed_is_told_with_what_went_badly(monkeypatch):
         (TaskResult([outcome("failed")], Counter(), "d"), 1, 4),
         (TaskResult([outcome("passed"), outcome("failed"), outcome("crashed")], Counter(), "d"), 4, 4),
     ]
-    followed((each for each in results), "checks", "checks of", "", False)
+    run_with_progress((each for each in results), "checks", "checks of", "", False)
     assert told == [
         False,
         ("checks", None),
@@ -267,7 +270,7 @@ def test_what_is_followed_is_told_with_what_went_badly(monkeypatch):
 
 
 def test_totals_have_every_verdict():
-    assert totals(map(outcome, ["a", "b", "a"]), ["a", "b", "c"]) == {"a": 2, "b": 1, "c": 0}
+    assert count_verdicts(map(outcome, ["a", "b", "a"]), ["a", "b", "c"]) == {"a": 2, "b": 1, "c": 0}
 
 
 # --------------------------------------------------------------------------------------------------------------- metadata

@@ -13,7 +13,7 @@ from PIL import Image
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import InvalidRequest
 from nnhal.cli import arrays
-from nnhal.cli.inputs import Given, random_input, read_inputs, said_of
+from nnhal.cli.inputs import InputFromFile, metadata_of_specs, random_input, read_inputs
 from nnhal.cli.pictures import MOST_PIXELS, InputOptions
 from nnhal.model.metadata import Metadata, TensorMetadata
 from nnhal.runtime.arguments import Spec
@@ -34,7 +34,7 @@ def spec(shape: Any = (2,), dtype: str = "f4", scale: float = 0.0, zero: int = 0
     return Spec(name, int(KINDS[dtype]), shape, np.dtype(dtype), scale, zero)
 
 
-def read(specs: Any, *files: Any, seed: int = 0, said: Metadata | None = None, **options: Any) -> list[Given]:
+def read(specs: Any, *files: Any, seed: int = 0, said: Metadata | None = None, **options: Any) -> list[InputFromFile]:
     several = [specs] if isinstance(specs, Spec) else specs
     return read_inputs(several, [str(file) for file in files], seed, InputOptions(**options), said)
 
@@ -94,11 +94,11 @@ def test_arrays_of_an_archive_are_for_inputs_of_their_names_else_in_order(tmp_pa
 def test_what_metadata_says_is_found_by_name_else_by_place_where_there_are_as_many():
     a, b, c = (TensorMetadata(name=name, description=name) for name in "abc")
     both = [spec(name="b"), spec(name="a")]
-    assert said_of(both, [a, b]) == [b, a] and said_of(both, [a, b, c]) == [b, a]
-    assert said_of(both, [a, c]) == [a, c]
-    assert said_of(both, [c]) == said_of(both, ()) == [TensorMetadata()] * 2
-    assert said_of(both, [a, a]) == [a, a]
-    assert said_of(both, [a, b, b]) == [TensorMetadata()] * 2  # nobody knows which of two is meant
+    assert metadata_of_specs(both, [a, b]) == [b, a] and metadata_of_specs(both, [a, b, c]) == [b, a]
+    assert metadata_of_specs(both, [a, c]) == [a, c]
+    assert metadata_of_specs(both, [c]) == metadata_of_specs(both, ()) == [TensorMetadata()] * 2
+    assert metadata_of_specs(both, [a, a]) == [a, a]
+    assert metadata_of_specs(both, [a, b, b]) == [TensorMetadata()] * 2  # nobody knows which of two is meant
 
 
 # ---------------------------------------------------------------------------------------------------------------- arrays
@@ -196,7 +196,7 @@ def picture(tmp_path: Path) -> Path:
     return tmp_path / "p.png"
 
 
-def pixels(given: Given) -> Any:
+def pixels(given: InputFromFile) -> Any:
     return given.array[0].astype(np.float64)
 
 

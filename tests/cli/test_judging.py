@@ -11,7 +11,7 @@ import pytest
 
 from nnhal.cli import conformance, validate
 from nnhal.cli.conformance import count
-from nnhal.cli.judged import followed
+from nnhal.cli.judged import run_with_progress
 from nnhal.conformance.pool import TaskResult
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome
@@ -285,7 +285,7 @@ def test_what_a_driver_logs_is_left_out_while_it_is_judged_and_heard_again_after
     before = log.level
     log.setLevel(level)
     try:
-        followed(results(), "vectors", "vectors on", "", True)
+        run_with_progress(results(), "vectors", "vectors on", "", True)
         assert (heard, log.level) == ([level == logging.DEBUG], level)
     finally:
         log.setLevel(before)

@@ -11,14 +11,14 @@ import nnhal as package
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import InvalidRequest
 from nnhal.cli import run
-from nnhal.cli.inputs import Given
+from nnhal.cli.inputs import InputFromFile
 from nnhal.cli.main import main
-from nnhal.cli.run import Labels, greatest, real_of, summary
+from nnhal.cli.run import Labels, greatest, real_value, summary
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 from nnhal.runtime.arguments import Spec
 from nnhal.runtime.cache.wanted import CacheOutcome
 from nnhal.runtime.partition import ASKED, Choice, Partition
-from nnhal.runtime.placement import Live, Placement
+from nnhal.runtime.placement import ExecutionStats, Placement
 from nnhal.runtime.schedule import StepPlan
 
 F32 = Spec("y", int(OperandType.TENSOR_FLOAT32), (4,), np.dtype("f4"), 0.0, 0)
@@ -48,7 +48,7 @@ def test_the_greatest_elements_come_first_and_equal_ones_in_their_order():
 def test_quantised_elements_have_their_real_values_and_bytes_do_not_wrap_around():
     found = greatest(Q8, np.uint8([0, 255, 10, 128]), 4, Labels())
     assert [(e["value"], e["real"]) for e in found] == [(255, 122.5), (128, 59), (10, 0), (0, -5)]
-    assert real_of(Q8, 11) == 0.5
+    assert real_value(Q8, 11) == 0.5
 
 
 def test_labelled_values_are_shown_in_the_order_in_which_they_stand():
@@ -262,14 +262,14 @@ def printed(capsys: Any, **facts: Any) -> list[str]:
     outputs = [X[:0], np.uint8([10, 30])]
     step = StepPlan("d", (0,))
     choice = Choice(0, 0, "d", "why", {}, {}, kind=ASKED)
-    live = Live(["d"])
+    live = ExecutionStats(["d"])
     live.fell_back(0, "burnt out")
     placement = Placement(Partition((step,), (choice,), 0), live=live)
     cached = [CacheOutcome("d", "miss", facts.pop("miss", "why"))] * 2
     compiled: Any = SimpleNamespace(inputs=[F32], outputs=[F32, Q8], placement=placement, cache=cached)
     report: Any = SimpleNamespace(steps=[SimpleNamespace(device="d", operations=1, total=1500)], fallbacks=["one"])
     spent = {"load": 2_000_000, "compile": 3_000, "run": 1_600}
-    given = [Given(X, "/a/b.png", "resized")]
+    given = [InputFromFile(X, "/a/b.png", "resized")]
     done = run.RunRecord("m", "m: 1 op", compiled, given, outputs, spent, report, [Labels(), Labels()], 1)
     run._print(done, verbose=False, **facts)
     return capsys.readouterr().out.splitlines()

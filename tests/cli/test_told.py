@@ -19,8 +19,8 @@ from nnhal.frontends.python import Builder
 from nnhal.hal.device import YES, Capabilities, Device, Prepared, Verdict
 from nnhal.measure.latency import Latency, Ratio
 from nnhal.model.outline import Node, Outline, ShownTensor
-from nnhal.runtime.discovery import Found
-from nnhal.runtime.isolation import Confined
+from nnhal.runtime.discovery import DiscoveredDriver
+from nnhal.runtime.isolation import SandboxStatus
 from nnhal.zoo import maker
 from tests.cli.test_run import called
 from tests.frontends.flat import Writer
@@ -283,8 +283,8 @@ def test_a_profile_has_the_slowest_operations_first_and_their_types():
 
 def test_a_bench_runs_as_often_as_asked_after_the_first_and_the_warm_up(monkeypatch, capsys):
     calls: list[Any] = []
-    steady = bench.steady
-    monkeypatch.setattr(bench, "steady", lambda run, *how: calls.append(how) or steady(run, *how))
+    steady = bench.measure_calls
+    monkeypatch.setattr(bench, "measure_calls", lambda run, *how: calls.append(how) or steady(run, *how))
     words = [
         "bench",
         "add4",
@@ -336,7 +336,7 @@ def test_a_peer_is_resized_where_it_must_be_warmed_up_and_run_in_as_many_pairs(m
     made: list[Peer] = []
     shape = [1, 3] if asked else [2, 3]
     monkeypatch.setattr(bench, "peer", lambda name, path, threads: made.append(Peer(shape)) or made[-1])
-    monkeypatch.setattr(bench, "interleaved", interleaved)
+    monkeypatch.setattr(bench, "timed_pairs", interleaved)
     monkeypatch.setattr(bench, "timed", lambda run: run() or 70_000)
     runs: list[None] = []
     options = {"iterations": asked, "threads": 1, "warmup": 3, "as_json": True}
@@ -428,7 +428,7 @@ def test_where_differences_begin_to_add_up_is_told(capsys):
     def difference(n: int, worst: float) -> Difference:
         return Difference(n, f"ABS #{n}", n + 1, f"t{n + 1}", OperandType.TENSOR_FLOAT32, worst, 4, 4, 4)
 
-    found = [diff.Pair(difference(n, 0.0), difference(n, n / 10)) for n in range(3)]
+    found = [diff.OperandDrift(difference(n, 0.0), difference(n, n / 10)) for n in range(3)]
     b = Builder()
     x = b.input((4,))
     findings = diff.Findings(found, [], [p.whole for p in found[1:]], [], {})
@@ -496,13 +496,13 @@ def test_a_process_of_its_own_is_for_other_devices_than_the_cpu(monkeypatch, cap
 def test_each_device_is_a_row_and_each_that_does_not_load_a_line(monkeypatch, capsys):
     off = Off()
     off.relaxations, off.preferred_layout = ("subnormals",), "nchw"
-    found = [Found("off", "here", off, ""), Found("broken", "there", None, "no engine")]
+    found = [DiscoveredDriver("off", "here", off, ""), DiscoveredDriver("broken", "there", None, "no engine")]
     verdicts = {"ADD": YES, "NEG": Verdict(False, "never")}
     monkeypatch.setattr(devices.api, "devices", lambda: found)
     monkeypatch.setattr(devices, "probe", lambda device: verdicts)
     monkeypatch.setattr(devices, "running", lambda: ["s", "t"])
     asked: list[Any] = []
-    report = Confined({"seccomp": "applied"}, "")
+    report = SandboxStatus({"seccomp": "applied"}, "")
     monkeypatch.setattr(devices, "confinement", lambda names: asked.append(names) or {"off": report})
     monkeypatch.setattr(devices.discovery, "engines", list)
     monkeypatch.setattr(devices.discovery, "candidates", lambda: ["off"])
@@ -520,7 +520,7 @@ def test_each_device_is_a_row_and_each_that_does_not_load_a_line(monkeypatch, ca
     assert rejected[:2] == ["off rejects 1 of 2 operations", "  NEG  never"]
     bare = called(capsys, "devices", "--no-isolation")[0]
     assert len(asked) == 1 and "Isolation full" not in bare and bare.splitlines()[1].endswith("-")
-    monkeypatch.setattr(devices.discovery, "found_of", lambda names: found[:1])
+    monkeypatch.setattr(devices.discovery, "drivers_named", lambda names: found[:1])
     details = called(capsys, "devices", "off")[0]
     assert details.startswith(f"off {off.version}: OTHER, feature level 8, 1/2 operations, preferred layout NCHW, auto")
     assert "Numeric exceptions  numbers nearer to 0" in details and "Known failures      none" in details
@@ -534,7 +534,7 @@ def test_each_device_is_a_row_and_each_that_does_not_load_a_line(monkeypatch, ca
     assert document[0]["isolation"] == {"seccomp": "applied"} and document[0]["preferred_layout"] == "nchw"
     assert document[0]["performance"]["TENSOR_FLOAT32"] == {"exec_time": 1.0, "power_usage": 1.0}
     assert document[0]["loads"] is True and document[0]["relaxations"] == ["subnormals"]
-    report = Confined({}, "does not [start]")
+    report = SandboxStatus({}, "does not [start]")
     assert json.loads(called(capsys, "devices", "--json")[0])[0]["isolation"] == "does not [start]"
     assert json.loads(called(capsys, "devices", "--json", "--no-isolation")[0])[0]["isolation"] is None
     assert called(capsys, "devices")[0].splitlines()[1].endswith("does not start")
@@ -678,7 +678,7 @@ def test_models_are_listed_or_their_paths_told(monkeypatch, capsys):
         "entry",
         lambda name: SimpleNamespace(package=f"of {name}", version="1", licence="MIT", description=f"what {name} is"),
     )
-    monkeypatch.setattr(models.common, "resolve", lambda name: Path("/x") / name)
+    monkeypatch.setattr(models.common, "model_path", lambda name: Path("/x") / name)
     rows = [
         {"name": "z", "from": "of z 1", "licence": "MIT", "what": "what z is"},
         {"name": "o", "from": "of o 1", "licence": "MIT", "what": "what o is"},

@@ -10,9 +10,17 @@ from nnhal.base.codes import Lifetime, OperandType
 from nnhal.base.errors import DriverFailed
 from nnhal.base.operands import Value
 from nnhal.conformance import differential
-from nnhal.conformance.differential import arrays_of, compare_device, judge, kernel_outputs, model_of, one, tensors_of
+from nnhal.conformance.differential import (
+    arrays_of,
+    compare_device,
+    compare_outputs,
+    kernel_outputs,
+    model_of,
+    run_both,
+    tensors_of,
+)
 from nnhal.conformance.draw import Cell, cells, draw
-from nnhal.hal.device import Hints, Verdict, prepared_by
+from nnhal.hal.device import Hints, Verdict, checked_prepared
 from nnhal.hal.wrappers import Wrapper
 from nnhal.model.graph import CONSTANTS
 from nnhal.ops import OPS
@@ -81,14 +89,14 @@ def test_kernels_take_subnormal_numbers_as_they_are_unless_asked_otherwise():
 
 
 def agrees(one, wanted, actual, *relaxations, dtype=np.float32):
-    return judge(one, [np.asarray(wanted, dtype)], [np.asarray(actual, dtype)], relaxations) == ""
+    return compare_outputs(one, [np.asarray(wanted, dtype)], [np.asarray(actual, dtype)], relaxations) == ""
 
 
 def test_every_output_is_compared_with_one():
     one = added([1], [3])
     for wanted, actual in (([4.0], []), ([], [4.0]), ([4.0], [4.0, 4.0])):
         with pytest.raises(ValueError, match="zip"):
-            judge(one, [np.float32([x]) for x in wanted], [np.float32([x]) for x in actual])
+            compare_outputs(one, [np.float32([x]) for x in wanted], [np.float32([x]) for x in actual])
 
 
 def test_the_tolerance_is_the_sum_of_the_absolute_and_the_relative_one():
@@ -148,7 +156,7 @@ def test_a_nan_stays_one_behind_an_operation_that_clips(name):
 def test_elements_that_are_left_open_may_be_anything_and_others_may_not():
     one = call("DIV", tensor([1, 4], I32), tensor([0, 2], I32), scalar(0), out=Value(I32, None))
     assert agrees(one, [0, 2], [77, 2], dtype=np.int32)
-    found = judge(one, [np.int32([0, 2])], [np.int32([77, 3])])
+    found = compare_outputs(one, [np.int32([0, 2])], [np.int32([77, 3])])
     assert found == "output 0 differs in 1 of 2, the first at [1]: 3, must be 2"
 
 
@@ -157,11 +165,11 @@ def test_an_undefined_output_may_be_anything_and_those_behind_it_may_not():
     one = draw(cell, np.random.default_rng(1))
     wanted = kernel_outputs(one)
     wanted = [w.reshape(v.shape) for w, v in zip(wanted, one.outputs, strict=True)]
-    assert judge(one, wanted, wanted) == ""
-    assert judge(one, wanted, [wanted[0] + 9, *wanted[1:]]) == ""  # the scratch buffer
+    assert compare_outputs(one, wanted, wanted) == ""
+    assert compare_outputs(one, wanted, [wanted[0] + 9, *wanted[1:]]) == ""  # the scratch buffer
     for place in (1, 2, 3):
         spoilt = [w + 9 if n == place else w for n, w in enumerate(wanted)]
-        assert judge(one, wanted, spoilt).startswith(f"output {place} differs in ")
+        assert compare_outputs(one, wanted, spoilt).startswith(f"output {place} differs in ")
 
 
 def test_magnitudes_are_of_what_is_summed_up_before_an_activation():
@@ -176,11 +184,11 @@ def test_magnitudes_are_of_what_is_summed_up_before_an_activation():
 def test_a_relaxation_makes_no_other_difference_of_what_is_wrong():
     whole, one = call("CAST", tensor([7]), out=Value(I32, None)), added([1], [3])
     for relaxations in ([], ["infinities"], ["infinities", "subnormals"]):
-        found = judge(whole, [np.int32([7])], [np.int32([9])], relaxations)
+        found = compare_outputs(whole, [np.int32([7])], [np.int32([9])], relaxations)
         assert found == "output 0 differs in 1 of 1, the first at [0]: 9, must be 7"
-        found = judge(one, [np.float32([4])], [np.float32([[4]])], relaxations)
+        found = compare_outputs(one, [np.float32([4])], [np.float32([[4]])], relaxations)
         assert found == "output 0 is float32[1, 1], must be float32[1]"
-        assert judge(one, [np.float32([4])], [None], relaxations) == "output 0 has no value"
+        assert compare_outputs(one, [np.float32([4])], [None], relaxations) == "output 0 has no value"
 
 
 # ------------------------------------------------------------------------------------------------------------ executions
@@ -229,17 +237,17 @@ def outside():
 
 def test_two_devices_that_fail_where_they_must_agree():
     asked = outside()
-    mine, theirs = (prepared_by(discovery.cpu(), model_of(asked), Hints()) for _ in range(2))
-    found = one(discovery.cpu(), mine, theirs, asked)
+    mine, theirs = (checked_prepared(discovery.cpu(), model_of(asked), Hints()) for _ in range(2))
+    found = run_both(discovery.cpu(), mine, theirs, asked)
     assert found.outcome == "agrees" and found.reason.startswith("both fail: ")
 
 
 def test_a_reference_that_breaks_is_no_difference_but_an_error(monkeypatch):
     asked = added([1], [3])
-    mine, theirs = (prepared_by(discovery.cpu(), model_of(asked), Hints()) for _ in range(2))
+    mine, theirs = (checked_prepared(discovery.cpu(), model_of(asked), Hints()) for _ in range(2))
     monkeypatch.setattr(mine, "run", lambda request, control: 1 // 0)
     with pytest.raises(DriverFailed, match="ZeroDivisionError"):
-        one(discovery.cpu(), mine, theirs, asked)
+        run_both(discovery.cpu(), mine, theirs, asked)
 
 
 def test_what_was_considered_is_let_go_once_whatever_the_verdict(monkeypatch):
@@ -251,7 +259,7 @@ def test_what_was_considered_is_let_go_once_whatever_the_verdict(monkeypatch):
         number = len(asked)
         return SimpleNamespace(refused=lambda: refused, let_go=lambda: let_go.append(number), hints=lambda hints: hints)
 
-    monkeypatch.setattr(differential, "considered_by", considered)
+    monkeypatch.setattr(differential, "consider_support", considered)
     cell, rng = Cell(OPS["FLOOR"], 0, F32, "ordinary"), np.random.default_rng(2)
     found = list(compare_device(discovery.cpu(), discovery.cpu(), cell, rng, 7, reruns=2))
     assert [r.outcome for r in found] == ["refused", "agrees", "agrees", "refused", "agrees", "agrees", "refused"]

@@ -15,7 +15,15 @@ from nnhal.base.levels import V1_1, V1_2, V1_3
 from nnhal.conformance.differential import other_constants
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome
 from nnhal.conformance.validate.run import Validation, repeats_check
-from nnhal.conformance.validate.trial import AFTER, Drawing, NotTaken, ProcessDied, Trial, Unmet, trying
+from nnhal.conformance.validate.trial import (
+    AFTER,
+    Drawing,
+    NotAccepted,
+    ProcessDied,
+    RequirementNotMet,
+    Trial,
+    open_trial,
+)
 from nnhal.conformance.validate.worker import outcome_of
 from nnhal.hal.device import Hints, Verdict
 from nnhal.hal.host import HostBuffer, LocalBurst
@@ -38,7 +46,7 @@ def trial_of(made: Any, operation: str = ADD, draws: int = 1, stages: list[str] 
 
 
 def looked(made: Any, name: str, operation: str) -> tuple[str, str, str]:
-    with trying(trial_of(made, operation)) as trial:
+    with open_trial(trial_of(made, operation)) as trial:
         return outcome_of(CHECKS[name], trial)
 
 
@@ -133,7 +141,7 @@ def test_samples_of_another_generator_are_no_wrong_values_and_of_what_is_not_tak
 
 
 def of_random_results(made: Any, name: str) -> tuple[str, str, str]:
-    with trying(trial_of(made)) as trial:
+    with open_trial(trial_of(made)) as trial:
         trial.random = True
         return outcome_of(CHECKS[name], trial)
 
@@ -168,7 +176,7 @@ def test_what_a_level_does_not_have_is_not_asked(name: str, what: str, since: An
 def test_what_needs_the_driver_in_this_process_is_not_asked_of_another() -> None:
     for name, check in CHECKS.items():
         if check.inside:
-            with trying(trial_of(device())) as trial:
+            with open_trial(trial_of(device())) as trial:
                 trial.isolated = True
                 told = "needs the driver in this process (without --isolate)"
                 assert outcome_of(check, trial) == ("skipped", told, ""), name
@@ -274,9 +282,9 @@ def test_more_calls_are_three_times_as_many_of_the_cells_that_are_taken() -> Non
 def test_an_operation_of_which_nothing_is_taken_has_the_first_reason() -> None:
     reasons = iter(["the first", *["another"] * 10_000])
     refusing = device(supports=lambda self, model: [Verdict(False, next(reasons))])
-    with pytest.raises(NotTaken, match=r"^the first$"):
+    with pytest.raises(NotAccepted, match=r"^the first$"):
         trial_of(refusing).samples()
-    with pytest.raises(NotTaken, match="no call of the operation can be drawn"):
+    with pytest.raises(NotAccepted, match="no call of the operation can be drawn"):
         trial_of(refusing, "NO_SUCH_OPERATION").taken()
 
 
@@ -309,7 +317,7 @@ def test_what_is_prepared_is_closed_once_and_what_is_left_at_the_end() -> None:
         closed.append(self)
 
     made = device(prepared=type("P", (Healthy,), {"close": close}))
-    with trying(trial_of(made, stages=stages)) as trial:
+    with open_trial(trial_of(made, stages=stages)) as trial:
         (_, model), *_ = trial.samples()
         stages.clear()
         one, other, kept = (trial.prepare(model) for _ in range(3))
@@ -348,7 +356,7 @@ def test_results_are_the_same_to_the_bit_or_within_the_definition() -> None:
     call, model = trial.samples()[0]
     wanted = trial.wanted(model, [v.array for p, v in enumerate(call.inputs) if p in call.given])
     trial.same(call, wanted, wanted, "twice")
-    with pytest.raises(Unmet, match="twice: output 0 differs") as raised:
+    with pytest.raises(RequirementNotMet, match="twice: output 0 differs") as raised:
         trial.same(call, wanted, [wanted[0] + 9], "twice")
     assert raised.value.place.startswith("test_validate.py:") or raised.value.place == ""
     with pytest.raises(ValueError, match="zip"):

@@ -10,11 +10,11 @@ import pytest
 
 from nnhal.base.codes import OperationType, operation_name
 from nnhal.base.errors import LoopTimeout
-from nnhal.conformance.control import COUNTINGS, ROUNDS, IfCall, WhileCall, endless, sources
-from nnhal.conformance.differential import again, arrays_of, judge, model_of, other_constants
+from nnhal.conformance.control import COUNTINGS, ROUNDS, IfCall, WhileCall, endless_loop, sources
+from nnhal.conformance.differential import arrays_of, compare_outputs, model_of, other_constants, with_other_values
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate import limits
-from nnhal.conformance.validate.trial import Drawing, NotTaken, Trial, by_reference, trying
+from nnhal.conformance.validate.trial import Drawing, NotAccepted, Trial, by_reference, open_trial
 from nnhal.drivers.reference import Reference
 from nnhal.hal.device import Hints, Prepared, Verdict
 from nnhal.hal.request import Control
@@ -61,7 +61,7 @@ def test_each_is_valid_and_runs_on_the_reference_as_it_is_judged(name: str) -> N
     assert len(several) >= 16 and len({call.cell.inner for call in several}) > 8  # type: ignore[attr-defined]
     for call in several:
         assert [operation.type for operation in model_of(call).main.operations] == [OperationType[name]]
-        assert judge(call, given(call), given(call)) == ""
+        assert compare_outputs(call, given(call), given(call)) == ""
         assert contents_of(call) == contents_of(call)
 
 
@@ -71,8 +71,8 @@ def test_an_if_gives_what_its_branch_gives_and_the_other_one_something_else() ->
     for call in several:
         assert isinstance(call, IfCall)
         branch, other = (call.then, call.other) if call.condition else (call.other, call.then)
-        assert judge(branch, given(branch), given(call)) == ""
-        differ += judge(other, given(other), given(call)) != ""
+        assert compare_outputs(branch, given(branch), given(call)) == ""
+        differ += compare_outputs(other, given(other), given(call)) != ""
     assert differ > 0.5 * len(several)  # some saturate
 
 
@@ -100,7 +100,7 @@ def test_a_while_gives_its_start_after_no_round_and_what_the_body_gives_after_ot
         if not call.rounds:
             assert [r.tobytes() for r in results] == [v.array.tobytes() for v in call.start]
         elif call.carried is None:
-            assert judge(call.inner, given(call.inner), results) == ""
+            assert compare_outputs(call.inner, given(call.inner), results) == ""
         else:
             inner = call.inner
             for _ in range(call.rounds):
@@ -127,16 +127,16 @@ def test_other_inputs_take_the_other_branch_and_go_round_another_number_of_times
     rng = np.random.default_rng(0)
     for call in drawn("IF", "ADD"):
         assert isinstance(call, IfCall)
-        other = again(call, rng)
+        other = with_other_values(call, rng)
         assert (other.condition != call.condition) == call.condition_given
         assert contents_of(other) == contents_of(call)
-        assert judge(other, given(other), given(other)) == ""
+        assert compare_outputs(other, given(other), given(other)) == ""
     for call in drawn("WHILE", "ADD", "LESS"):
         assert isinstance(call, WhileCall)
-        other_loop = again(call, rng)
+        other_loop = with_other_values(call, rng)
         assert (other_loop.rounds != call.rounds) == call.limit_given
         assert contents_of(other_loop) == contents_of(call)
-        assert judge(other_loop, given(other_loop), given(other_loop)) == ""
+        assert compare_outputs(other_loop, given(other_loop), given(other_loop)) == ""
 
 
 def test_other_constants_are_those_inside() -> None:
@@ -151,8 +151,8 @@ def test_other_constants_are_those_inside() -> None:
 def test_a_loop_without_an_end_has_none(number: int) -> None:
     call = next(c for c in drawn("WHILE", "TANH", "LESS", "GREATER", "NOT_EQUAL", "ADD", "SUB")
                 if isinstance(c, WhileCall) and c.counting == COUNTINGS[number])  # fmt: skip
-    prepared = Reference().prepare(model_of(endless(call)), Hints())
-    request = prepared.request(arrays_of(endless(call)))
+    prepared = Reference().prepare(model_of(endless_loop(call)), Hints())
+    request = prepared.request(arrays_of(endless_loop(call)))
     with pytest.raises(Exception, match="must end within its loop time-out"):
         request.execute(prepared.run, Control(loop_timeout=20_000_000))
 
@@ -165,10 +165,10 @@ def test_small_errors_of_a_carried_result_may_add_up_and_no_more() -> None:
     )
     counter, y = given(call)
     fine, bad = ((y + n * np.abs(y) * 1e-5 + n * 1e-5).astype(np.float32) for n in (0.5, 50))
-    assert judge(call, [counter, y], [counter, fine]) == ""
-    assert "after 5 iterations: output 1 differs" in judge(call, [counter, y], [counter, bad])
-    assert "the counter" in judge(call, [counter, y], [counter + 1, y])
-    assert "must be" in judge(call, [counter, y], [counter, None])
+    assert compare_outputs(call, [counter, y], [counter, fine]) == ""
+    assert "after 5 iterations: output 1 differs" in compare_outputs(call, [counter, y], [counter, bad])
+    assert "the counter" in compare_outputs(call, [counter, y], [counter + 1, y])
+    assert "must be" in compare_outputs(call, [counter, y], [counter, None])
 
 
 @pytest.mark.parametrize("rounds", [0, 5])
@@ -181,9 +181,9 @@ def test_nan_agrees_with_nan_and_with_no_number(rounds: int) -> None:
     counter, y = given(call)
     none = y.copy()
     none.flat[0] = np.nan
-    assert judge(call, [counter, none], [counter, none.copy()]) == ""
+    assert compare_outputs(call, [counter, none], [counter, none.copy()]) == ""
     for wanted, actual in ((y, none), (none, y)):
-        said = judge(call, [counter, wanted], [counter, actual])
+        said = compare_outputs(call, [counter, wanted], [counter, actual])
         assert said == f"after {rounds} iterations: output 1 differs in 1 of {y.size}"
 
 
@@ -327,11 +327,11 @@ def test_a_driver_without_control_flow_is_asked_and_its_reason_told() -> None:
         def supports(self, model: Any) -> Any:
             return [Verdict(not model.referenced, "no branches here")] * len(model.main.operations)
 
-    with pytest.raises(NotTaken, match="no branches here"):
+    with pytest.raises(NotAccepted, match="no branches here"):
         trial_of(Plain(), "WHILE").samples()
 
 
 def test_samples_go_round_no_time_once_and_several_times() -> None:
-    with trying(Trial(discovery.cpu(), Drawing("WHILE", 0, 1), lambda stage: None, isolated=False)) as trial:
+    with open_trial(Trial(discovery.cpu(), Drawing("WHILE", 0, 1), lambda stage: None, isolated=False)) as trial:
         rounds = [call.rounds for call, _ in trial.samples()]  # type: ignore[attr-defined]
     assert len({*rounds}) >= 3

@@ -8,19 +8,19 @@ import pytest
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Value
 from nnhal.conformance.differential import (
-    again,
     as_code,
     compare_device,
-    judge,
+    compare_outputs,
     kernel_outputs,
     model_of,
     other_constants,
     run,
+    with_other_values,
 )
 from nnhal.conformance.draw import Call, Cell, cells, draw
 from nnhal.conformance.proving.worker import Wrong as Wrongs
 from nnhal.conformance.proving.worker import compared
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.hal.wrappers import Wrapper
 from nnhal.ops import OPS
 from nnhal.ops.schema import bind
@@ -126,11 +126,11 @@ def in_a_row(many):
 def test_products_that_are_added_one_after_the_other_are_right_where_a_device_says_that_it_does_so(many):
     summed, actual = in_a_row(many)
     wanted = kernel_outputs(summed)
-    assert judge(summed, wanted, actual).startswith("output 0 differs")
-    assert judge(summed, wanted, actual, ["long_sums"]) == ""
+    assert compare_outputs(summed, wanted, actual).startswith("output 0 differs")
+    assert compare_outputs(summed, wanted, actual, ["long_sums"]) == ""
     for off in (-1, 1):
         beyond = [wanted[0] * np.float32(1 + off * 1.1 * many / 4 * 2**-24)]
-        assert judge(summed, wanted, beyond, ["long_sums"]).startswith("output 0 differs")
+        assert compare_outputs(summed, wanted, beyond, ["long_sums"]).startswith("output 0 differs")
 
 
 def test_a_device_that_fails_where_it_may_not_is_found_out():
@@ -153,58 +153,64 @@ def test_the_reference_agrees_with_itself():
 
 
 def test_a_difference_names_its_place():
-    found = judge(added([1, 2], [3, 4]), [np.float32([4, 6])], [np.float32([4, 7])])
+    found = compare_outputs(added([1, 2], [3, 4]), [np.float32([4, 6])], [np.float32([4, 7])])
     assert found == "output 0 differs in 1 of 2, the first at [1]: 7, must be 6"
 
 
 def test_whole_numbers_are_equal_or_differ():
     one = call("ADD", tensor([1, 2], I32), tensor([3, 4], I32), scalar(0), out=Value(I32, None))
     right = np.int32([4, 6])
-    assert judge(one, [right], [right.copy()]) == ""
+    assert compare_outputs(one, [right], [right.copy()]) == ""
     said = "output 0 differs in 1 of 2, the first at [1]: 7, must be 6"
-    assert judge(one, [right], [np.int32([4, 7])]) == said
+    assert compare_outputs(one, [right], [np.int32([4, 7])]) == said
 
 
 def test_quantised_numbers_may_differ_by_a_step_and_no_more():
     one = call("ADD", *[tensor([1, 2], Q8, 1.0)] * 2, scalar(0), out=Value(Q8, None, 1.0))
     right = np.uint8([2, 4])
-    assert [judge(one, [right], [right + np.uint8(n)]) == "" for n in (0, 1, 2)] == [True, True, False]
+    assert [compare_outputs(one, [right], [right + np.uint8(n)]) == "" for n in (0, 1, 2)] == [True, True, False]
 
 
 def test_other_shape_or_type_differs():
     one = added([1, 2], [3, 4])
-    assert judge(one, [np.float32([4, 6])], [np.float32([[4, 6]])]) == "output 0 is float32[1, 2], must be float32[2]"
-    assert judge(one, [np.float32([4, 6])], [np.array([4.0, 6.0])]) == "output 0 is float64[2], must be float32[2]"
-    assert judge(one, [np.float32([4, 6])], [None]) == "output 0 has no value"
+    assert (
+        compare_outputs(one, [np.float32([4, 6])], [np.float32([[4, 6]])])
+        == "output 0 is float32[1, 2], must be float32[2]"
+    )
+    assert (
+        compare_outputs(one, [np.float32([4, 6])], [np.array([4.0, 6.0])])
+        == "output 0 is float64[2], must be float32[2]"
+    )
+    assert compare_outputs(one, [np.float32([4, 6])], [None]) == "output 0 has no value"
 
 
 def test_nan_for_a_number_differs_and_a_number_for_nan_too():
     one = added([1], [3])
-    assert judge(one, [np.float32([4])], [np.float32([np.nan])])
-    assert judge(one, [np.float32([np.nan])], [np.float32([4])])
+    assert compare_outputs(one, [np.float32([4])], [np.float32([np.nan])])
+    assert compare_outputs(one, [np.float32([np.nan])], [np.float32([4])])
 
 
 def test_a_clipped_nan_may_be_either_bound_and_nothing_else():
     one = added([np.nan], [3], activation=3)
     for given, fine in ((0, True), (6, True), (np.nan, True), (3, False)):
-        assert (judge(one, [np.float32([np.nan])], [np.float32([given])], ["clipped_nan"]) == "") is fine
+        assert (compare_outputs(one, [np.float32([np.nan])], [np.float32([given])], ["clipped_nan"]) == "") is fine
 
 
 def test_subnormal_numbers_may_be_lost_by_a_device_that_says_so_alone():
     one = call("FLOOR", tensor([-1e-40, 2.5]), out=Value(F32, None))
     wanted, actual = [np.float32([-1, 2])], [np.float32([-0.0, 2])]
-    assert judge(one, wanted, actual)
-    assert judge(one, wanted, actual, ["subnormals"]) == ""
-    assert judge(one, wanted, [np.float32([-0.0, 3])], ["subnormals"])
+    assert compare_outputs(one, wanted, actual)
+    assert compare_outputs(one, wanted, actual, ["subnormals"]) == ""
+    assert compare_outputs(one, wanted, [np.float32([-0.0, 3])], ["subnormals"])
 
 
 def test_an_infinite_result_may_be_the_greatest_number_for_a_device_that_says_so_alone():
     one = added([3e38, -3e38], [3e38, -3e38])
     greatest = np.finfo(np.float32).max
     wanted, actual = [np.float32([np.inf, -np.inf])], [np.float32([greatest, -greatest])]
-    assert judge(one, wanted, actual)
-    assert judge(one, wanted, actual, ["infinities"]) == ""
-    assert judge(one, wanted, [-actual[0]], ["infinities"])
+    assert compare_outputs(one, wanted, actual)
+    assert compare_outputs(one, wanted, actual, ["infinities"]) == ""
+    assert compare_outputs(one, wanted, [-actual[0]], ["infinities"])
 
 
 def matmul(x: object, y: object) -> Call:
@@ -213,19 +219,19 @@ def matmul(x: object, y: object) -> Call:
 
 def test_sums_may_differ_by_the_order_of_their_terms():
     one = matmul([[1e7, 1, -1e7]], [[1.0], [1.0], [1.0]])
-    assert judge(one, [np.float32([[1]])], [np.float32([[0]])]) == ""
-    assert judge(one, [np.float32([[1]])], [np.float32([[1e4]])])
+    assert compare_outputs(one, [np.float32([[1]])], [np.float32([[0]])]) == ""
+    assert compare_outputs(one, [np.float32([[1]])], [np.float32([[1e4]])])
 
 
 def test_sums_that_overflow_in_some_order_are_open():
     one = matmul([[3e38, 3e38, -3e38]], [[1.0], [1.0], [1.0]])
-    assert judge(one, [np.float32([[3e38]])], [np.float32([[np.inf]])]) == ""
+    assert compare_outputs(one, [np.float32([[3e38]])], [np.float32([[np.inf]])]) == ""
 
 
 def test_an_execution_that_must_fail_and_runs_differs():
     bad = call("GATHER", tensor([1, 2, 3]), scalar(0), tensor([0, 2], I32), out=Value(F32, None))
     outside = replace(bad, inputs=(*bad.inputs[:2], tensor([0, 9], I32)))
-    from nnhal.conformance.differential import one
+    from nnhal.conformance.differential import run_both
 
     class Lax(Wrong):
         def prepare(self, model, hints):
@@ -235,8 +241,8 @@ def test_an_execution_that_must_fail_and_runs_differs():
 
     device = Lax(None)
     model = model_of(outside)
-    mine, theirs = (prepared_by(d, model, Hints()) for d in (discovery.cpu(), device))
-    found = one(device, mine, theirs, outside)
+    mine, theirs = (checked_prepared(d, model, Hints()) for d in (discovery.cpu(), device))
+    found = run_both(device, mine, theirs, outside)
     assert found.outcome == "differs" and "runs, must fail" in found.reason
 
 
@@ -266,9 +272,9 @@ PICTURE = tensor(np.arange(4).reshape(1, 2, 2, 1))
 def test_a_parameter_that_is_given_has_another_value_of_which_no_shape_depends(name, inputs, becomes):
     one = call(name, *inputs, out=Value(F32, None))
     given = replace(one, given=tuple(range(len(inputs))))
-    other = again(given, np.random.default_rng(0))
+    other = with_other_values(given, np.random.default_rng(0))
     assert [v.array.item() for v in other.inputs[1:]] == becomes
-    assert [v.array.item() for v in again(one, np.random.default_rng(0)).inputs[1:]] == [
+    assert [v.array.item() for v in with_other_values(one, np.random.default_rng(0)).inputs[1:]] == [
         v.array.item() for v in inputs[1:]
     ]
     assert other.bound.shapes == one.bound.shapes
@@ -276,24 +282,26 @@ def test_a_parameter_that_is_given_has_another_value_of_which_no_shape_depends(n
     assert other.outputs == one.outputs and not np.array_equal(other.inputs[0].array, inputs[0].array)
     assert [v.array.item() for v in other.bound.given[1:]] == becomes
     unsaid = replace(given, outputs=tuple(replace(v, shape=None) for v in given.outputs))
-    assert [v.array.item() for v in again(unsaid, np.random.default_rng(0)).inputs[1:]] == becomes
+    assert [v.array.item() for v in with_other_values(unsaid, np.random.default_rng(0)).inputs[1:]] == becomes
 
 
 def test_an_activation_that_is_given_becomes_each_of_the_others():
     one = replace(added([1], [2], activation=1), given=(2,))
-    found = {again(one, np.random.default_rng(seed)).inputs[2].array.item() for seed in range(40)}
+    found = {with_other_values(one, np.random.default_rng(seed)).inputs[2].array.item() for seed in range(40)}
     assert found == {0, 2, 3}
-    assert again(one, np.random.default_rng(0)).inputs[0] is one.inputs[0]
+    assert with_other_values(one, np.random.default_rng(0)).inputs[0] is one.inputs[0]
 
 
 def test_what_has_a_range_of_its_own_or_is_left_out_stays_as_it_is():
     one = call("GATHER", SQUARE, scalar(0), tensor([1, 0], I32), out=Value(F32, None))
-    other = again(one, np.random.default_rng(0))
+    other = with_other_values(one, np.random.default_rng(0))
     assert other.inputs[2] is one.inputs[2] and other.inputs[0] is not one.inputs[0]
     cell = next(c for c in cells(["LSTM"]) if c.kind == F32)
     for seed in range(20):
         drawn = draw(cell, np.random.default_rng(seed))
-        assert [v is None for v in again(drawn, np.random.default_rng(0)).inputs] == [v is None for v in drawn.inputs]
+        assert [v is None for v in with_other_values(drawn, np.random.default_rng(0)).inputs] == [
+            v is None for v in drawn.inputs
+        ]
 
 
 def test_other_constants_are_of_what_is_no_parameter_no_whole_number_and_not_given():
@@ -332,6 +340,6 @@ def test_a_case_as_code_is_the_same_case(name):
         one = draw(cell, rng)
         room: dict[str, object] = {}
         exec(as_code(one), room)
-        again = run(prepared_by(discovery.cpu(), room["model"], Hints()), room["inputs"])
+        again = run(checked_prepared(discovery.cpu(), room["model"], Hints()), room["inputs"])
         for x, y in zip(kernel_outputs(one), again, strict=True):
             np.testing.assert_array_equal(x, y)

@@ -14,14 +14,21 @@ from nnhal.base.levels import V1_1, V1_2
 from nnhal.conformance import suite
 from nnhal.conformance.selection import Item, Selection
 from nnhal.conformance.subject import Subject
-from nnhal.conformance.suite import ENDLESS_LOOP_TIMEOUT_NS, Outcome, ended_in, fate_of, read_only, run_vector
+from nnhal.conformance.suite import (
+    ENDLESS_LOOP_TIMEOUT_NS,
+    Outcome,
+    outcome_of_exit,
+    outcome_of_text,
+    read_only,
+    run_vector,
+)
 from nnhal.conformance.ways import WAYS
-from nnhal.conformance.worker import Board, _told, process_of
+from nnhal.conformance.worker import StageBoard, _told, process_of
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.request import Control
 from nnhal.hal.wrappers import Wrapper
-from nnhal.ipc.client.process import ResilientPrepared
+from nnhal.ipc.client.process import ReconnectingModel
 from nnhal.runtime import discovery
 from tests.conformance.test_suite import vector
 from tests.conformance.test_ways import doubling, request
@@ -33,8 +40,8 @@ class Own(Exception):
 
 def test_a_board_tells_the_item_the_stage_and_since_when() -> None:
     memory = os.memfd_create("board")
-    os.ftruncate(memory, Board.FORM.size)
-    ours, theirs = Board(memory), Board(memory)
+    os.ftruncate(memory, StageBoard.FORM.size)
+    ours, theirs = StageBoard(memory), StageBoard(memory)
     os.close(memory)
     assert theirs.read() == (0, "") and theirs.asked_ns == 0
     before = time.monotonic_ns()
@@ -56,11 +63,11 @@ def test_errors_that_the_other_side_knows_are_told_as_they_are() -> None:
 def test_what_a_dead_object_says_begins_with_the_process() -> None:
     end = ": driver process: it died or closed the connection"
     assert (
-        fate_of(f"device x: the driver process was killed by SIGSEGV{end}")
+        outcome_of_text(f"device x: the driver process was killed by SIGSEGV{end}")
         == "the driver process was killed by SIGSEGV"
     )
-    assert fate_of("it is gone") == "it is gone"
-    assert ended_in("device x", "run", "it is gone") == "device x: run(): it is gone"
+    assert outcome_of_text("it is gone") == "it is gone"
+    assert outcome_of_exit("device x", "run", "it is gone") == "device x: run(): it is gone"
 
 
 def test_nothing_but_elements_needs_memory_that_cannot_be_written_to() -> None:
@@ -238,7 +245,7 @@ def test_an_interrupt_and_an_exit_of_the_application_are_not_the_vectors() -> No
 def test_a_prepared_model_of_another_process_is_ended_where_that_lives(alive: bool) -> None:
     did: list[str] = []
 
-    class Remote(ResilientPrepared):
+    class Remote(ReconnectingModel):
         def __init__(self) -> None:
             pass
 

@@ -5,9 +5,17 @@ import pytest
 
 from nnhal.base.errors import OperationFailed
 from nnhal.base.operands import Value
-from nnhal.conformance.differential import again, agreeing, compare_device, judge, kernel_outputs, model_of, one
+from nnhal.conformance.differential import (
+    agreeing,
+    compare_device,
+    compare_outputs,
+    kernel_outputs,
+    model_of,
+    run_both,
+    with_other_values,
+)
 from nnhal.conformance.draw import Cell, cells, draw
-from nnhal.hal.device import RELAXATIONS, Hints, prepared_by
+from nnhal.hal.device import RELAXATIONS, Hints, checked_prepared
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
 from tests.conformance.test_differential import F32, Wrong, added, scalar, tensor
@@ -18,8 +26,8 @@ MOST = np.finfo(np.float32).max
 
 def outcome(device, call):
     """What `one` says of a device on a call."""
-    mine, theirs = (prepared_by(d, model_of(call), Hints()) for d in (discovery.cpu(), device))
-    return one(device, mine, theirs, call)
+    mine, theirs = (checked_prepared(d, model_of(call), Hints()) for d in (discovery.cpu(), device))
+    return run_both(device, mine, theirs, call)
 
 
 def test_an_execution_that_fails_and_must_run_differs():
@@ -43,9 +51,9 @@ def test_a_driver_that_breaks_differs_even_where_the_reference_fails_too(monkeyp
 
     call = added([1], [3])
     for breaks in (lambda x: 1 // 0, lambda x: x[:0]):
-        mine, theirs = (prepared_by(d, model_of(call), Hints()) for d in (discovery.cpu(), Wrong(breaks)))
+        mine, theirs = (checked_prepared(d, model_of(call), Hints()) for d in (discovery.cpu(), Wrong(breaks)))
         monkeypatch.setattr(mine, "run", failing)
-        assert one(discovery.cpu(), mine, theirs, call).outcome == "differs"
+        assert run_both(discovery.cpu(), mine, theirs, call).outcome == "differs"
 
 
 def test_a_device_is_granted_the_relaxations_that_it_states_and_no_others():
@@ -62,16 +70,16 @@ def test_a_device_is_granted_the_relaxations_that_it_states_and_no_others():
 
 def test_the_greatest_number_stands_for_infinity_and_for_nothing_else():
     for wanted in (4.0, np.nan, 0.0):
-        assert judge(added([1], [3]), [np.float32([wanted])], [np.float32([MOST])], ["infinities"])
+        assert compare_outputs(added([1], [3]), [np.float32([wanted])], [np.float32([MOST])], ["infinities"])
 
 
 @pytest.mark.parametrize(("activation", "bounds"), [(0, []), (1, [0]), (2, [-1, 1]), (3, [0, 6])])
 def test_nan_may_become_the_bounds_of_its_activation_alone(activation, bounds):
     call = added([np.nan], [3], activation=activation)
     wanted = [np.float32([np.nan])]
-    fine = [x for x in (-1, 0, 1, 6, 3) if judge(call, wanted, [np.float32([x])], ["clipped_nan"]) == ""]
+    fine = [x for x in (-1, 0, 1, 6, 3) if compare_outputs(call, wanted, [np.float32([x])], ["clipped_nan"]) == ""]
     assert fine == bounds
-    assert all(judge(call, wanted, [np.float32([x])]) for x in bounds)  # of a device that does not say so
+    assert all(compare_outputs(call, wanted, [np.float32([x])]) for x in bounds)  # of a device that does not say so
 
 
 @pytest.mark.parametrize("name", ["ADD", "CONV_2D", "GATHER", "CONCATENATION"])
@@ -79,7 +87,7 @@ def test_a_call_again_has_other_elements_where_they_may_be_any_and_is_the_same_o
     rng = np.random.default_rng(5)
     for cell in (c for c in cells([name]) if c.values == "ordinary"):
         call = draw(cell, rng)
-        other = again(call, rng)
+        other = with_other_values(call, rng)
         arguments = [a for a, start, end in call.bound.form.slots(len(call.inputs)) for _ in range(start, end)]
         for place, (argument, x, y) in enumerate(zip(arguments, call.inputs, other.inputs, strict=True)):
             if x is None or place not in call.given or argument.drawn is not None:
@@ -141,8 +149,8 @@ def test_only_sums_have_the_room_of_sums():
         },
     }
     call = added([1e7], [-1e7])
-    assert judge(call, [np.float32([0])], [np.float32([1])])  # 64 units of 2e7 would be 152
-    assert judge(call, [np.float32([0])], [np.float32([9e-6])]) == ""
+    assert compare_outputs(call, [np.float32([0])], [np.float32([1])])  # 64 units of 2e7 would be 152
+    assert compare_outputs(call, [np.float32([0])], [np.float32([9e-6])]) == ""
 
 
 def test_records_with_something_open_are_these():
@@ -173,7 +181,7 @@ def test_magnitudes_of_either_sign_make_room():
 def test_nan_may_become_the_bounds_of_an_operation_that_clips(name, wanted):
     asked = called(name, tensor([np.nan]), out=Value(F32, None))
     given = [np.float32([np.nan])]
-    fine = [x for x in (-1, 0, 1, 6, 7, 2) if judge(asked, given, [np.float32([x])], ["clipped_nan"]) == ""]
+    fine = [x for x in (-1, 0, 1, 6, 7, 2) if compare_outputs(asked, given, [np.float32([x])], ["clipped_nan"]) == ""]
     assert sorted(fine) == wanted
 
 
@@ -184,7 +192,7 @@ def test_an_order_of_summing_up_may_cost_64_units_of_the_magnitudes():
     )
     room = 1e-5 + 64 * 2e4 * 2.0**-23  # and the absolute tolerance
     for off, fine in ((0.99 * room, True), (-0.99 * room, True), (1.005 * room, False), (-1.005 * room, False)):
-        assert (judge(asked, [np.float32([[0]])], [np.float32([[off]])]) == "") is fine, off
+        assert (compare_outputs(asked, [np.float32([[0]])], [np.float32([[off]])]) == "") is fine, off
 
 
 def test_both_parts_of_complex_elements_count():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nnhal.base.operands import is_tensor
-from nnhal.conformance.differential import again, arrays_of, model_of
+from nnhal.conformance.differential import arrays_of, model_of, with_other_values
 from nnhal.conformance.draw import Call, cells, draw
 from nnhal.drivers.reference import Reference
 from nnhal.hal.device import Prepared, Verdict
@@ -40,7 +40,7 @@ def test_another_set_of_inputs_has_another_parameter_of_which_no_shape_depends()
     place = next(p for p in call.given if call.arguments[p].name == "activation")
     seen = set()
     for _ in range(40):
-        other = again(call, rng)
+        other = with_other_values(call, rng)
         assert other.inputs[place].array != call.inputs[place].array  # type: ignore[union-attr]
         assert other.bound.shapes == call.bound.shapes
         assert other.bound.activation == other.inputs[place].array  # type: ignore[union-attr]
@@ -52,7 +52,7 @@ def test_another_set_of_inputs_has_another_parameter_of_which_no_shape_depends()
 def test_a_parameter_that_shapes_depend_on_stays() -> None:
     for seed in range(20):
         call = late("CONV_2D", seed)
-        other = again(call, np.random.default_rng(seed))
+        other = with_other_values(call, np.random.default_rng(seed))
         assert other.bound.shapes == call.bound.shapes
         assert [a.shape for a in arrays_of(other)] == [a.shape for a in arrays_of(call)]
 

@@ -40,14 +40,14 @@ from nnhal.conformance.suite import Outcome
 from nnhal.conformance.validate import limits, numbers, other_ways, outputs, queries
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome
 from nnhal.conformance.validate.place import place_of
-from nnhal.conformance.validate.trial import NotAsked, Trial, Unmet, trying
+from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, Trial, open_trial
 from nnhal.conformance.validate.worker import outcome_of
 from nnhal.hal import queue, request
 from nnhal.hal.device import Capabilities, Hints, Verdict
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.request import UNLIMITED, Timing
 from nnhal.hal.wrappers import Wrapper
-from nnhal.ipc.client.process import ResilientPrepared
+from nnhal.ipc.client.process import ReconnectingModel
 from nnhal.runtime import discovery
 from tests.conformance.test_checks import looked, trial_of
 from tests.conformance.test_differential import F32, Q8, added
@@ -65,7 +65,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def with_samples(made: Any, name: str, *calls: Call) -> tuple[str, str, str]:
     """What comes of a check that looks at these calls."""
-    with trying(trial_of(made)) as trial:
+    with open_trial(trial_of(made)) as trial:
         trial.drawing.samples = [(call, model_of(call)) for call in calls]
         return outcome_of(CHECKS[name], trial)
 
@@ -232,7 +232,7 @@ def test_models_are_prepared_for_one_thread_where_hints_are_not_looked_at() -> N
 
 @pytest.mark.parametrize(("alive", "did"), [(True, ["close", "end"]), (False, ["close", "close()"])])
 def test_a_prepared_model_of_another_process_is_ended_where_that_lives(alive: bool, did: list[str]) -> None:
-    class Remote(ResilientPrepared):
+    class Remote(ReconnectingModel):
         def __init__(self) -> None:
             pass
 
@@ -411,7 +411,7 @@ def grown(clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float, what: s
     try:
         limits._look(trial, 1, "run", once)  # type: ignore[arg-type]
         return len(rounds), ""
-    except Unmet as error:
+    except RequirementNotMet as error:
         assert error.place == "run.py:1"
         return len(rounds), str(error)
 
@@ -535,7 +535,7 @@ def test_the_place_of_growth_is_what_was_done(clock: Clock, monkeypatch: pytest.
     monkeypatch.setattr(limits, "_held", lambda pid: {"address space": next(held)})
     trial: Any = SimpleNamespace(place=lambda what="run": f"{what}.py:1")
     for what, place in (("run", "run.py:1"), ("prepare, run and close", "prepare.py:1")):
-        with pytest.raises(Unmet, match=f"^each {what} leaks ") as found:
+        with pytest.raises(RequirementNotMet, match=f"^each {what} leaks ") as found:
             limits._look(trial, 1, what, lambda: None)
         assert found.value.place == place
 
@@ -564,7 +564,7 @@ class Told:
         return self._given(self._actual)
 
     def unmet(self, text: str) -> None:
-        raise Unmet(text)
+        raise RequirementNotMet(text)
 
     @staticmethod
     def _given(what: Any) -> Any:
@@ -613,7 +613,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, *calls: tuple[Any, Any, Any]) -> str:
     trial.many = lambda: ((call, None) for call, *_ in calls)
     try:
         numbers.steps(trial)
-    except Unmet as error:
+    except RequirementNotMet as error:
         return str(error)
     return ""
 
@@ -718,7 +718,9 @@ def test_an_element_of_quantize_is_exact_where_it_is_a_thousandth_of_a_step_away
         assert _exact(trial, asked, right, 1 - right) == 0
         return
     assert _exact(trial, asked, right, right) == 1
-    with pytest.raises(Unmet, match="output 0 is off in 1 of 1 elements that are not at a half, the first at"):
+    with pytest.raises(
+        RequirementNotMet, match="output 0 is off in 1 of 1 elements that are not at a half, the first at"
+    ):
         _exact(trial, asked, right, 1 - right)
 
 
@@ -734,7 +736,8 @@ def test_what_quantize_leaves_open_and_what_is_not_there_or_of_another_shape_nee
             numbers._exact(trial, asked, right, wrong)  # type: ignore[arg-type]
             continue
         with pytest.raises(
-            Unmet, match=r"1 of 2 elements that are not at a half, the first at \[0\]: 1, must be 0 \(cell\)"
+            RequirementNotMet,
+            match=r"1 of 2 elements that are not at a half, the first at \[0\]: 1, must be 0 \(cell\)",
         ):
             numbers._exact(trial, asked, right, wrong)  # type: ignore[arg-type]
         for wanted, actual in ((None, wrong), (right, None), (right, wrong[:1])):
@@ -750,7 +753,7 @@ def test_the_smallest_call_that_is_wrong_is_told_of_and_how_many_are(monkeypatch
     monkeypatch.setattr(numbers, "_problem", lambda t, call, m: "" if call.cell == "right" else f"wrong at {call.cell}")
     trial: Any = Told()
     trial.many = lambda: ((call, None) for call in calls)
-    with pytest.raises(Unmet, match=r"^3 of 4 calls: wrong at two \(two\)$"):
+    with pytest.raises(RequirementNotMet, match=r"^3 of 4 calls: wrong at two \(two\)$"):
         numbers.values(trial)
     trial.many = lambda: ((call, None) for call in calls if call.cell == "right")
     numbers.values(trial)
@@ -770,7 +773,7 @@ def test_a_query_is_asked_three_times_and_the_first_answer_must_stay(others: tup
         return Capabilities.uniform(2.0 if len(count) in others else 1.0)
 
     stages: list[str] = []
-    with trying(trial_of(device(capabilities=answered), stages=stages)) as trial:
+    with open_trial(trial_of(device(capabilities=answered), stages=stages)) as trial:
         found, reason, place = outcome_of(CHECKS["capabilities"], trial)
     assert (found, len(count), stages) == (verdict, 3, ["capabilities"] * 3)
     assert verdict == "passed" or (reason.endswith(", must stay the same") and place.startswith("test_looks.py:"))
@@ -784,7 +787,7 @@ def test_what_changed_is_named_and_cut() -> None:
 
 def test_a_device_is_asked_for_its_status() -> None:
     stages: list[str] = []
-    with trying(trial_of(device(), stages=stages)) as trial:
+    with open_trial(trial_of(device(), stages=stages)) as trial:
         assert outcome_of(CHECKS["status"], trial)[0] == "passed"
     assert stages == ["status"]
 
@@ -803,7 +806,7 @@ def test_operations_of_extensions_that_are_named_are_found_and_each_has_a_record
         "com.one.SECOND has no record, must have one as the definition to compare with (ops.schema.register)",
     )
     monkeypatch.setattr(queries, "OPS", dict.fromkeys(names.values()))
-    with trying(trial_of(device())) as trial:
+    with open_trial(trial_of(device())) as trial:
         assert outcome_of(CHECKS["extensions"], trial)[0] == "passed"
         assert trial.found == ("com.one.FIRST", "com.one.SECOND")
 
@@ -831,7 +834,7 @@ def test_a_verdict_is_the_same_of_the_same_model_and_of_one_built_anew(first: bo
                 return [Verdict(True)] if model == trial.drawing.calls[0][1] else inner(self, model)
 
         seen.clear()
-        with trying(trial_of(device(supports=supports))) as trial:
+        with open_trial(trial_of(device(supports=supports))) as trial:
             found, reason, _ = outcome_of(CHECKS["verdicts"], trial)
         said = f"supports() returns {texts[first]}, then {texts[then]} {how}"
         assert found == "failed" and reason.startswith(said), reason
@@ -882,7 +885,7 @@ def test_what_the_driver_is_asked_is_told_before_it_is(name: str, told: set[str]
         found.add(stages[-1])
         self.give(request, self.result(request))
 
-    with trying(trial_of(running(run), stages=stages)) as trial:
+    with open_trial(trial_of(running(run), stages=stages)) as trial:
         trial.drawing.samples = [(SMALL, model_of(SMALL))]
         assert outcome_of(CHECKS[name], trial)[0] == "passed"
     assert set(stages) == {"prepare", "run", "close"} | told and found == at_runs
@@ -905,7 +908,7 @@ def test_each_memory_of_the_drivers_own_has_a_time_of_its_own_and_is_closed() ->
         held.append(Held(desc, roles))
         return held[-1]
 
-    with trying(trial_of(device(allocate=allocate), stages=stages)) as trial:
+    with open_trial(trial_of(device(allocate=allocate), stages=stages)) as trial:
         trial.drawing.samples = [(SMALL, model_of(SMALL))]
         assert outcome_of(CHECKS["allocation"], trial)[0] == "passed"
     assert stages.count("allocate") == 2 and held == []
@@ -913,7 +916,7 @@ def test_each_memory_of_the_drivers_own_has_a_time_of_its_own_and_is_closed() ->
 
 def test_what_was_prepared_first_is_kept_for_the_check_that_closes() -> None:
     made = counting()
-    with trying(trial_of(made)) as trial:
+    with open_trial(trial_of(made)) as trial:
         assert outcome_of(CHECKS["prepares"], trial)[0] == "passed"
         several = len(trial.samples())
         assert len(trial.drawing.kept) == several == made.open
@@ -931,7 +934,7 @@ def test_verdicts_after_a_close_are_looked_at_too() -> None:
         return [Verdict(not getattr(self, "closed", False), "tired")]
 
     made = device(prepared=type("P", (Healthy,), {"close": close}), supports=supports)
-    with trying(trial_of(made)) as trial:
+    with open_trial(trial_of(made)) as trial:
         trial.drawing.samples = [(SMALL, model_of(SMALL))]
         found, reason, _ = outcome_of(CHECKS["stable-verdicts"], trial)
     assert (found, reason) == ("failed", "supports() returns yes, and no after the model was closed")

@@ -24,7 +24,7 @@ from nnhal.base.stacks import TELL
 from nnhal.conformance import pool, worker
 from nnhal.conformance.pool import BARREN, ENDING, LOADING, OWN, TELLING, Work, _WorkProcess, children_of, run_all
 from nnhal.conformance.subject import Bundle, Subject
-from nnhal.conformance.worker import Answer, Board, Ready
+from nnhal.conformance.worker import Answer, Ready, StageBoard
 from tests.waiting import Opened
 
 T = 10.0  # seconds that the driver may take
@@ -66,7 +66,7 @@ class Played:
         self._socket = socket.socket(fileno=os.dup(ends[0]))
         self.connection = Connection(os.dup(ends[0]))
         memory = os.dup(ends[1])
-        self.board = Board(memory)
+        self.board = StageBoard(memory)
         os.close(memory)
         self.number = len(self.started)
         self.pid = NO_PID + self.number
@@ -767,13 +767,13 @@ def one(played: System) -> Iterator[_WorkProcess]:
 
 def test_a_process_is_late_when_its_time_has_passed(one: _WorkProcess, played: System) -> None:
     begin = played.clock.now
-    assert one.until == begin + LOADING and one.goes_on()
+    assert one.until == begin + LOADING and one.is_in_time()
     played.clock.now = one.until
-    assert not one.goes_on()
+    assert not one.is_in_time()
     one.give(Bundle("of", ("a",)))
     assert one.until == played.clock.now + T and one.answered == 0
     played.clock.now += 3
-    one.went_on()
+    one.note_progress()
     assert one.until == played.clock.now + T
 
 
@@ -783,11 +783,11 @@ def test_what_was_asked_counts_where_the_driver_is_there_and_it_was_asked_later(
     played.clock.now = 1e9
     one._board = SimpleNamespace(asked_ns=10**18, read=lambda: (0, "run"))  # type: ignore[assignment]
     one._until = 1e9 + 3.5
-    assert one.goes_on() and one.until == 1e9 + 3.5  # it loads
+    assert one.is_in_time() and one.until == 1e9 + 3.5  # it loads
     one.ready = True
-    assert one.goes_on() and one.until == 1e9 + T
+    assert one.is_in_time() and one.until == 1e9 + T
     one._until = 1e9 + 2 * T
-    assert one.goes_on() and one.until == 1e9 + 2 * T
+    assert one.is_in_time() and one.until == 1e9 + 2 * T
 
 
 class WithOwnWork(Playing):
@@ -823,17 +823,17 @@ def test_the_pool_looks_again_within_the_drivers_time_as_the_suites_own_work_may
 
 
 def test_an_item_is_in_hand_where_the_driver_is_asked_something_for_it(one: _WorkProcess) -> None:
-    assert one.in_hand is None and one.left() == []
+    assert one.current_item is None and one.left() == []
     one._board.write(0, "run")
-    assert one.in_hand is None  # no task
+    assert one.current_item is None  # no task
     task = Bundle("of", ("a", "b", "c"))
     one.give(task)
-    assert one.in_hand is None and one.stage == ""
+    assert one.current_item is None and one.stage == ""
     for place, item in enumerate(task.items):
         one._board.write(place, "run")
-        assert one.in_hand is item and one.stage == "run"
+        assert one.current_item is item and one.stage == "run"
     one._board.write(3, "close")
-    assert one.in_hand is None and one.stage == "close"
+    assert one.current_item is None and one.stage == "close"
     assert one.left() == [task] and one.left(but="b") == [Bundle("of", ("a", "c"))]
     one.answered = 2
     assert one.left() == [Bundle("of", ("c",))] and one.left(but=task.items[2]) == []

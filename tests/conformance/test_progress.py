@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nnhal.cli import common
-from nnhal.cli.judged import ProgressLines, followed
+from nnhal.cli.judged import ProgressLines, run_with_progress
 from nnhal.cli.validate import _print_bad
 from nnhal.conformance.pool import TaskResult
 from nnhal.conformance.validate.check import CheckOutcome
@@ -55,11 +55,11 @@ def outcomes_until_ctrl_c() -> Generator[tuple[TaskResult, int, int], None, None
 
 def test_ctrl_c_leaves_what_came_where_what_is_bad_is_printed_and_ends_the_rest() -> None:
     seen: list[Any] = []
-    ran = followed(outcomes_until_ctrl_c(), "checks", "checks of", "", quiet=True, bad=seen.append)
+    ran = run_with_progress(outcomes_until_ctrl_c(), "checks", "checks of", "", quiet=True, bad=seen.append)
     assert [o.verdict for o in ran.outcomes] == ["passed", "failed"] and seen == ran.outcomes[1:]
     assert (ran.calls, ran.device, ran.interrupted) == (Counter(run=1), "mine", 3)
     with pytest.raises(KeyboardInterrupt):
-        followed(outcomes_until_ctrl_c(), "checks", "checks of", "", quiet=True)
+        run_with_progress(outcomes_until_ctrl_c(), "checks", "checks of", "", quiet=True)
 
 
 class Interrupted(io.StringIO):

@@ -17,15 +17,15 @@ import pytest
 import nnhal
 from nnhal.base.codes import Activation, OperandType
 from nnhal.base.errors import InvalidArgument, OperationFailed
-from nnhal.conformance.differential import arrays_of, judge, kernel_outputs, model_of, run, tensors_of
+from nnhal.conformance.differential import arrays_of, compare_outputs, kernel_outputs, model_of, run, tensors_of
 from nnhal.conformance.draw import AT_BOUNDS
 from nnhal.conformance.pool import children_of
 from nnhal.conformance.proving.hard import BOUNDED, FAMILIES, hard_calls
 from nnhal.conformance.proving.run import ProofOutcome, found_by, keep
 from nnhal.drivers.reference import Reference
-from nnhal.hal.choices import FormChoice, Proved
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by
-from nnhal.hal.proofs import choices_of, recall
+from nnhal.hal.choices import Proved, VariantChoice
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
+from nnhal.hal.proofs import choices_of, load_proofs
 from nnhal.hal.wrappers import WithOptions
 from nnhal.ops import OPS
 from nnhal.ops.common import ACTIVATION_RANGE, nhwc
@@ -275,7 +275,7 @@ def caught(operation: str, kind: int, kernel: Any) -> int:
     for call in hard_calls(operation, kind):
         arrays = [None if v is None else v.array for v in call.inputs]
         actual = np.asarray(kernel(call.bound, *call.bound.form.tensors(arrays)))
-        wrong += bool(judge(call, kernel_outputs(call), [actual]))
+        wrong += bool(compare_outputs(call, kernel_outputs(call), [actual]))
     return wrong
 
 
@@ -318,7 +318,9 @@ def test_hard_calls_tell_bounds_without_their_decimals_from_rounded_ones(operati
         return np.clip(OPS[operation].kernel(a, *tensors), least, most).astype(a.out.dtype)
 
     calls = [call for call in hard_calls(operation, kind) if call.cell.values == AT_BOUNDS]
-    wrong = [call for call in calls if judge(call, kernel_outputs(call), [cut(call.bound, *tensors_of(call))])]
+    wrong = [
+        call for call in calls if compare_outputs(call, kernel_outputs(call), [cut(call.bound, *tensors_of(call))])
+    ]
     assert len({call.bound.out.scale for call in wrong}) >= 2
 
 
@@ -372,8 +374,8 @@ def test_hard_calls_are_those_that_the_reference_agrees_with_itself_on(operation
     calls = list(hard_calls(operation, kind))
     assert len(calls) >= 6 and any(call.cell.values == "hard" for call in calls)
     for call in calls[::5]:
-        wanted = run(prepared_by(discovery.cpu(), model_of(call), Hints()), arrays_of(call))
-        assert not judge(call, wanted, wanted)
+        wanted = run(checked_prepared(discovery.cpu(), model_of(call), Hints()), arrays_of(call))
+        assert not compare_outputs(call, wanted, wanted)
 
 
 def test_hard_calls_are_the_same_each_time_and_others_for_another_seed() -> None:
@@ -390,7 +392,7 @@ def outcome(form: str, verdict: str, reason: str = "") -> ProofOutcome:
     return ProofOutcome("ADD", F32, form, verdict, reason)
 
 
-CHOICE = FormChoice("ADD", F32, ("a", "b", "c"), None, "c")
+CHOICE = VariantChoice("ADD", F32, ("a", "b", "c"), None, "c")
 
 
 @pytest.mark.parametrize(
@@ -432,9 +434,9 @@ def test_what_another_proof_found_stays(two: tuple[Path, Any], tmp_path: Path, m
     monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
     device = discovery.load_driver(DRIVER)
     assert device.proofs is not None
-    before = recall(device.proofs.identity)
+    before = load_proofs(device.proofs.identity)
     keep(device, {("RELU", F32): Proved("")})
-    assert len(before) == len(WANTED) and recall(device.proofs.identity) == {**before, ("RELU", F32): Proved("")}
+    assert len(before) == len(WANTED) and load_proofs(device.proofs.identity) == {**before, ("RELU", F32): Proved("")}
 
 
 class Failing(Reference):
@@ -451,6 +453,6 @@ def test_what_an_engine_said_is_told_in_a_line() -> None:
 
     call = next(hard_calls("ADD", F32))
     with pytest.raises(OperationFailed) as raised:
-        prepared_by(Failing(), model_of(call), Hints())
+        checked_prepared(Failing(), model_of(call), Hints())
     line = _failure(str(raised.value), "failing")
     assert line.startswith("fails: cannot\\n be prepared be") and line.endswith(" ...") and "\n" not in line

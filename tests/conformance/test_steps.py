@@ -8,7 +8,7 @@ import pytest
 from nnhal.base.operands import Array
 from nnhal.conformance.validate.check import CHECKS
 from nnhal.conformance.validate.run import DRAWS
-from nnhal.conformance.validate.trial import Drawing, Trial, trying
+from nnhal.conformance.validate.trial import Drawing, Trial, open_trial
 from nnhal.conformance.validate.worker import outcome_of
 from tests.suites.faulty.driver.healthy import Arithmetic, Healthy
 from tests.suites.faulty.driver.numbers import OneStepHigh, Requantised, RequantisedDown, RequantisedToZero
@@ -17,7 +17,7 @@ from tests.suites.faulty.driver.numbers import OneStepHigh, Requantised, Requant
 def steps(arithmetic: Arithmetic, operation: str) -> tuple[str, str]:
     """The verdict and the reason of `nnhal validate DRIVER --only steps/OPERATION`."""
     device = type("Rounding", (Healthy,), {"arithmetic": arithmetic})()
-    with trying(Trial(device, Drawing(operation, 0, DRAWS), [].append, isolated=False)) as trial:
+    with open_trial(Trial(device, Drawing(operation, 0, DRAWS), [].append, isolated=False)) as trial:
         return outcome_of(CHECKS["steps"], trial)[:2]
 
 

@@ -21,7 +21,7 @@ from nnhal.conformance.validate.check import CHECKS, CheckOutcome, ContractCheck
 from nnhal.conformance.validate.place import place_first, place_in
 from nnhal.conformance.validate.run import Validation, repeats_check, run_checks
 from nnhal.conformance.validate.table import of_operation
-from nnhal.conformance.validate.trial import Drawing, Trial, trying
+from nnhal.conformance.validate.trial import Drawing, Trial, open_trial
 from nnhal.conformance.validate.worker import outcome_of
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.host import HostBuffer, LocalBurst
@@ -528,7 +528,7 @@ def let_go_of_what_leaked() -> Iterator[None]:
 
 
 def looked(made: Device, name: str, operation: str) -> tuple[str, str, str]:
-    with trying(Trial(made, Drawing(operation, 0, 2), lambda stage: None, isolated=False)) as trial:
+    with open_trial(Trial(made, Drawing(operation, 0, 2), lambda stage: None, isolated=False)) as trial:
         return outcome_of(CHECKS[name], trial)
 
 
@@ -576,7 +576,7 @@ def test_a_healthy_driver_keeps_each_promise(name):
 
 
 def test_a_check_that_saw_nothing_is_skipped_and_one_that_saw_something_passes():
-    with trying(Trial(device(), Drawing(ADD, 0, 1), lambda stage: None, isolated=False)) as trial:
+    with open_trial(Trial(device(), Drawing(ADD, 0, 1), lambda stage: None, isolated=False)) as trial:
         for seen, verdict in ((0, ("skipped", "there are none", "")), (1, ("passed", "", ""))):
             made = ContractCheck(
                 "name", "A promise.", lambda trial, seen=seen: seen, "there are none", (), False, False, ()

@@ -9,7 +9,7 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.conformance.differential import model_of
 from nnhal.conformance.validate.check import CHECKS
 from nnhal.conformance.validate.run import Validation, run_checks
-from nnhal.conformance.validate.trial import trying
+from nnhal.conformance.validate.trial import open_trial
 from nnhal.conformance.validate.worker import outcome_of
 from nnhal.hal.cache.files import CacheFiles
 from tests.conformance.test_checks import looked, trial_of
@@ -75,7 +75,7 @@ def test_damaged_files_may_be_taken_where_results_stay_right_and_those_of_anothe
         ("cache-damaged", ("passed", "")),
         ("cache-token", ("failed", "files of another token are accepted, must be a miss")),
     ):
-        with trying(trial_of(trusting)) as trial:
+        with open_trial(trial_of(trusting)) as trial:
             call = added([[1, 2]], [[3, 4]])
             trial.drawing.samples = [(call, model_of(call))]
             assert outcome_of(CHECKS[name], trial)[:2] == became

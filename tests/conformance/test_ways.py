@@ -7,7 +7,7 @@ from nnhal import Builder
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.conformance.ways import WAYS
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.hal.request import Control
 from nnhal.hal.wrappers import Wrapper
 from nnhal.model.builder import ModelBuilder
@@ -17,7 +17,7 @@ from nnhal.runtime import discovery
 def doubling():
     b = Builder()
     x = b.input((2,))
-    return prepared_by(discovery.cpu(), b.finish([x], [b.add(x, x)]), Hints())
+    return checked_prepared(discovery.cpu(), b.finish([x], [b.add(x, x)]), Hints())
 
 
 def request(prepared):
@@ -93,7 +93,7 @@ def test_no_memory_is_allocated_for_parameters_and_for_what_is_empty():
         activation, out = b.operand(OperandType.INT32, ()), b.operand(OperandType.TENSOR_FLOAT32, (size,))
         b.operation("ADD", [x, y, activation], [out])
         device, ones = Counting(discovery.cpu()), np.ones(size, np.float32)
-        prepared = prepared_by(device, b.finish([x, y, activation], [out]), Hints())
+        prepared = checked_prepared(device, b.finish([x, y, activation], [out]), Hints())
         for rooms, taken in ((np.empty(size, np.float32), roles), (None, roles[:2])):
             device.roles = ()
             asked = prepared.request([ones, -ones, np.int32(1)], [rooms])

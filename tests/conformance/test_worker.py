@@ -26,10 +26,10 @@ from nnhal.conformance.validate import worker as checking
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome
 from nnhal.conformance.validate.run import CheckItem, Validation
 from nnhal.conformance.validate.trial import DRAWING, Drawing, Trial
-from nnhal.conformance.worker import Answer, Board, Ready, Worker, process_of, serve_with
+from nnhal.conformance.worker import Answer, Ready, StageBoard, Worker, process_of, serve_with
 from nnhal.drivers.reference import Reference
 from nnhal.hal.wrappers import WithOptions, Wrapper
-from nnhal.ipc.client.process import Resilient
+from nnhal.ipc.client.process import ReconnectingDevice
 from nnhal.runtime import discovery, isolation
 
 TOGETHER_NS = 20_000_000
@@ -71,8 +71,8 @@ class Ends:
     def __init__(self, subject: Subject, kind: type[Worker] = Scripted) -> None:
         self.connection, theirs = Pipe()
         memory = os.memfd_create("board")
-        os.ftruncate(memory, Board.FORM.size)
-        self.board, board = Board(memory), Board(memory)
+        os.ftruncate(memory, StageBoard.FORM.size)
+        self.board, board = StageBoard(memory), StageBoard(memory)
         os.close(memory)
         self.connection.send(subject)
         self.worker: Any = kind(theirs, board)
@@ -136,7 +136,7 @@ def test_a_level_a_process_and_options_are_asked_for_and_a_devices_own_options_w
 
 
 def test_a_process_of_the_devices_own_is_found_under_its_options() -> None:
-    own = object.__new__(Resilient)
+    own = object.__new__(ReconnectingDevice)
     assert process_of(own) is own
     under = object.__new__(WithOptions)
     under.inner = own
@@ -412,7 +412,7 @@ def alone(exits: None, monkeypatch: pytest.MonkeyPatch) -> Any:
     done: list[Any] = []
     connection, theirs = Pipe()
     memory = os.memfd_create("board")
-    os.ftruncate(memory, Board.FORM.size)
+    os.ftruncate(memory, StageBoard.FORM.size)
     monkeypatch.setattr(faulthandler, "enable", lambda: done.append("enable"))
     monkeypatch.setattr(faulthandler, "register", lambda number: done.append(("register", number)))
     monkeypatch.setattr(worker, "_libc", SimpleNamespace(prctl=lambda *given: done.append(("prctl", *given))))

@@ -12,7 +12,7 @@ import pytest
 
 import nnhal
 from nnhal.base.codes import OperandType
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import State
 from tests.contract.drivers.hostile import BREACHES, LATE
@@ -141,7 +141,7 @@ def test_the_matrix_is_as_large_as_it_is_said_to_be():
 def test_a_result_is_right_or_an_error_has_a_name(breach, way, isolation):
     named: Any = "hostile"
     if breach == "memory-error" and isolation == "process":  # such a process is replaced, which adds up to a quarantine
-        named = Resilient("hostile", lambda: start(str(DRIVER)))
+        named = ReconnectingDevice("hostile", lambda: start(str(DRIVER)))
     compiled = nnhal.compile(
         model(way is stream), devices=named, isolation=isolation, driver_options={"hostile": {"breach": breach}}
     )

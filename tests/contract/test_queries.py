@@ -15,10 +15,10 @@ import pytest
 import nnhal
 from nnhal.base.codes import DeviceStatus, OperandType
 from nnhal.base.installed import EntryPoint
-from nnhal.ipc.client.process import Resilient
+from nnhal.ipc.client.process import ReconnectingDevice
 from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery, isolation
-from nnhal.runtime.discovery import Found
+from nnhal.runtime.discovery import DiscoveredDriver
 from tests.contract.drivers import liar
 from tests.contract.drivers.liar import ABOUT_ITSELF, AT_LOAD, ERRORS, OWN, QUERIES
 from tests.waiting import Opened, Started, until
@@ -227,10 +227,10 @@ def test_what_a_driver_answers_in_process_is_right_or_an_error_that_names_it(que
 def test_what_a_driver_answers_in_its_own_process_is_right_or_an_error_that_names_it(query, nonsense, told):
     if query in AT_LOAD:
         forget()
-    discovery._registered["liar"] = Found("liar", str(DRIVER), None)
+    discovery._registered["liar"] = DiscoveredDriver("liar", str(DRIVER), None)
 
-    def kept() -> Resilient | None:
-        devices = (d for place, d in isolation._devices.values().items() if place.name == "liar" and not d.unusable)
+    def kept() -> ReconnectingDevice | None:
+        devices = (d for place, d in isolation._devices.values().items() if place.name == "liar" and not d.is_unusable)
         return next(devices, None)
 
     if query in AT_LOAD:

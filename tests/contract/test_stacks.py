@@ -14,7 +14,7 @@ import pytest
 import nnhal
 from nnhal.base.errors import NnhalError
 from nnhal.base.stacks import LONGEST, stack_of
-from nnhal.hal.device import Hints, fenced_by, prepared_by
+from nnhal.hal.device import Hints, checked_prepared, fenced_by
 from nnhal.hal.request import Control
 from nnhal.runtime import discovery, isolation
 
@@ -60,7 +60,7 @@ def by_burst(run: nnhal.Compiled) -> None:
 def launched(way: str, at: str) -> None:
     """By hand: where a launch fails the runtime runs it in the background instead."""
     device = isolation.select([nnhal.load_driver(DRIVER).name], way)[0]
-    prepared = prepared_by(device, graph(), Hints(options={"at": at}))
+    prepared = checked_prepared(device, graph(), Hints(options={"at": at}))
     fenced_by(prepared, "device raising", prepared.request([X, X], [X.copy()]), Control(), ())
 
 

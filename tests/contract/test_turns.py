@@ -14,11 +14,11 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import Cancelled, ContractBroken, MissedDeadline, OperationFailed
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
 from nnhal.hal.request import Control
-from nnhal.hal.turns import Ticket, Turns
+from nnhal.hal.turns import LockTicket, OptionsLock
 from nnhal.ipc import names
-from nnhal.ipc.client.process import Resilient
+from nnhal.ipc.client.process import ReconnectingDevice
 from nnhal.runtime import discovery, isolation
 from tests.waiting import LIMIT, jitter, until
 
@@ -162,7 +162,7 @@ def test_a_prepared_model_may_say_so_for_itself():
 @pytest.mark.parametrize("declared", [1, "yes", None])
 def test_what_is_no_boolean_is_the_drivers_fault_and_what_it_prepared_is_closed(declared):
     with pytest.raises(ContractBroken, match=r"one_at_a_time of a Prepared is .*, must be a bool"):
-        prepared_by(Mine(lambda *_: None, declared), graph(), Hints())
+        checked_prepared(Mine(lambda *_: None, declared), graph(), Hints())
 
 
 @pytest.mark.parametrize(
@@ -183,12 +183,12 @@ def test_what_a_driver_says_that_cannot_be_is_no_error_of_the_applications_and_l
     if what in ("at_once", "one_at_a_time"):
         setattr(device, what, value)
     with pytest.raises(ContractBroken, match=f"device mine: {what}.* is {value!r}, must be"):
-        prepared_by(device, graph(), Hints())
+        checked_prepared(device, graph(), Hints())
     assert len(closed) == 1
 
 
 def test_a_prepared_model_goes_with_its_last_reference():
-    prepared = prepared_by(Mine(lambda *_: None, True), graph(), Hints())
+    prepared = checked_prepared(Mine(lambda *_: None, True), graph(), Hints())
     there = weakref.ref(prepared)
     gc.disable()
     try:
@@ -201,7 +201,7 @@ def test_a_prepared_model_goes_with_its_last_reference():
 @pytest.mark.parametrize("seed", range(20))
 def test_any_interleaving_keeps_one_inside_and_leaves_nobody_waiting(seed):
     """Each of eight threads runs, fails, is cancelled or late, at random moments."""
-    random, turns = np.random.default_rng(seed), Turns()
+    random, turns = np.random.default_rng(seed), OptionsLock()
     inside, most, done = [], [], []
 
     def act(kind, control):
@@ -240,7 +240,7 @@ def test_any_interleaving_keeps_one_inside_and_leaves_nobody_waiting(seed):
 @pytest.mark.parametrize("seed", range(10))
 def test_who_is_alone_is_beside_nobody_and_waits_for_those_alone_who_came_before(seed):
     """Executions and changes at random moments, some of which are given up: what is begun after a change sees it."""
-    random, turns, inside, wrong = np.random.default_rng(seed), Turns(), [], []
+    random, turns, inside, wrong = np.random.default_rng(seed), OptionsLock(), [], []
 
     def act(kind, control):
         inside.append(kind)
@@ -271,8 +271,8 @@ def test_who_is_alone_is_beside_nobody_and_waits_for_those_alone_who_came_before
 
 
 def test_those_beside_one_another_do_not_overtake_who_waits_to_be_alone():
-    turns, order = Turns(), []
-    first, alone, second = Ticket(alone=False), Ticket(alone=True), Ticket(alone=False)
+    turns, order = OptionsLock(), []
+    first, alone, second = LockTicket(alone=False), LockTicket(alone=True), LockTicket(alone=False)
     for ticket in (first, alone, second):
         turns.queue(ticket)
         order.append([each.called.is_set() for each in (first, alone, second)])
@@ -290,8 +290,8 @@ def test_those_beside_one_another_do_not_overtake_who_waits_to_be_alone():
     "control", [Control(), Control(deadline=2**62), Control(cancelled=threading.Event())], ids=["none", "far", "event"]
 )
 def test_whoever_is_lost_with_a_ticket_is_passed_over_whatever_limit_there_is(control):
-    turns, lost = Turns(), []
-    ticket = Ticket(alone=True)
+    turns, lost = OptionsLock(), []
+    ticket = LockTicket(alone=True)
     turns.queue(ticket)
     thread = threading.Thread(target=lambda: turns.alone(lambda *_: lost.append(1))(None, control))
     thread.start()
@@ -303,7 +303,7 @@ def test_whoever_is_lost_with_a_ticket_is_passed_over_whatever_limit_there_is(co
 
 
 def test_a_lost_ticket_in_the_middle_holds_up_nobody_behind_it():
-    turns, first, lost, last = Turns(), Ticket(alone=False), Ticket(alone=False), Ticket(alone=False)
+    turns, first, lost, last = OptionsLock(), LockTicket(alone=False), LockTicket(alone=False), LockTicket(alone=False)
     turns.queue(first)
     turns.queue(lost)
     del lost
@@ -313,7 +313,7 @@ def test_a_lost_ticket_in_the_middle_holds_up_nobody_behind_it():
 
 @pytest.mark.parametrize("kind", [MissedDeadline, Cancelled])
 def test_who_gives_up_does_so_while_another_is_still_inside(kind):
-    turns, inside, over, ran = Turns(), threading.Event(), threading.Event(), []
+    turns, inside, over, ran = OptionsLock(), threading.Event(), threading.Event(), []
 
     def holding(*_):
         inside.set()
@@ -342,7 +342,7 @@ def test_clients_of_one_service_stand_in_one_queue(tmp_path, monkeypatch):
     with subprocess.Popen(command, stdout=subprocess.PIPE) as service:
         try:
             assert service.stdout.readline()
-            clients = [Resilient("queued-service", lambda: names.connect("queued-service")) for _ in range(3)]
+            clients = [ReconnectingDevice("queued-service", lambda: names.connect("queued-service")) for _ in range(3)]
             runs = [nnhal.compile(graph(), devices=[client]) for client in clients]
             assert max(at_once([lambda run=run: run(full(1)) for run in runs * 3])) == 1
             for client in clients:
@@ -352,7 +352,7 @@ def test_clients_of_one_service_stand_in_one_queue(tmp_path, monkeypatch):
 
 
 def test_who_leaves_takes_nobody_else_out_of_the_queue() -> None:
-    turns, tickets = Turns(), [Ticket(alone=True) for _ in range(4)]
+    turns, tickets = OptionsLock(), [LockTicket(alone=True) for _ in range(4)]
     first, second, third, last = tickets
     for ticket in tickets:
         turns.queue(ticket)

@@ -10,13 +10,13 @@ import pytest
 import nnhal
 from nnhal.base.errors import ContractBroken, DriverFailed
 from nnhal.base.memory import Memory
-from nnhal.drivers.null import Nothing, Null
-from nnhal.hal.device import Hints, Prepared, prepared_by, traits_of
-from nnhal.hal.wrappers import AtLevel, Recorded
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.drivers.null import Null, NullPrepared
+from nnhal.hal.device import Hints, Prepared, checked_prepared, traits_of
+from nnhal.hal.wrappers import Recorded, WithHalLevel
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import CONSTANTS, Model
-from nnhal.model.layouts import laid_out
+from nnhal.model.layouts import with_layout
 from nnhal.runtime import discovery, isolation
 from tests.contract.drivers import tunable
 from tests.contract.drivers.tunable import LATE
@@ -90,13 +90,13 @@ def test_the_service_unmaps_its_pools(tmp_path):
     mapped = {}
     for said in (False, True):
         session = start(str(DRIVER), options=["--unconfined"])
-        device = Resilient("tunable", lambda session=session: session)
+        device = ReconnectingDevice("tunable", lambda session=session: session)
         b = ModelBuilder()
         kind = nnhal.base.codes.OperandType.TENSOR_FLOAT32
         x, y = b.operand(kind, (size // 4,)), b.operand(kind, (size // 4,))
         w = b.reference(kind, (size // 4,), b.add_pool(Memory.from_file(path)), 0, size)
         b.operation("ADD", [x, w, b.constant(nnhal.base.codes.OperandType.INT32, 0)], [y])
-        prepared = prepared_by(device, b.finish([x], [y]), Hints(options={"nonsense": {"weights_consumed": said}}))
+        prepared = checked_prepared(device, b.finish([x], [y]), Hints(options={"nonsense": {"weights_consumed": said}}))
         mapped[said] = str(path) in Path(f"/proc/{device.pid}/maps").read_text()
         prepared.close()
         device.close()
@@ -106,16 +106,16 @@ def test_the_service_unmaps_its_pools(tmp_path):
 def test_the_client_drops_its_copies_of_what_could_not_be_sent():
     model = adding(Memory.wrap(W.copy()))
     device = isolation.isolated("tunable")
-    prepared = prepared_by(device, model, Hints())
+    prepared = checked_prepared(device, model, Hints())
     assert not device.remote().session.pools._copies
-    kept = prepared_by(device, model, Hints(options={"nonsense": {"weights_consumed": False}}))
+    kept = checked_prepared(device, model, Hints(options={"nonsense": {"weights_consumed": False}}))
     assert len(device.remote().session.pools._copies) == 1
     for each in (prepared, kept):
         each.close()
 
 
 def test_a_process_that_died_is_given_the_model_again():
-    device = Resilient("tunable", lambda: start(str(DRIVER)))
+    device = ReconnectingDevice("tunable", lambda: start(str(DRIVER)))
     compiled = nnhal.compile(adding(), devices=[device])
     assert np.array_equal(compiled(X), X + W)
     device._remote.session.process.kill()
@@ -156,13 +156,13 @@ def test_what_cannot_be_said_is_the_drivers_fault(kind, nonsense):
 
 def test_wrappers_say_what_is_said():
     device = discovery.load_one("tunable")
-    for wrapped in (AtLevel(device, nnhal.Level.V1_2), Recorded(device, [])):
-        prepared = prepared_by(wrapped, adding().again(), Hints())
+    for wrapped in (WithHalLevel(device, nnhal.Level.V1_2), Recorded(device, [])):
+        prepared = checked_prepared(wrapped, adding().again(), Hints())
         assert traits_of(prepared) == (True, ("gain", "slow"), False)
         assert prepared.memory().weights_copied == 16
 
 
-class Zeros(Nothing):
+class Zeros(NullPrepared):
     weights_consumed = True
 
 
@@ -178,7 +178,7 @@ def test_a_model_that_was_laid_out_for_a_device_is_that_devices_own_to_lose():
     x = b.input((1, 4, 4, 8))
     weights = np.random.default_rng(0).normal(size=(8, 3, 3, 8)).astype(np.float32)
     model = b.finish([x], [b.conv_2d(x, weights, np.zeros(8, np.float32), padding="same", stride=1)])
-    kept = laid_out(model, "nchw").model
+    kept = with_layout(model, "nchw").model
     assert kept is not model
     for _ in range(2):
         compiled = nnhal.compile(model, devices=[OfOneLayout()])

@@ -9,8 +9,8 @@ import numpy as np
 from nnhal.conformance.differential import THREADS, arrays_of, as_code, model_of, run
 from nnhal.conformance.draw import AT_BOUNDS
 from nnhal.conformance.proving.hard import hard_calls
-from nnhal.hal.claims import considered_by
-from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.hal.claims import consider_support
+from nnhal.hal.device import Device, Hints, checked_prepared
 from nnhal.runtime import discovery
 
 NOT_PROVED = 1  # a seed
@@ -29,15 +29,18 @@ def off(
         islice(chain(*(hard_calls(operation, kind, seed) for seed in seeds)), 0, None, every)
     ):
         model, hints = model_of(call), Hints(threads=THREADS[number % len(THREADS)])
-        claims = considered_by(device, model, hints)
+        claims = consider_support(device, model, hints)
         if claims.refused():
-            claims.let_go()
+            claims.release_work()
             came["refused"] += 1
             continue
-        theirs, mine = prepared_by(device, model, claims.hints(hints)), prepared_by(discovery.cpu(), model, Hints())
+        theirs, mine = (
+            checked_prepared(device, model, claims.hints(hints)),
+            checked_prepared(discovery.cpu(), model, Hints()),
+        )
         (actual,), (wanted,) = run(theirs, arrays_of(call)), run(mine, arrays_of(call))
         theirs.close()
-        claims.let_go()
+        claims.release_work()
         assert actual is not None and wanted is not None and actual.dtype == wanted.dtype
         came["run"] += 1
         steps = int(np.abs(actual.astype(int) - wanted.astype(int)).max(initial=0))

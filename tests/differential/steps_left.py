@@ -27,10 +27,10 @@ from nnhal.base.codes import type_name
 from nnhal.base.errors import InvalidModel, NnhalError
 from nnhal.base.operands import Array, quantised
 from nnhal.base.records import Record
-from nnhal.conformance.differential import THREADS, again, arrays_of, model_of, open_masks, run
+from nnhal.conformance.differential import THREADS, arrays_of, model_of, open_masks, run, with_other_values
 from nnhal.conformance.draw import TRIES, Call, Cell, Drawn, cells
-from nnhal.hal.claims import considered_by
-from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.hal.claims import consider_support
+from nnhal.hal.device import Device, Hints, checked_prepared
 from nnhal.ops.schema import Q8, Q8S
 from nnhal.runtime import discovery
 from tests.differential import ask
@@ -113,13 +113,13 @@ def of_model(device: Device, call: Call, hints: Hints, rng: np.random.Generator)
     """What differs in one model, run with several inputs; None where the device refuses it."""
     model, found = model_of(call), Steps()
     with ExitStack() as held:
-        claims = considered_by(device, model, hints)
-        held.callback(claims.let_go)
+        claims = consider_support(device, model, hints)
+        held.callback(claims.release_work)
         if claims.refused():
             return None
-        mine = held.enter_context(closing(prepared_by(discovery.cpu(), model, Hints())))
+        mine = held.enter_context(closing(checked_prepared(discovery.cpu(), model, Hints())))
         try:
-            theirs = held.enter_context(closing(prepared_by(device, model, claims.hints(hints))))
+            theirs = held.enter_context(closing(checked_prepared(device, model, claims.hints(hints))))
         except NnhalError:  # of a form that no proof would let run
             return None
         for _ in range(RERUNS):
@@ -128,7 +128,7 @@ def of_model(device: Device, call: Call, hints: Hints, rng: np.random.Generator)
             except NnhalError:
                 break
             found += of_outputs(call, wanted, run(theirs, arrays_of(call)))
-            call = again(call, rng)
+            call = with_other_values(call, rng)
     if not found.differing:
         return found
     side = (found.above - found.below) / found.differing

@@ -11,10 +11,10 @@ import pytest
 import nnhal
 from nnhal.api import Numerics
 from nnhal.base.operands import Array
-from nnhal.conformance.differential import again, arrays_of, model_of, open_masks, run
+from nnhal.conformance.differential import arrays_of, model_of, open_masks, run, with_other_values
 from nnhal.conformance.draw import Cell, cells, draw
-from nnhal.hal.claims import considered_by
-from nnhal.hal.device import Hints, can_be_exact, prepared_by
+from nnhal.hal.claims import consider_support
+from nnhal.hal.device import Hints, can_be_exact, checked_prepared
 from nnhal.ops.schema import Q8, Q8S
 from nnhal.runtime import discovery
 from nnhal.runtime.compilation import Fallback
@@ -46,16 +46,16 @@ def differing(device: str, cell: Cell) -> Iterator[str]:
     for _ in range(DRAWS):
         call = draw(cell, rng)
         model = model_of(call)
-        claims = considered_by(theirs, model, EXACT)
+        claims = consider_support(theirs, model, EXACT)
         hints = claims.hints(EXACT)
         if claims.refused():
-            claims.let_go()
+            claims.release_work()
             continue
         with (
-            closing(prepared_by(discovery.cpu(), model, EXACT)) as mine,
-            closing(prepared_by(theirs, model, hints)) as prepared,
+            closing(checked_prepared(discovery.cpu(), model, EXACT)) as mine,
+            closing(checked_prepared(theirs, model, hints)) as prepared,
         ):
-            claims.let_go()
+            claims.release_work()
             for _ in range(RERUNS):
                 wanted, found = run(mine, arrays_of(call)), run(prepared, arrays_of(call))
                 for w, g, left_open in zip(wanted, found, open_masks(call, len(wanted)), strict=True):
@@ -63,7 +63,7 @@ def differing(device: str, cell: Cell) -> Iterator[str]:
                     if w.dtype.itemsize == 1 and (bad := (w != g) & ~np.asarray(left_open, bool)).any():
                         at = np.unravel_index(int(bad.argmax()), bad.shape)
                         yield f"{cell}: {int(bad.sum())} of {bad.size} differ, first {g[at]}, must be {w[at]}"
-                call = again(call, rng)
+                call = with_other_values(call, rng)
 
 
 @pytest.mark.sampled(6)
@@ -81,8 +81,8 @@ def test_litert_takes_common_operations(operation: str) -> None:
     (litert,) = discovery.select(["litert"])
     taken = 0
     for cell in (cell for cell in CELLS if cell.op.name == operation and cell.values == "ordinary"):
-        claims = considered_by(litert, model_of(draw(cell, np.random.default_rng(seeds(cell)))), EXACT)
-        claims.let_go()
+        claims = consider_support(litert, model_of(draw(cell, np.random.default_rng(seeds(cell)))), EXACT)
+        claims.release_work()
         taken += not claims.refused()
     assert taken
 

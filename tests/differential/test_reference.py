@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nnhal.base.operands import Array, Value, dtype_of, quantised
-from nnhal.conformance.differential import as_code, bound_of, compare, kernel_outputs, open_masks
+from nnhal.conformance.differential import as_code, bind_call, compare, kernel_outputs, open_masks
 from nnhal.conformance.draw import Call, Cell, cells, draw
 from nnhal.ops.schema import output_at
 from tests.differential import EXACT, ORACLES, ask
@@ -57,7 +57,7 @@ def near(call: Call, wanted: Sequence[Array], made: Sequence[Array]) -> list[Arr
 
 def problem(call: Call) -> str:
     made = kernel_outputs(call)
-    a = bound_of(call)
+    a = bind_call(call)
     wanted = [
         None if x is None else stored(v, np.shape(x) if s is None or None in s else s, np.asarray(x))
         for v, s, x in zip(call.outputs, a.shapes, ask(call), strict=True)

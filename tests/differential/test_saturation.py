@@ -13,7 +13,7 @@ import pytest
 from nnhal.base.codes import type_name
 from nnhal.base.operands import quantised
 from nnhal.conformance.proving.hard import BOUNDED, FAMILIES
-from nnhal.conformance.proving.run import found_by, run_proofs, to_prove
+from nnhal.conformance.proving.run import found_by, run_proofs, variants_to_prove
 from nnhal.conformance.subject import Subject
 from nnhal.hal.choices import Proved
 from nnhal.hal.device import Device
@@ -35,7 +35,7 @@ _found: dict[str, dict[tuple[str, int], Proved]] = {}
 def proved(device: Device) -> dict[tuple[str, int], Proved]:
     """What a proof finds on this processor, of the operations that are looked at here."""
     if device.name not in _found:
-        choices = [c for c in to_prove(device) if (c.operation, c.type) in CELLS]
+        choices = [c for c in variants_to_prove(device) if (c.operation, c.type) in CELLS]
         results = run_proofs(Subject(device=device.name, timeout=60), choices, jobs=1) if choices else ()
         _found[device.name] = found_by([o for some, _, _ in results for o in some.outcomes], choices)
     return _found[device.name]
@@ -53,12 +53,12 @@ def as_it_is(name: str, operation: str, kind: int) -> tuple[str, Counter[str]]:
 
 def faster(device: Device, operation: str, kind: int) -> tuple[str, Device] | None:
     """The form that a proof finds, if that is another than runs without."""
-    for choice in to_prove(device):
+    for choice in variants_to_prove(device):
         if (choice.operation, choice.type) == (operation, kind):
             assert device.proofs is not None
             right = proved(device).get((operation, kind))
             if right is not None and right.form not in (None, choice.known[-1]):
-                return right.form, device.proofs.in_form(operation, kind, right.form)
+                return right.form, device.proofs.with_variant(operation, kind, right.form)
     return None
 
 

@@ -10,7 +10,7 @@ from nnhal.base.codes import operation_name
 from nnhal.base.operands import Array, ChannelQuant
 from nnhal.frontends.tensor import Tensor
 from nnhal.model.graph import Model
-from nnhal.model.parts import cut, live
+from nnhal.model.parts import extract_part, live_operands
 
 KINDS: dict[str, type[np.integer[Any]]] = {
     "TENSOR_QUANT8_ASYMM": np.uint8,
@@ -239,11 +239,11 @@ def require_within_a_step(model: Model, x: Array, run: Run, expected: Run) -> No
     """Each operation is within a step of what is expected of its own inputs; what the chain gives hardly depends on whether
     somebody looks at what lies between.
     """
-    operations = live(model)
-    whole = cut(model, operations, also=[i for n in operations for i in model.main.operations[n].outputs])
+    operations = live_operands(model)
+    whole = extract_part(model, operations, also=[i for n in operations for i in model.main.operations[n].outputs])
     known = {model.main.inputs[0]: x, **dict(zip(whole.outputs, run(whole.model, [x]), strict=True))}
     for number in operations:
-        one = cut(model, [number])
+        one = extract_part(model, [number])
         for place, wanted in zip(one.outputs, expected(one.model, [known[i] for i in one.inputs]), strict=True):
             name = operation_name(model.main.operations[number].type)
             assert steps(known[place], wanted) <= 1, (number, name)

@@ -171,9 +171,9 @@ def kinds_on_openvino(model: Model) -> list[str]:
     from nnhal.drivers.kit.real import RealGraph, RealTask
     from nnhal.drivers.openvino.device import TABLE as REAL
     from nnhal.drivers.openvino.engine import opset, ov
-    from nnhal.drivers.openvino.maths import Maths
+    from nnhal.drivers.openvino.maths import MathOperations
 
-    graph: Any = RealGraph(model, Maths())
+    graph: Any = RealGraph(model, MathOperations())
     REAL.lower(model, lambda a, operation: RealTask(graph, a, operation))
     made = ov().Model([opset().result(y) for y in graph.outputs()], graph.inputs)
     return [node.get_type_name() for node in made.get_ops()]

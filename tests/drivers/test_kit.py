@@ -31,8 +31,8 @@ from nnhal.drivers.kit import (
     window,
 )
 from nnhal.frontends.python import Builder
-from nnhal.hal.claims import considered_by
-from nnhal.hal.device import Considered, Device, Hints, Prepared, Verdict, prepared_by
+from nnhal.hal.claims import consider_support
+from nnhal.hal.device import Considered, Device, Hints, Prepared, Verdict, checked_prepared
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.graph import Model, Operation
@@ -374,9 +374,9 @@ def test_a_graph_is_kept_of_models_that_are_taken_whole_and_given_to_its_own_kin
     some, whole = relus(1, also=True), relus(2)
     assert Graphed().consider(some, Hints()).worked_out is None
     for kind, there in ((list, True), (dict, False)):
-        claims = considered_by(Graphed(), whole, Hints())
+        claims = consider_support(Graphed(), whole, Hints())
         assert (kept_graph(claims.hints(Hints()), kind) == ["RELU"] * 2) == there
-        claims.let_go()
+        claims.release_work()
     assert kept_graph(Hints(), list) is None
 
 
@@ -424,7 +424,7 @@ def test_an_argument_that_is_or_may_be_omitted_has_no_operands():
 
 
 def test_a_device_made_of_it_is_a_device():
-    found = prepared_by(Kit(), twice_relu(), Hints())
+    found = checked_prepared(Kit(), twice_relu(), Hints())
     assert isinstance(found, Doubled)
 
 
@@ -500,7 +500,7 @@ def test_a_part_of_a_model_is_lowered_anew(monkeypatch):
 
 def test_a_graph_is_for_who_comes_first():
     device, model = Graphed(), relus(2)
-    claims = considered_by(device, model, Hints())
+    claims = consider_support(device, model, Hints())
     hints = claims.hints(Hints())
     for _ in range(2):
         device.prepare(model, hints)

@@ -26,7 +26,7 @@ from nnhal.base.operands import ChannelQuant
 from nnhal.drivers.litert.device import Litert, _settings
 from nnhal.frontends import tflite
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
@@ -112,7 +112,7 @@ def test_an_unknown_option_lists_the_known_ones(device: Device) -> None:
 
 @pytest.mark.parametrize("xnnpack", [True, False])
 def test_results_do_not_depend_on_who_computes_them(device: Device, xnnpack: bool) -> None:
-    prepared = prepared_by(device, add(), Hints(options={"xnnpack": xnnpack}))
+    prepared = checked_prepared(device, add(), Hints(options={"xnnpack": xnnpack}))
     assert run(prepared, floats(1, 2, 3, 4))[0].tolist() == [2, 4, 6, 8]
 
 
@@ -120,14 +120,14 @@ def test_results_do_not_depend_on_who_computes_them(device: Device, xnnpack: boo
 
 
 def test_outputs_are_never_the_interpreters_own_memory(device: Device) -> None:
-    prepared = prepared_by(device, add(), Hints())
+    prepared = checked_prepared(device, add(), Hints())
     first = run(prepared, floats(0, 0, 0, 0))[0]
     run(prepared, floats(9, 9, 9, 9))
     assert first.tolist() == [1, 2, 3, 4]
 
 
 def test_outputs_are_written_in_place_and_room_that_is_too_small_is_told(device: Device) -> None:
-    prepared = prepared_by(device, add(), Hints())
+    prepared = checked_prepared(device, add(), Hints())
     x, room, small = floats(1, 1, 1, 1), np.zeros(4, np.float32), np.zeros(8, np.uint8)
     request = requests.run(prepared, [x], rooms=[room])
     assert request.results[0] is room and room.tolist() == [2, 3, 4, 5]
@@ -137,13 +137,13 @@ def test_outputs_are_written_in_place_and_room_that_is_too_small_is_told(device:
 
 
 def test_the_wrong_input_shape_is_an_invalid_request(device: Device) -> None:
-    prepared = prepared_by(device, add(), Hints())
+    prepared = checked_prepared(device, add(), Hints())
     with pytest.raises(InvalidRequest, match=r"input 0 is of shape \[3\], must be of shape \[4\]"):
         run(prepared, floats(1, 2, 3))
 
 
 def test_threads_run_one_prepared_model_at_once_and_get_their_own_results(device: Device) -> None:
-    prepared = prepared_by(device, add(), Hints(threads=1))
+    prepared = checked_prepared(device, add(), Hints(threads=1))
     wrong: list[Any] = []
 
     def work(number: int) -> None:
@@ -163,7 +163,7 @@ def test_threads_run_one_prepared_model_at_once_and_get_their_own_results(device
 def test_a_dimension_left_open_takes_any_size_and_forgotten_sizes_come_back(device: Device) -> None:
     open_batch = add((0, 4))
     assert all(v.ok for v in device.supports(open_batch))
-    prepared = prepared_by(device, open_batch, Hints())
+    prepared = checked_prepared(device, open_batch, Hints())
     for batch in (1, 2, 3, 4, 5, 6, 1):
         y = run(prepared, np.zeros((batch, 4), np.float32))[0]
         assert y.tolist() == [[1, 2, 3, 4]] * batch
@@ -173,7 +173,7 @@ def test_a_dimension_left_open_takes_any_size_and_forgotten_sizes_come_back(devi
 
 
 def test_deadline_and_cancellation_are_looked_at_before_the_run(device: Device) -> None:
-    prepared = prepared_by(device, add(), Hints())
+    prepared = checked_prepared(device, add(), Hints())
     with pytest.raises(MissedDeadline):
         requests.run(prepared, [floats(1, 2, 3, 4)], Control(deadline=1))
     cancelled = threading.Event()
@@ -183,7 +183,7 @@ def test_deadline_and_cancellation_are_looked_at_before_the_run(device: Device) 
 
 
 def test_time_is_measured_when_asked_and_the_device_is_part_of_the_driver(device: Device) -> None:
-    prepared = prepared_by(device, add(), Hints())
+    prepared = checked_prepared(device, add(), Hints())
     x = floats(1, 2, 3, 4)
     timing = prepared.request([x]).execute(prepared.run, Control(measure=True))
     assert timing is not None and timing.on_device is not None and timing.in_driver is not None
@@ -192,7 +192,7 @@ def test_time_is_measured_when_asked_and_the_device_is_part_of_the_driver(device
 
 
 def test_a_closed_model_does_not_run(device: Device) -> None:
-    prepared = prepared_by(device, add(), Hints())
+    prepared = checked_prepared(device, add(), Hints())
     prepared.close()
     with pytest.raises(Closed):
         run(prepared, floats(1, 2, 3, 4))
@@ -234,7 +234,7 @@ def agree(device: Device, name: str) -> None:
     states = {s.input: s.initial for s in imported.states}
     given = iter(inputs)
     feed = [states[i] if i in states else next(given) for i in range(len(imported.main.inputs))]
-    request = requests.run(prepared_by(device, imported, Hints(threads=1)), feed)
+    request = requests.run(checked_prepared(device, imported, Hints(threads=1)), feed)
     kept = {s.output for s in imported.states}
     results = [x for i, x in enumerate(request.results) if i not in kept]
     for detail, actual in zip(direct.get_output_details(), results, strict=True):
@@ -245,13 +245,13 @@ def agree(device: Device, name: str) -> None:
 
 
 def test_float16_models_are_computed_in_float32_and_rounded_once(device: Device) -> None:
-    prepared = prepared_by(device, add(kind=F16), Hints())
+    prepared = checked_prepared(device, add(kind=F16), Hints())
     y = run(prepared, np.array([2048, 0.1, -3, 65504], np.float16))[0]
     assert y.dtype == np.float16
     assert y.tolist() == [2048, np.float16(np.float32(np.float16(0.1)) + 2), 0, np.float16(65504 + 4)]
     with np.errstate(all="raise"):
         product = model("MUL", [(F16, (1,)), (F16, [300.0]), (T.INT32, NONE)], (F16,))
-        assert run(prepared_by(device, product, Hints()), np.array([300], np.float16))[0].tolist() == [np.inf]
+        assert run(checked_prepared(device, product, Hints()), np.array([300], np.float16))[0].tolist() == [np.inf]
 
 
 def test_a_state_is_read_from_its_input_and_given_as_an_output(device: Device) -> None:
@@ -265,7 +265,7 @@ def test_a_state_is_read_from_its_input_and_given_as_an_output(device: Device) -
     settings = [b.constant(T.INT32, 4), b.constant(T.FLOAT32, 0.0), b.constant(T.FLOAT32, 0.0)]
     outs = [b.operand(F32, s) for s in ((1, 4 * units), (1, units), (1, units), (1, units))]
     b.operation("LSTM", [x, *weights, zeros[3], cell, *settings], outs)
-    prepared = prepared_by(device, b.finish([x, cell], outs), Hints())
+    prepared = checked_prepared(device, b.finish([x, cell], outs), Hints())
     for _ in range(2):  # the second run starts from the same state
         _, state, halved, y = run(prepared, np.ones((1, 3), np.float32), np.array([[4, -8]], np.float32))
         np.testing.assert_allclose(halved, [[2, -4]], rtol=1e-6)
@@ -284,25 +284,25 @@ def test_padding_that_is_no_scheme_does_not_count(device: Device) -> None:
     numbers = [(T.INT32, n) for n in (1, 0, 1, 0, 1, 1, 2, 2, NONE)]
     for op in ("AVERAGE_POOL_2D", "MAX_POOL_2D"):
         pool = model(op, [(F32, (1, 4, 4, 1)), *numbers], (F32,))
-        y = run(prepared_by(device, pool, Hints()), -np.ones((1, 4, 4, 1), np.float32))[0]
+        y = run(checked_prepared(device, pool, Hints()), -np.ones((1, 4, 4, 1), np.float32))[0]
         np.testing.assert_allclose(y, -np.ones((1, 4, 4, 1)), rtol=1e-6)
 
 
 def test_exp_keeps_the_tolerance_where_xnnpacks_does_not(device: Device) -> None:
     x = np.linspace(0, 80, 1000, dtype=np.float32)
-    y = run(prepared_by(device, model("EXP", [(F32, (1000,))], (F32,)), Hints()), x)[0]
+    y = run(checked_prepared(device, model("EXP", [(F32, (1000,))], (F32,)), Hints()), x)[0]
     np.testing.assert_allclose(y, np.exp(x.astype(np.float64)), rtol=5 * 2**-23)
 
 
 def test_quantised_comparison_is_of_real_values(device: Device) -> None:
     less = model("LESS", [(Q8, (3,), 2.0, 0), (Q8, (3,), 1.0, 10)], (T.TENSOR_BOOL8,))
-    y = run(prepared_by(device, less, Hints()), np.array([1, 2, 3], np.uint8), np.array([14, 14, 14], np.uint8))[0]
+    y = run(checked_prepared(device, less, Hints()), np.array([1, 2, 3], np.uint8), np.array([14, 14, 14], np.uint8))[0]
     assert y.tolist() == [True, False, False]  # 2, 4, 6 against 4
 
 
 def test_among_equals_the_last_comes_first_as_nnapi_wants_and_litert_does_not(device: Device) -> None:
     top = model("TOPK_V2", [(F32, (5,)), (T.INT32, 3)], (F32,), (I32,))
-    values, places = run(prepared_by(device, top, Hints()), floats(7, 1, 7, 9, 7))
+    values, places = run(checked_prepared(device, top, Hints()), floats(7, 1, 7, 9, 7))
     assert values.tolist() == [9, 7, 7] and places.tolist() == [3, 4, 2]
 
 
@@ -310,7 +310,7 @@ def test_integer_division_is_taken_only_where_it_cannot_end_the_process(device: 
     def divide(by: int) -> Model:
         return model("DIV", [(I32, (2,)), (I32, [by, by]), (T.INT32, NONE)], (I32,))
 
-    assert run(prepared_by(device, divide(2), Hints()), np.array([7, -7], np.int32))[0].tolist() == [3, -4]
+    assert run(checked_prepared(device, divide(2), Hints()), np.array([7, -7], np.int32))[0].tolist() == [3, -4]
     assert not device.supports(divide(0))[0].ok and not device.supports(divide(-1))[0].ok
 
 
@@ -322,7 +322,7 @@ def test_unsigned_activations_take_weights_with_a_scale_for_each_channel(device:
     offsets = b.constant(I32, [2, 1])
     numbers = [b.constant(T.INT32, n) for n in (1, 1, 1, NONE)]
     b.operation("CONV_2D", [x, kernel, offsets, *numbers], [y])
-    result = run(prepared_by(device, b.finish([x], [y]), Hints()), np.full((1, 1, 1, 1), 138, np.uint8))[0]
+    result = run(checked_prepared(device, b.finish([x], [y]), Hints()), np.full((1, 1, 1, 1), 138, np.uint8))[0]
     # x = (138 - 128) / 2 = 5; 5 * 3 + 2 * 0.5 * 1 = 16 and 5 * -8 + 1 * 0.5 * 2 = -39
     assert result.ravel().tolist() == [116, 61]
 
@@ -369,7 +369,7 @@ def test_a_scalar_where_the_rank_was_left_open_is_computed_all_the_same() -> Non
     b = ModelBuilder()
     x, y = (b.operand(OperandType.TENSOR_FLOAT32, []) for _ in range(2))
     b.operation(OperationType.ABS, [x], [y])
-    prepared = prepared_by(Litert(), b.finish([x], [y]), Hints(threads=1))
+    prepared = checked_prepared(Litert(), b.finish([x], [y]), Hints(threads=1))
     for given in (np.float32([-1, 2]), np.array(-3.0, np.float32), np.float32([[-1]])):
         (result,) = run(prepared, given)
         np.testing.assert_array_equal(result, np.abs(given))

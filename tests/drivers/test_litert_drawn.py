@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from nnhal.base.operands import quantised
-from nnhal.conformance.differential import as_code, model_of, one
+from nnhal.conformance.differential import as_code, model_of, run_both
 from nnhal.conformance.draw import Call, Cell, cells, draw
 from nnhal.drivers import reference
-from nnhal.hal.claims import considered_by
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.claims import consider_support
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.ops.schema import F16, I32, Q8PC, Q8SYMM, Q16A, Q16S, T
 
 litert = pytest.importorskip("nnhal.drivers.litert")
@@ -72,14 +72,14 @@ def constant(call: Call) -> Call:
 def refused_or_compared(call: Call) -> tuple[str, str]:
     """Why the device refuses a call, and where its results differ from the definition; "" for neither."""
     model, hints = model_of(call), Hints(threads=1)
-    claims = considered_by(device(), model, hints)
+    claims = consider_support(device(), model, hints)
     if why := claims.refused().get(0, ""):
         return why, ""
     with (
-        closing(prepared_by(reference.device(), model, Hints())) as mine,
-        closing(prepared_by(device(), model, claims.hints(hints))) as theirs,
+        closing(checked_prepared(reference.device(), model, Hints())) as mine,
+        closing(checked_prepared(device(), model, claims.hints(hints))) as theirs,
     ):
-        found = one(device(), mine, theirs, call)
+        found = run_both(device(), mine, theirs, call)
     return "", "" if found.outcome == "agrees" else f"{found.reason}\n{as_code(call)}"
 
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from nnhal.drivers.litert import engine
-from nnhal.drivers.litert.greeting import GREETING, without_greeting
+from nnhal.drivers.litert.greeting import GREETING, drop_greeting
 from tests.waiting import LIMIT
 
 USE = """
@@ -33,7 +33,7 @@ def test_nothing_is_said_on_stderr(program):
 
 def test_litert_greets_before_it_is_handed_out(monkeypatch):
     allocated, module = [], engine.engine()
-    monkeypatch.setattr(engine, "without_greeting", lambda call: allocated.append(call()))
+    monkeypatch.setattr(engine, "drop_greeting", lambda call: allocated.append(call()))
     assert engine.engine.__wrapped__() is module
     assert len(allocated) == 1
 
@@ -48,7 +48,7 @@ def test_what_others_write_meanwhile_arrives_and_what_their_processes_write_late
         children.append(subprocess.Popen(["/bin/sh", "-c", "sleep 1.2; echo late >&2"]))
 
     children = []
-    without_greeting(call)
+    drop_greeting(call)
     os.write(2, b"after\n")
     assert children[0].wait() == 0
     threads = [t for t in threading.enumerate() if t.name == "nnhal-stderr"]
@@ -63,7 +63,7 @@ def test_stderr_is_itself_again_when_the_call_fails(capfd):
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        without_greeting(call)
+        drop_greeting(call)
     os.write(2, b"after\n")
     assert capfd.readouterr().err == "why\nafter\n"
 

@@ -14,7 +14,7 @@ from nnhal.base.codes import OperandType
 from nnhal.base.operands import ChannelQuant
 from nnhal.drivers.litert import sums
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.hal.device import Device, Hints, checked_prepared
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests import requests
@@ -76,7 +76,7 @@ def run(op: str, **arguments: Any) -> Any:
     model, arrays = build(op, **arguments)
     device: Device = litert.device()
     assert device.supports(model)[0] == (True, "")
-    return requests.run(prepared_by(device, model, Hints(threads=1)), arrays).results[0]
+    return requests.run(checked_prepared(device, model, Hints(threads=1)), arrays).results[0]
 
 
 def reason(op: str, **arguments: Any) -> str:
@@ -359,7 +359,7 @@ def open_run(op: str, *batches: int, **arguments: Any) -> list[Any]:
     model, _ = build(op, **arguments)
     device: Device = litert.device()
     assert device.supports(model)[0].ok
-    prepared = prepared_by(device, model, Hints(threads=1))
+    prepared = checked_prepared(device, model, Hints(threads=1))
     return [requests.run(prepared, [np.ones((batch, 2), np.float32)]).results[0] for batch in batches]
 
 

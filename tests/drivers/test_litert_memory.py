@@ -20,9 +20,9 @@ from nnhal.base.errors import MissedDeadline, OutOfMemory
 from nnhal.base.memory import Memory
 from nnhal.base.sealed import sealed
 from nnhal.hal import idle
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
 from nnhal.hal.request import Control, Request
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests import requests
@@ -64,7 +64,7 @@ def anywhere(request: pytest.FixtureRequest) -> Iterator[Device]:
     if request.param == "in process":
         yield litert.device()
         return
-    device = Resilient("litert", lambda: start("litert"))
+    device = ReconnectingDevice("litert", lambda: start("litert"))
     yield device
     device.close()
 
@@ -118,7 +118,7 @@ def test_weights_in_a_pool_are_the_pools_own_pages() -> None:
 def test_weights_anywhere_in_several_pools_are_computed_with(anywhere: Device, offset: int) -> None:
     first, second = Memory.allocate(SIZE + offset), Memory.allocate(2 * SIZE + offset)
     w = [fill(first, offset, 1), fill(second, SIZE + offset, 2), fill(second, offset, 3)]
-    prepared = prepared_by(anywhere, dense((first, offset), (second, SIZE + offset), (second, offset)), Hints())
+    prepared = checked_prepared(anywhere, dense((first, offset), (second, SIZE + offset), (second, offset)), Hints())
     assert np.array_equal(run(prepared, ONES), ONES @ w[0].T @ w[1].T @ w[2].T)
 
 
@@ -126,13 +126,13 @@ def test_weights_anywhere_in_several_pools_are_computed_with(anywhere: Device, o
 def test_a_drivers_process_holds_the_clients_pages_and_no_copy_of_weights() -> None:
     memory, count = Memory.allocate(64 * SIZE), 64
     weights = [fill(memory, n * SIZE, n) for n in range(count)]
-    device = Resilient("litert", lambda: start("litert"))
+    device = ReconnectingDevice("litert", lambda: start("litert"))
     try:
         x = np.zeros((1, UNITS), np.float32)
-        assert np.array_equal(run(prepared_by(device, dense((memory, 0)), Hints()), ONES), ONES @ weights[0].T)
+        assert np.array_equal(run(checked_prepared(device, dense((memory, 0)), Hints()), ONES), ONES @ weights[0].T)
         before = private(device.pid)
         whole = dense(*((memory, n * SIZE) for n in range(count)))
-        held = prepared_by(device, whole, Hints(options={"xnnpack": False}))  # which packs a copy of its own
+        held = checked_prepared(device, whole, Hints(options={"xnnpack": False}))  # which packs a copy of its own
         assert np.array_equal(run(held, x), x)
         assert private(device.pid) - before < 8 * SIZE
     finally:
@@ -145,7 +145,7 @@ def test_weights_of_a_pool_inside_a_file_are_computed_with(anywhere: Device, tmp
     path.write_bytes(bytes(5008) + weights.tobytes())
     with path.open("rb") as file:
         memory = Memory.from_fd(file.fileno(), SIZE, 5008)
-    assert np.array_equal(run(prepared_by(anywhere, dense((memory, 0)), Hints()), ONES), ONES @ weights.T)
+    assert np.array_equal(run(checked_prepared(anywhere, dense((memory, 0)), Hints()), ONES), ONES @ weights.T)
 
 
 def test_weights_off_the_alignment_of_a_tflite_file_are_copied_to_one() -> None:
@@ -190,7 +190,7 @@ def test_the_pool_is_unmapped_when_the_model_goes() -> None:
 def test_the_bytes_that_were_given_to_an_interpreter_stay_while_it_does() -> None:
     memory = Memory.allocate(SIZE)
     before = fill(memory, 0, 1).tobytes()
-    reader = lower(dense((memory, 0))).packed.given_to(SimpleNamespace)  # of the content, nobody else has a hold
+    reader = lower(dense((memory, 0))).packed.pass_to(SimpleNamespace)  # of the content, nobody else has a hold
     assert before in reader.model_content
 
 
@@ -218,7 +218,7 @@ def test_a_process_may_end_with_a_prepared_model_and_an_allocator_that_writes_to
 def test_a_pool_may_be_closed_once_its_model_is_prepared(device: Device) -> None:
     memory = Memory.allocate(SIZE)
     weights = fill(memory, 0, 1).copy()
-    prepared = prepared_by(device, dense((memory, 0)), Hints())
+    prepared = checked_prepared(device, dense((memory, 0)), Hints())
     memory.close()
     assert np.array_equal(run(prepared, ONES), ONES @ weights.T)
 
@@ -294,10 +294,10 @@ def test_content_is_zeros_until_it_is_written_and_pages_begin_where_they_do() ->
 def test_the_driver_tells_what_it_maps_and_no_more(device: Device) -> None:
     memory = Memory.allocate(SIZE)
     fill(memory, 0, 1)
-    assert prepared_by(device, dense((memory, 0)), Hints()).memory() == (None, SIZE, None, None)
+    assert checked_prepared(device, dense((memory, 0)), Hints()).memory() == (None, SIZE, None, None)
     b = nnhal.Builder()
     x = b.input((4,))
-    assert prepared_by(device, b.finish([x], [b.relu(x)]), Hints()).memory() == (None, 0, None, None)
+    assert checked_prepared(device, b.finish([x], [b.relu(x)]), Hints()).memory() == (None, 0, None, None)
 
 
 # ---------------------------------------------------------------------------------------------------------- interpreters
@@ -333,7 +333,7 @@ def prepared(counted: type[Counted]) -> Prepared:
     device.at_once = 8
     b = nnhal.Builder()
     x = b.input((1, UNITS))
-    return prepared_by(device, b.finish([x], [b.relu(x)]), Hints(threads=1))
+    return checked_prepared(device, b.finish([x], [b.relu(x)]), Hints(threads=1))
 
 
 def at_once(prepared: Prepared, number: int) -> None:
@@ -434,7 +434,7 @@ def test_an_interrupt_while_memory_is_looked_at_leaves_the_arrays_there_were(
 ) -> None:
     memory = Memory.allocate(SIZE)
     weights = fill(memory, 0, 1)
-    prepared = prepared_by(device, dense((memory, 0)), Hints())
+    prepared = checked_prepared(device, dense((memory, 0)), Hints())
     view, looked = engine.EngineInstance._view, []
 
     def interrupted(self: engine.EngineInstance, tensor: int) -> Any:

@@ -7,8 +7,8 @@ import nnhal
 from nnhal import Builder
 from nnhal.drivers import litert
 from nnhal.drivers.litert import engine, lowering
-from nnhal.drivers.litert.own_kernels import differs_here
-from nnhal.hal.claims import considered_by
+from nnhal.drivers.litert.own_kernels import kernel_difference
+from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Hints
 from nnhal.hal.wrappers import Limited
 
@@ -144,12 +144,12 @@ def test_what_was_lowered_for_other_options_is_not_taken(monkeypatch):
     w = b.dequantize(b.constant(np.ones((3, 4), np.int8), SYMM, 0.5))
     model = b.finish([x], [b.fully_connected(x, w, b.constant(np.zeros(3, np.float32)))])
     device, anew, lower = litert.device(), [], lowering.lower
-    assert not differs_here()  # which lowers models of its own, once
+    assert not kernel_difference()  # which lowers models of its own, once
     monkeypatch.setattr(lowering, "lower", lambda *a, **k: anew.append(k) or lower(*a, **k))
     ways = {"dynamic_range": False}, {"dynamic_range": True}, {"numerics": "exact"}
     for asked in ways:
         for given in ways:
-            claims = considered_by(device, model, Hints(options=asked))
+            claims = consider_support(device, model, Hints(options=asked))
             device.prepare(model, claims.hints(Hints(options=given))).close()
     made = [(how["dynamic_range"], how["forms"].exact) for how in anew]
     assert made == [(True, False), (False, True), (False, False), (False, True), (False, False), (True, False)]

@@ -9,7 +9,7 @@ import pytest
 
 from nnhal.base.codes import OperandType
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.hal.device import Device, Hints, checked_prepared
 from nnhal.model.graph import Model
 from tests import requests
 
@@ -53,7 +53,7 @@ class Case:
 
     def run(self, device: Device) -> list[Array]:
         assert [verdict.reason for verdict in device.supports(self.model)] == [""]
-        return requests.run(prepared_by(device, self.model, Hints()), self.arrays).results
+        return requests.run(checked_prepared(device, self.model, Hints()), self.arrays).results
 
 
 def reason(device: Device, op: str, runtime: Named, **constants: Any) -> str:

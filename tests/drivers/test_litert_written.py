@@ -288,10 +288,13 @@ def test_the_reach_of_a_type_is_from_its_zero_point_to_the_farther_end(kind, zer
 def test_weights_add_up_by_channel_from_their_zero_point():
     weights = np.uint8([[1, 2, 3], [250, 5, 0]])
     value = Value(OperandType.TENSOR_QUANT8_ASYMM, (2, 3), 1.0, 5, data=weights)
-    assert sums.added_up(value, 0).tolist() == [4 + 3 + 2, 245 + 0 + 5]
-    assert sums.added_up(value, 1).tolist() == [4 + 245, 3 + 0, 2 + 5]
+    assert sums.greatest_weight_sums(value, 0).tolist() == [4 + 3 + 2, 245 + 0 + 5]
+    assert sums.greatest_weight_sums(value, 1).tolist() == [4 + 245, 3 + 0, 2 + 5]
     unknown = Value(OperandType.TENSOR_QUANT8_ASYMM, (2, 3), 1.0, 5)
-    assert sums.added_up(unknown, 0).tolist() == [3 * 250] * 2 and sums.added_up(unknown, 1).tolist() == [2 * 250] * 3
+    assert (
+        sums.greatest_weight_sums(unknown, 0).tolist() == [3 * 250] * 2
+        and sums.greatest_weight_sums(unknown, 1).tolist() == [2 * 250] * 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -346,7 +349,7 @@ def test_what_is_made_of_the_bytes_keeps_them():
     from nnhal.drivers.litert.content import Content
 
     content = Content(8)
-    made = content.given_to(SimpleNamespace, num_threads=3)
+    made = content.pass_to(SimpleNamespace, num_threads=3)
     assert (made.num_threads, made.nnhal_content, len(made.model_content)) == (3, content, 8)
 
 

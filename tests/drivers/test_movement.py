@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nnhal.drivers.kit.movement import FAR, picked
+from nnhal.drivers.kit.movement import FAR, strided_slices
 from nnhal.frontends.python import Builder
 from nnhal.model.validate import validate
 from nnhal.ops.schema import Bound
@@ -24,7 +24,7 @@ def test_begin_and_end_pick_what_a_slice_picks_and_count_from_the_front(size: in
     x = np.arange(size)
     for begin in range(-size - 1, size + 2):
         for end in range(-size - 1, size + 2):
-            (first,), (last,), (step,) = picked(strided_slice(size, begin, end, stride))
+            (first,), (last,), (step,) = strided_slices(strided_slice(size, begin, end, stride))
             assert first >= 0 and (last >= 0 or last == -FAR)
             part = x[first : None if last == -FAR else last : step]
             assert part.tolist() == x[begin:end:stride].tolist()

@@ -5,7 +5,7 @@ import numpy as np
 import nnhal
 from nnhal.base.codes import OperandType
 from nnhal.drivers import null
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED
 from tests import requests
@@ -25,7 +25,7 @@ def test_it_takes_every_operation_and_states_the_time_of_the_reference():
 
 
 def test_it_gives_zeros_every_time_and_holds_no_more_than_them():
-    prepared = prepared_by(null.device(), two_outputs((2, 3)), Hints())
+    prepared = checked_prepared(null.device(), two_outputs((2, 3)), Hints())
     for given in (1, 2):
         found = requests.run(prepared, [np.full((2, 3), given, np.float32), np.full(4, 7, np.uint8)]).results
         assert [(x.shape, x.dtype, x.any()) for x in found] == [((2, 3), np.float32, False), ((4,), np.float32, False)]
@@ -36,6 +36,6 @@ def test_it_gives_zeros_every_time_and_holds_no_more_than_them():
 
 
 def test_a_dimension_that_is_not_known_before_is_1():
-    prepared = prepared_by(null.device(), two_outputs((None, 3)), Hints())
+    prepared = checked_prepared(null.device(), two_outputs((None, 3)), Hints())
     first, _ = requests.run(prepared, [np.ones((5, 3), np.float32), np.zeros(4, np.uint8)]).results
     assert first.tolist() == [[0, 0, 0]]

@@ -14,11 +14,11 @@ from nnhal.base.errors import Cancelled, Closed, DeviceUnavailable, InvalidArgum
 from nnhal.base.memory import Memory
 from nnhal.base.operands import dtype_of
 from nnhal.drivers import onnxruntime
-from nnhal.drivers.kit.onnx import TABLE, Built, OnnxGraph, OnnxTask
+from nnhal.drivers.kit.onnx import TABLE, BuiltGraph, OnnxGraph, OnnxTask
 from nnhal.drivers.kit.onnx.graph import EXTERNAL
 from nnhal.drivers.onnxruntime import session
 from nnhal.drivers.reference import Reference
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 from tests import requests
@@ -104,7 +104,7 @@ def test_an_unknown_provider_lists_those_that_there_are(device: Device) -> None:
 
 
 def test_the_provider_that_is_there_is_taken(device: Device) -> None:
-    prepared = prepared_by(device, doubled(), Hints(options={"provider": "CPUExecutionProvider"}))
+    prepared = checked_prepared(device, doubled(), Hints(options={"provider": "CPUExecutionProvider"}))
     assert run(prepared, floats(1, 2, 3, 4)).tolist() == [2, 4, 6, 8]
 
 
@@ -113,12 +113,12 @@ def test_the_session_has_the_threads_of_the_hints(monkeypatch: pytest.MonkeyPatc
     asked: list[int] = []
     made = session.session
 
-    def noted(built: Built, count: int, provider: str) -> Any:
+    def noted(built: BuiltGraph, count: int, provider: str) -> Any:
         asked.append(count)
         return made(built, count, provider)
 
     monkeypatch.setattr(session, "session", noted)
-    prepared_by(onnxruntime.device(), doubled(), Hints(threads=threads))
+    checked_prepared(onnxruntime.device(), doubled(), Hints(threads=threads))
     assert asked == [threads]
 
 
@@ -148,7 +148,7 @@ def test_an_integer_divisor_has_to_be_constant_and_neither_0_nor_minus_1(device:
     b = nnhal.Builder()
     x = b.input((2,), "TENSOR_INT32")
     model = b.finish([x], [b.div(x, b.constant(np.array([2, -2], np.int32)))])
-    assert run(prepared_by(device, model, Hints()), np.array([-7, 7], np.int32)).tolist() == [-4, -4]
+    assert run(checked_prepared(device, model, Hints()), np.array([-7, 7], np.int32)).tolist() == [-4, -4]
 
 
 def test_scales_that_float32_cannot_multiply_are_refused(device: Device) -> None:
@@ -174,17 +174,17 @@ def test_a_sequence_of_a_cell_without_a_kernel_is_written_up_to_64_steps(device:
         )
         return b.finish([x], [y])
 
-    summed = run(prepared_by(device, sequence(64, "none"), Hints()), np.ones((1, 64, 1), np.float32))
+    summed = run(checked_prepared(device, sequence(64, "none"), Hints()), np.ones((1, 64, 1), np.float32))
     assert summed.ravel().tolist() == [*range(1, 65)]
     assert "the sequence has 65 steps, must have at most 64" in reason(device, sequence(65, "none"))
-    long = run(prepared_by(device, sequence(200, "relu"), Hints()), np.ones((1, 200, 1), np.float32))
+    long = run(checked_prepared(device, sequence(200, "relu"), Hints()), np.ones((1, 200, 1), np.float32))
     assert long.ravel().tolist() == [*range(1, 201)]
 
 
 def test_what_nnapi_fails_on_does_not_count_from_the_end(device: Device) -> None:
     b = nnhal.Builder()
     x, index = b.input((3,)), b.input((1,), "TENSOR_INT32")
-    prepared = prepared_by(device, b.finish([x, index], [b.gather(x, 0, index)]), Hints())
+    prepared = checked_prepared(device, b.finish([x, index], [b.gather(x, 0, index)]), Hints())
     assert run(prepared, floats(1, 2, 3), np.array([2], np.int32)).tolist() == [3]
     with pytest.raises(OperationFailed, match=r"onnxruntime: .*out of data bounds"):
         run(prepared, floats(1, 2, 3), np.array([-1], np.int32))
@@ -223,7 +223,7 @@ def test_shares_near_0_keep_their_digits(device: Device) -> None:
     b = nnhal.Builder()
     x = b.input((6,))
     given = floats(-80, -30, -18.5, -5, 0, 90)
-    found = run(prepared_by(device, b.finish([x], [b.logistic(x)]), Hints()), given)
+    found = run(checked_prepared(device, b.finish([x], [b.logistic(x)]), Hints()), given)
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-given.astype(np.float64))), rtol=1e-6)
 
 
@@ -259,7 +259,7 @@ def test_nearest_neighbours_are_those_of_their_own_layer(device: Device) -> None
     sizes = [(140, 130), (130, 140), (90, 200), (200, 90)]
     outputs = [b.resize_nearest_neighbor(x, out_w=width, out_h=height, nchw=False) for height, width in sizes]
     given = np.arange(4900, dtype=np.float32).reshape(1, 70, 70, 1)
-    found = requests.run(prepared_by(device, b.finish([x], outputs), Hints()), [given]).results
+    found = requests.run(checked_prepared(device, b.finish([x], outputs), Hints()), [given]).results
     for y, (height, width) in zip(found, sizes, strict=True):
         rows, columns = np.arange(height) * 70 // height, np.arange(width) * 70 // width
         np.testing.assert_array_equal(y, given[:, rows][:, :, columns])
@@ -280,8 +280,8 @@ def test_pixels_that_are_repeated_as_often_are_resized_by_the_engine(
     model = b.finish([x], [y])
     assert node in kinds(model)
     given = np.arange(120).reshape(2, 4, 3, 5).astype(model_dtype(model))
-    expected = run(prepared_by(Reference(), model, Hints()), given)
-    np.testing.assert_array_equal(run(prepared_by(device, model, Hints()), given), expected)
+    expected = run(checked_prepared(Reference(), model, Hints()), given)
+    np.testing.assert_array_equal(run(checked_prepared(device, model, Hints()), given), expected)
 
 
 def model_dtype(model: Model) -> Any:
@@ -306,7 +306,7 @@ def test_bounds_within_bounds_are_one_node(first: str, second: str) -> None:
     assert len(kinds(model)) == 3
     given = np.float32([-2, -0.25, 0.25, 0.75, 4, np.nan])
     wanted = np.clip(np.clip(2 * given, *limits[first]), *limits[second])
-    np.testing.assert_array_equal(run(prepared_by(onnxruntime.device(), model, Hints()), given), wanted)
+    np.testing.assert_array_equal(run(checked_prepared(onnxruntime.device(), model, Hints()), given), wanted)
 
 
 def chosen(one: float, other: float, shape: tuple[int, ...] = (2, 3)) -> Model:
@@ -334,7 +334,7 @@ def test_a_choice_between_values_is_that_between_tensors(device: Device, values:
     model = chosen(*values)
     assert ("Cast" in kinds(model)) == (str(values) == "(1, 0)")
     x, y = np.array([[1, 2, np.nan], [0, 5, -1]], np.float32), np.array([[0, 2, 1], [1, 4, -2]], np.float32)
-    found = run(prepared_by(device, model, Hints()), x, y)
+    found = run(checked_prepared(device, model, Hints()), x, y)
     expected = np.where(x > y, np.float32(values[0]), np.float32(values[1]))
     assert found.tobytes() == expected.tobytes()
 
@@ -348,7 +348,7 @@ def test_what_is_reshaped_twice_is_reshaped_once() -> None:
 
 @pytest.mark.parametrize("size", [4, session.IN_PLACE])
 def test_inputs_are_read_anew_at_each_execution(device: Device, size: int) -> None:
-    prepared = prepared_by(device, doubled(size), Hints())
+    prepared = checked_prepared(device, doubled(size), Hints())
     for number in (1, 2):
         x = np.full(size, number, np.float32)
         assert (run(prepared, x) == 2 * number).all()
@@ -357,27 +357,27 @@ def test_inputs_are_read_anew_at_each_execution(device: Device, size: int) -> No
 
 
 def test_outputs_are_never_the_sessions_own_memory(device: Device) -> None:
-    prepared = prepared_by(device, doubled(), Hints())
+    prepared = checked_prepared(device, doubled(), Hints())
     first = run(prepared, floats(1, 2, 3, 4))
     run(prepared, floats(9, 9, 9, 9))
     assert first.tolist() == [2, 4, 6, 8]
 
 
 def test_the_wrong_input_shape_is_an_invalid_request(device: Device) -> None:
-    prepared = prepared_by(device, doubled(), Hints())
+    prepared = checked_prepared(device, doubled(), Hints())
     with pytest.raises(InvalidRequest, match=r"input 0 is of shape \[5\], must be of shape \[4\]"):
         run(prepared, floats(1, 2, 3, 4, 5))
 
 
 def test_a_closed_model_runs_no_more(device: Device) -> None:
-    prepared = prepared_by(device, doubled(), Hints())
+    prepared = checked_prepared(device, doubled(), Hints())
     prepared.close()
     with pytest.raises(Closed, match="was closed"):
         run(prepared, floats(1, 2, 3, 4))
 
 
 def test_four_threads_get_their_own_results(device: Device) -> None:
-    prepared = prepared_by(device, doubled(2000), Hints())
+    prepared = checked_prepared(device, doubled(2000), Hints())
     wrong: list[int] = []
 
     def work(number: int) -> None:
@@ -398,7 +398,7 @@ def test_an_execution_that_is_cancelled_ends_between_operations(device: Device) 
     weights, bias = b.constant(np.zeros((32, 3, 3, 32), np.float32)), b.constant(np.zeros(32, np.float32))
     for _ in range(60):
         y = b.conv_2d(y, weights, bias, padding="same")
-    prepared, cancelled = prepared_by(device, b.finish([x], [y]), Hints(threads=1)), threading.Event()
+    prepared, cancelled = checked_prepared(device, b.finish([x], [y]), Hints(threads=1)), threading.Event()
     threading.Timer(0.05, cancelled.set).start()
     with pytest.raises(Cancelled):
         requests.run(prepared, [np.zeros((1, 256, 256, 32), np.float32)], Control(cancelled=cancelled))
@@ -426,7 +426,7 @@ def test_a_transpose_reaches_all_readers_of_what_it_turned(device: Device, shape
     chosen = b.select(b.greater_equal(turned, bent), turned, bent, **quant)
     model = b.finish([x], [b.reshape(turned, [-1]), b.transpose(bent, [2, 0, 1]), chosen])
     given = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    found = requests.run(prepared_by(device, model, Hints()), [given]).results
+    found = requests.run(checked_prepared(device, model, Hints()), [given]).results
     assert (found[2] == np.maximum(given, 100).transpose(1, 2, 0)).all()
     assert (found[1] == np.maximum(given, 100)).all()
 
@@ -439,7 +439,7 @@ def test_what_is_an_output_and_padded_for_a_convolution_is_prepared(device: Devi
     first = b.conv_2d(x, one, zero, padding="valid", activation="relu1", nchw=True)
     padded = b.pad(first, [[0, 0], [0, 0], [1, 0], [1, 1]])
     model = b.finish([x], [first, b.conv_2d(padded, one, zero, padding="valid", nchw=True)])
-    found = requests.run(prepared_by(device, model, Hints()), [np.full((1, 1, 3, 3), 2, np.float32)]).results
+    found = requests.run(checked_prepared(device, model, Hints()), [np.full((1, 1, 3, 3), 2, np.float32)]).results
     assert (found[0] == 1).all()
     assert (found[1] == np.pad(np.ones((1, 1, 3, 3)), [(0, 0), (0, 0), (1, 0), (1, 1)])).all()
 
@@ -457,11 +457,11 @@ def test_what_the_optimiser_cannot_is_prepared_as_it_is_written(monkeypatch: pyt
 
     monkeypatch.setattr(ort, "InferenceSession", failing)
     broken = False
-    assert run(prepared_by(onnxruntime.device(), doubled(2), Hints()), floats(1, 2)).tolist() == [2, 4]
+    assert run(checked_prepared(onnxruntime.device(), doubled(2), Hints()), floats(1, 2)).tolist() == [2, 4]
     levels.clear()
     broken = True
     with pytest.raises(OperationFailed, match="the model cannot be prepared: attempt 1"):
-        prepared_by(onnxruntime.device(), doubled(), Hints())
+        checked_prepared(onnxruntime.device(), doubled(), Hints())
 
 
 def test_a_forked_child_ends_without_the_sessions_of_its_parent() -> None:

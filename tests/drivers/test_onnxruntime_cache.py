@@ -12,7 +12,7 @@ import nnhal
 from nnhal.base.errors import OperationFailed
 from nnhal.drivers import onnxruntime
 from nnhal.hal.cache.files import CacheContent, CacheFiles
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.model.graph import Model
 
 pytest.importorskip("onnxruntime")
@@ -60,7 +60,7 @@ def test_what_is_restored_computes_the_same_to_the_bit(tmp_path: Path, model: An
 
 def saved(model: Model) -> CacheContent:
     files = CacheContent.empty(FILES, model.pools)
-    assert prepared_by(onnxruntime.device(), model, Hints()).save(files)
+    assert checked_prepared(onnxruntime.device(), model, Hints()).save(files)
     return files
 
 

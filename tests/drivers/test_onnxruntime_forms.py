@@ -12,9 +12,9 @@ from nnhal.base.operands import ChannelQuant
 from nnhal.drivers import onnxruntime as driver
 from nnhal.drivers import reference
 from nnhal.drivers.kit import Forms
-from nnhal.drivers.kit.onnx import TABLE, Built, OnnxGraph, OnnxTask
+from nnhal.drivers.kit.onnx import TABLE, BuiltGraph, OnnxGraph, OnnxTask
 from nnhal.drivers.onnxruntime import session
-from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.hal.device import Device, Hints, checked_prepared
 from nnhal.model.graph import Model
 from tests import requests
 
@@ -64,19 +64,19 @@ CASES += [(kind, how, True) for kind in KINDS for how in ("conv_2d", "depthwise_
 @pytest.mark.parametrize(("kind", "how", "by_channel"), CASES)
 def test_a_layer_is_within_a_step_at_the_ends_of_its_types(kind: str, how: str, by_channel: bool, way: str) -> None:
     model, x = layer(kind, how, by_channel=by_channel)
-    expected = requests.run(prepared_by(reference.device(), model, Hints()), [x]).results[0]
-    found = requests.run(prepared_by(made(way), model, Hints()), [x]).results[0]
+    expected = requests.run(checked_prepared(reference.device(), model, Hints()), [x]).results[0]
+    found = requests.run(checked_prepared(made(way), model, Hints()), [x]).results[0]
     assert np.abs(found.astype(int) - expected).max() <= 1
     assert len(np.unique(expected)) > 2
 
 
-def lowered(model: Model, forms: Forms) -> Built:
+def lowered(model: Model, forms: Forms) -> BuiltGraph:
     graph = OnnxGraph(model)
     TABLE.lower(model, lambda a, operation: OnnxTask(graph, a, operation), forms)
     return graph.finish()
 
 
-def executed(built: Built, path: Path) -> list[str]:
+def executed(built: BuiltGraph, path: Path) -> list[str]:
     """The operators that the engine makes of a graph."""
     import onnx
 

@@ -19,37 +19,37 @@ from nnhal.base.errors import DeviceUnavailable, InvalidArgument, MissedDeadline
 from nnhal.base.operands import Array
 from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.real import RealGraph, RealTask
-from nnhal.drivers.kit.real.engine import Sliding
+from nnhal.drivers.kit.real.engine import WindowAttributes
 from nnhal.drivers.openvino import engine
 from nnhal.drivers.openvino.device import TABLE, OpenVINO
-from nnhal.drivers.openvino.maths import Maths
+from nnhal.drivers.openvino.maths import MathOperations
 from nnhal.drivers.reference import Reference
 from nnhal.frontends.tensor import Tensor
 from nnhal.hal.cache.files import CacheContent, CacheFiles
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from tests import requests
 
-ONES = Sliding((1, 1), (0, 0), (0, 0))
+ONES = WindowAttributes((1, 1), (0, 0), (0, 0))
 
 
 def run(model: Model, *inputs: Array, threads: int = 0) -> list[Array]:
-    prepared = prepared_by(OpenVINO(), model, Hints(threads=threads))
+    prepared = checked_prepared(OpenVINO(), model, Hints(threads=threads))
     request = prepared.request(list(inputs))
     request.execute(prepared.run, Control())
     return list(request.results)
 
 
-def compiled(inputs: Sequence[Any], outputs: Sequence[Any], maths: Maths) -> Any:
+def compiled(inputs: Sequence[Any], outputs: Sequence[Any], maths: MathOperations) -> Any:
     """Nodes, for one thread."""
     return engine.compiled(inputs, outputs, maths.constants, engine.settings(1, throughput=False))[0]
 
 
 def layers(model: Model) -> dict[str, list[str]]:
     """The kinds of layers that run for a model, and the precisions of each."""
-    graph = RealGraph(model, Maths())
+    graph = RealGraph(model, MathOperations())
     TABLE.lower(model, partial(RealTask, graph))
     found: dict[str, list[str]] = {}
     for node in compiled(graph.inputs, graph.outputs(), graph.engine).get_runtime_model().get_ops():
@@ -261,7 +261,7 @@ def test_a_filter_that_meets_one_column_only_is_summed_up_in_each_row(padding: A
     given = b.input(x.shape)
     bias = b.constant(np.zeros(5, np.float32))
     model = b.finish([given], [b.conv_2d(given, b.constant(w), bias, padding=padding, stride=(1, 4))])
-    prepared = prepared_by(discovery.cpu(), model, Hints())
+    prepared = checked_prepared(discovery.cpu(), model, Hints())
     request = prepared.request([x])
     request.execute(prepared.run, Control())
     found = run(model, x)[0]
@@ -379,7 +379,7 @@ def test_what_the_engine_computes_of_constants_alone_is_refused() -> None:
 @pytest.mark.parametrize("kind", ["convolution", "elu", "gather_elements", "softmax", "tanh"])
 def test_constants_are_folded_or_refused(kind: str) -> None:
     """Whatever the engine may compute of constants, executions give the same for the same input."""
-    maths, rng = Maths(), np.random.default_rng(0)
+    maths, rng = MathOperations(), np.random.default_rng(0)
     x = maths.constant(rng.random((2, 3, 4, 4), np.float32))
     made: dict[str, Callable[[], Any]] = {
         "convolution": lambda: maths.convolution(x, maths.constant(np.ones((3, 3, 1, 1), np.float32)), 1, ONES),
@@ -399,7 +399,7 @@ def test_constants_are_folded_or_refused(kind: str) -> None:
 
 
 def test_what_the_engine_raises_of_a_node_is_the_reason_that_it_is_refused() -> None:
-    maths = Maths()
+    maths = MathOperations()
     x, y = (maths.parameter(np.dtype(np.float32), shape) for shape in ((3, 2), (5, 4)))
     with pytest.raises(Refused, match="matmul rejects the operands: Incompatible MatMul matrix dimension"):
         maths.matmul(x, y)
@@ -483,7 +483,7 @@ def test_what_is_prepared_holds_each_constant_once_in_the_order_that_the_engine_
     y = b.conv_2d(x, halved, b.constant(np.zeros(8, np.float32)), padding="same", stride=1)
     z = b.transpose(b.constant(np.ones((1, 8, 5, 5), np.float32)), np.array([0, 2, 3, 1], np.int32))
     model = b.finish([x], [b.add(y, z)])
-    prepared: Any = prepared_by(OpenVINO(), model, Hints())
+    prepared: Any = checked_prepared(OpenVINO(), model, Hints())
     held = [array for array in prepared._kept if array.size > 8]
     assert sorted(array.shape for array in held) == [(1, 5, 5, 8), (8, 16, 3, 3)]
     assert sum(array.nbytes for array in held) == 4 * (weights.size + 200)
@@ -495,7 +495,7 @@ def test_what_is_prepared_holds_each_constant_once_in_the_order_that_the_engine_
 )
 def test_many_executions_at_once_are_for_sustained_speed(preference: str, hint: str) -> None:
     hints = Hints(preference=Preference[preference])
-    prepared: Any = prepared_by(OpenVINO(), binary("ADD", np.ones(2, np.float32)), hints)
+    prepared: Any = checked_prepared(OpenVINO(), binary("ADD", np.ones(2, np.float32)), hints)
     assert prepared.compiled.get_property("PERFORMANCE_HINT") == hint
 
 
@@ -518,7 +518,7 @@ def slow() -> Model:
 
 @pytest.mark.nightly
 def test_a_deadline_ends_an_execution_between_layers() -> None:
-    prepared = prepared_by(OpenVINO(), slow(), Hints(threads=1))
+    prepared = checked_prepared(OpenVINO(), slow(), Hints(threads=1))
     x = np.zeros((1, 128, 128, 64), np.float32)
     whole = time.monotonic()
     request = prepared.request([x])
@@ -595,7 +595,7 @@ def test_each_reader_of_a_square_constant_has_its_layout(first: str, source: str
     read = SOURCES[source](b, w)
     outputs = [READERS[name](b, x, again) for again in (read, w) for name in (first, *READERS)]
     model, given = b.finish([x], outputs), rng.standard_normal((2, 4), np.float32)
-    wanted = requests.run(prepared_by(Reference(), model, Hints()), [given]).results
+    wanted = requests.run(checked_prepared(Reference(), model, Hints()), [given]).results
     for actual, expected in zip(run(model, given), wanted, strict=True):
         np.testing.assert_allclose(actual, expected, atol=1e-5)
 
@@ -604,7 +604,7 @@ def test_readers_of_a_constant_in_one_layout_share_one_copy() -> None:
     b = nnhal.Builder()
     x, w = b.input((2, 4)), b.constant(np.arange(16, dtype=np.float32).reshape(4, 4))
     outputs = [b.batch_matmul(x, w), b.batch_matmul(b.neg(x), w), b.batch_matmul(x, w, adj_y=True)]
-    graph = RealGraph(b.finish([x], outputs), Maths())
+    graph = RealGraph(b.finish([x], outputs), MathOperations())
     TABLE.lower(graph.model, partial(RealTask, graph))
     _, kept = engine.compiled(
         graph.inputs, graph.outputs(), graph.engine.constants, engine.settings(1, throughput=False)
@@ -635,7 +635,7 @@ def test_what_is_restored_computes_the_same_to_the_bit(tmp_path: Path, monkeypat
 def test_what_takes_longer_to_read_than_to_compile_is_not_kept(seconds: float, kept: bool) -> None:
     """100 KB of constants, of which 200 MB are restored in a second."""
     x = np.ones(25_000, np.float32)
-    prepared: Any = prepared_by(OpenVINO(), binary("ADD", x, x), Hints())
+    prepared: Any = checked_prepared(OpenVINO(), binary("ADD", x, x), Hints())
     prepared._seconds = seconds
     files = CacheContent.empty(CacheFiles(model=1))
     assert prepared.save(files) is kept and bool(files.model[0]) is kept
@@ -681,7 +681,7 @@ def test_a_convolution_reads_what_another_operation_holds_in_place(
     ones = np.ones((1, 1, 1, 4), np.float32)
     z = b.conv_2d(b.slice(y, [0] * 4, [-1] * 4) if same else y, ones, np.zeros(1, np.float32), padding="valid")
     model = b.finish([x], [z, other(b, again)])
-    prepared = prepared_by(OpenVINO(), model, Hints())
+    prepared = checked_prepared(OpenVINO(), model, Hints())
     rng = np.random.default_rng(1)
     for _ in range(3):
         given = rng.integers(-9, 10, (2, 7, 5, 4)).astype("float16" if kind == "TENSOR_FLOAT16" else "float32")
@@ -767,7 +767,7 @@ def test_a_convolution_reads_what_is_reshaped_by_another_order_of_dimensions() -
         y, np.ones((1, 1, 1, 4), np.float32), np.zeros(1, np.float32), padding=((0, 0), (0, 0)), stride=1, nchw=False
     )
     model = b.finish([x], [b.transpose(y, [1, 0, 2, 3]), z])
-    prepared = prepared_by(OpenVINO(), model, Hints())
+    prepared = checked_prepared(OpenVINO(), model, Hints())
     for seed in range(3):
         given = np.random.default_rng(seed).integers(-9, 10, (1, 3, 6, 4)).astype(np.float32)
         request = prepared.request([given])

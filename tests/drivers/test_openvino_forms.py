@@ -17,7 +17,7 @@ pytest.importorskip("openvino")
 
 import nnhal
 from nnhal.base.operands import Array, ChannelQuant
-from nnhal.conformance.proving.run import to_prove
+from nnhal.conformance.proving.run import variants_to_prove
 from nnhal.drivers import reference
 from nnhal.drivers.kit.forms import Forms
 from nnhal.drivers.openvino.device import OpenVINO
@@ -25,14 +25,14 @@ from nnhal.drivers.openvino.engine import OpenVINOModel, version
 from nnhal.frontends.tensor import Tensor
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.choices import Proved
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.model.graph import Model
 from nnhal.zoo import maker
 from tests import requests
 from tests.drivers.quantised_chains import KINDS, chain, require_within_a_step, steps
 
 FAST, EXACT = Forms(forced="fast"), Forms(forced="exact")
-CHOICES = [(choice.operation, choice.type) for choice in to_prove(OpenVINO())]
+CHOICES = [(choice.operation, choice.type) for choice in variants_to_prove(OpenVINO())]
 U8, I8 = KINDS
 SATURATING = platform.machine() == "x86_64" and "vnni" not in Path("/proc/cpuinfo").read_text("ascii", "replace")
 
@@ -49,16 +49,16 @@ def forms_of(chosen: Callable[[str], object]) -> Forms:
 
 
 def run(forms: Forms, model: Model, inputs: Sequence[Array]) -> list[Array]:
-    return list(requests.run(prepared_by(device(forms), model, Hints(threads=1)), inputs).results)
+    return list(requests.run(checked_prepared(device(forms), model, Hints(threads=1)), inputs).results)
 
 
 def expected(model: Model, inputs: Sequence[Array]) -> list[Array]:
-    return list(requests.run(prepared_by(reference.device(), model, Hints()), inputs).results)
+    return list(requests.run(checked_prepared(reference.device(), model, Hints()), inputs).results)
 
 
 def openvino_model(forms: Forms, model: Model) -> OpenVINOModel:
     """A model prepared for one thread, without what lays it out."""
-    prepared: Any = prepared_by(device(forms), model, Hints(threads=1))
+    prepared: Any = checked_prepared(device(forms), model, Hints(threads=1))
     while not isinstance(prepared, OpenVINOModel):
         prepared = next(inner for inner in vars(prepared).values() if hasattr(inner, "run"))
     return prepared
@@ -412,7 +412,7 @@ def test_a_constant_of_one_element_is_not_made_one_with_the_rounding_before_it(n
     x = b.input((1,), U8, 7.579, 255)
     constant = b.constant(np.array([123], np.uint8), U8, 0.1519, 223)
     model = b.finish([x], [getattr(b, name)(x, constant, "relu6", scale=2.5245, zero_point=128)])
-    prepared = prepared_by(device(FAST), model, Hints(threads=1))
+    prepared = checked_prepared(device(FAST), model, Hints(threads=1))
     for stored in range(0, 256, 5):
         data = np.array([stored], np.uint8)
         assert steps(requests.run(prepared, [data]).results[0], expected(model, [data])[0]) <= 1

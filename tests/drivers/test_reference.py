@@ -20,9 +20,9 @@ from nnhal.base.errors import (
     OutOfMemory,
     UnsupportedModel,
 )
-from nnhal.base.operands import Unknown, Value
+from nnhal.base.operands import UnknownValue, Value
 from nnhal.drivers import reference
-from nnhal.hal.device import Hints, Prepared, prepared_by
+from nnhal.hal.device import Hints, Prepared, checked_prepared
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder
@@ -42,7 +42,7 @@ def chain(shape: tuple[int | None, ...] = (1, 3), count: int = 3) -> nnhal.Model
 
 
 def prepared(model: nnhal.Model) -> Prepared:
-    return prepared_by(reference.device(), model, Hints())
+    return checked_prepared(reference.device(), model, Hints())
 
 
 def looped(rounds: int) -> nnhal.Model:
@@ -251,7 +251,7 @@ def fails(error: BaseException) -> Any:
         (InvalidRequest("why"), InvalidRequest, "^why$"),
         (Cancelled("why"), Cancelled, "^why$"),
         (MemoryError("no room"), OutOfMemory, "^IT: no room$"),
-        (Unknown("stride"), OperationFailed, "^IT: stride is omitted, must have a value$"),
+        (UnknownValue("stride"), OperationFailed, "^IT: stride is omitted, must have a value$"),
         (ValueError("v"), OperationFailed, "^IT: v$"),
         (IndexError("i"), OperationFailed, "^IT: i$"),
         (TypeError("t"), OperationFailed, "^IT: t$"),

@@ -20,10 +20,10 @@ from nnhal.base.errors import (
     UnsupportedModel,
 )
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
-from nnhal.base.once import Once
+from nnhal.base.once import OnceTable
 from nnhal.drivers.samples import faulty, limited
 from nnhal.drivers.samples.faulty import Faulty
-from nnhal.hal.device import Hints, Prepared, prepared_by
+from nnhal.hal.device import Hints, Prepared, checked_prepared
 from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder
 from nnhal.ops import OPS
@@ -116,7 +116,7 @@ def test_each_states_its_figures_whichever_way_it_is_made():
 
 def test_what_a_sample_takes_it_prepares_and_what_has_too_few_inputs_it_refuses():
     device = limited.float_fast()
-    assert requests.run(prepared_by(device, pooled(), Hints()), [X]).results[0].shape == (1, 2, 2, 4)
+    assert requests.run(checked_prepared(device, pooled(), Hints()), [X]).results[0].shape == (1, 2, 2, 4)
     for takes_what, place in ((limited.takes_float, 0), (limited.takes_quantised, 1)):
         kind = OperationType.ABS if place == 0 else OperationType.SELECT
         empty = nnhal.model.graph.Operation(kind, (), ())
@@ -194,7 +194,7 @@ def test_partial_takes_the_same_half_for_the_same_seed(monkeypatch):
 
 
 def prepared(**options) -> Prepared:
-    return prepared_by(Faulty(), pooled(), Hints(options=options))
+    return checked_prepared(Faulty(), pooled(), Hints(options=options))
 
 
 def run(**options):
@@ -415,7 +415,7 @@ def test_each_stage_is_one_at_which_it_fails(stage):
         device = Faulty(f"{stage}=fail")
         device.capabilities()
         device.supports(pooled())
-        requests.run(prepared_by(device, pooled(), Hints()), [X])
+        requests.run(checked_prepared(device, pooled(), Hints()), [X])
     assert stage in faulty.STAGES and len(faulty.STAGES) == 5
 
 
@@ -467,6 +467,6 @@ def test_wrong_values_are_every_bit_turned_and_time_is_told():
 
 def test_a_driver_that_dies_of_an_error_when_it_is_made_is_unavailable(monkeypatch):
     monkeypatch.setenv(faulty.VARIABLE, "make=raise")
-    monkeypatch.setattr(discovery, "_loaded", Once(str))
+    monkeypatch.setattr(discovery, "_loaded", OnceTable(str))
     with pytest.raises(DeviceUnavailable, match="'faulty' does not load: RuntimeError: raised on command"):
         discovery.select(["faulty"])

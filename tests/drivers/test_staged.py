@@ -13,7 +13,7 @@ import nnhal
 from nnhal.drivers.reference import Reference
 from nnhal.drivers.samples.staged import Staged, StagedPrepared, folded
 from nnhal.hal import later
-from nnhal.hal.cache.locks import written_alone
+from nnhal.hal.cache.locks import exclusive_files
 from nnhal.hal.device import Hints
 from nnhal.model.graph import Model
 from tests.waiting import Opened, Started
@@ -106,7 +106,7 @@ def test_a_file_that_is_being_written_is_a_miss_and_nobody_waits(tmp_path: Path)
     (file,) = folder.glob("*.m0")
     with (
         file.open("r+b") as held,
-        written_alone([held.fileno()]),
+        exclusive_files([held.fileno()]),
         nnhal.compile(halves(), devices=[Staged()], cache_dir=folder) as compiled,
     ):
         assert str(compiled.cache[0]) == "miss: model file 0 is being written by its driver"

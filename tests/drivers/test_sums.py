@@ -7,7 +7,7 @@ import pytest
 
 from nnhal.base.operands import Array, Value
 from nnhal.drivers.kit.forms import Refused
-from nnhal.drivers.kit.sums import IN_A_ROW, Stage, greatest_sum, require_32_bits, stages, summed, unpadded
+from nnhal.drivers.kit.sums import IN_A_ROW, Stage, greatest_sum, padding_correction, require_32_bits, stages, summed
 from nnhal.ops.schema import I32, Q8S
 
 X = Value(Q8S, (2, 3), 0.5, 3)  # -128 is 131 steps from its zero point
@@ -88,5 +88,5 @@ def test_a_sum_in_stages_is_the_sum(shape: tuple[int, ...], axes: tuple[int, ...
         return np.pad(x, [(0, stage.more * (axis == stage.axis)) for axis in range(x.ndim)])
 
     found = summed(x, parts, np.reshape, pad, lambda x, stage: kind(x, stage.along))
-    found = found * unpadded(parts) if kind is np.mean else found
+    found = found * padding_correction(parts) if kind is np.mean else found
     np.testing.assert_allclose(found.ravel(), kind(x, axes).ravel(), rtol=1e-12, atol=1e-12)

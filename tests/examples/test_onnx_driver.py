@@ -15,7 +15,7 @@ import nnhal
 from nnhal.base.errors import Cancelled, InvalidArgument
 from nnhal.conformance.differential import as_code, compare_device
 from nnhal.conformance.draw import cells
-from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.hal.device import Device, Hints, checked_prepared
 from nnhal.hal.request import Control
 from nnhal.runtime import discovery
 from nnhal.zoo import maker
@@ -117,7 +117,7 @@ def test_an_execution_that_nobody_wants_any_more_is_stopped_in_the_engine(device
     weights, bias, y = np.ones((32, 5, 5, 32), np.float32), np.zeros(32, np.float32), x
     for _ in range(8):
         y = b.conv_2d(y, weights, bias, padding="same")
-    prepared = prepared_by(device, b.finish([x], [y]), Hints(threads=1))
+    prepared = checked_prepared(device, b.finish([x], [y]), Hints(threads=1))
     request, cancelled = prepared.request([np.ones((1, 512, 512, 32), np.float32)]), threading.Event()
     threading.Timer(0.1, cancelled.set).start()
     with pytest.raises(Cancelled) as error:

@@ -13,7 +13,7 @@ import pytest
 import nnhal
 from nnhal.base.codes import Activation, OperandType
 from nnhal.base.errors import UnsupportedModel
-from nnhal.base.operands import Unknown
+from nnhal.base.operands import UnknownValue
 from nnhal.drivers import kit
 from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.model.builder import ModelBuilder
@@ -153,9 +153,9 @@ def test_what_is_not_known_before_the_execution_says_so():
     model = b.finish([x], [b.conv_2d(x, np.ones((16, 3, 3, 3), np.float32), np.zeros(16, np.float32), padding="same")])
     a = validate(model).subgraphs[0].operations[0]
     assert a.deferred and a.shapes == [(1, None, None, 16)]
-    with pytest.raises(Unknown):
+    with pytest.raises(UnknownValue):
         _ = a.height
     assert a.input.dims == (1, None, None, 3) and a.filter.known == (16, 3, 3, 3) and a.filter.rank == 4
     for name in ("known", "array"):
-        with pytest.raises(Unknown):
+        with pytest.raises(UnknownValue):
             getattr(a.input, name)

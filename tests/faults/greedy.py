@@ -79,7 +79,7 @@ class Client(Hostile):
         """Send memories ahead."""
         fds = tuple(memfd(size) for _ in range(count))
         try:
-            return self.object(wire.Hold, (wire.Pool("ashmem", size, 0, False),) * count, fds=fds)
+            return self.object(wire.HoldMemory, (wire.Pool("ashmem", size, 0, False),) * count, fds=fds)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -88,7 +88,7 @@ class Client(Hostile):
         """A model that the driver considers. Beyond the quota the answer comes and nothing is kept: that is its refusal."""
         whole = model_to_wire(doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
         reply = self.make(wire.Consider, whole, 1, 1)
-        assert isinstance(reply, wire.Claimed), reply
+        assert isinstance(reply, wire.SupportReply), reply
         if not reply.kept:
             raise RefusedError("ResourceExhausted", "considered: is not kept, must be at most the quota")
         return self.releasing(self.made)
@@ -201,7 +201,7 @@ WAYS: dict[str, Callable[[Greedy], LetGo]] = {
     "buffers": first(lambda client: client.object(wire.Allocate, (64,), ((client.model(), 0, False, 1.0),))),
     "memories": first(lambda client: client.hold(1, 4096)),
     "considered": first(Client.consider),
-    "objects": first(lambda client: client.object(wire.Hold, ())),
+    "objects": first(lambda client: client.object(wire.HoldMemory, ())),
 }
 
 

@@ -82,7 +82,7 @@ GOOD: list[tuple[wire.ClientCall, tuple[str, ...]]] = [
     (wire.AttachLane(NEW, False), ()),
     (wire.Release((NEVER,)), ()),
     (wire.Cancel((NEVER,)), ()),
-    (wire.Hold(NEW, (pool(),)), ("a memory",)),
+    (wire.HoldMemory(NEW, (pool(),)), ("a memory",)),
     (wire.GetCapabilities(V1_3), ()),
     (wire.GetStatus(), ()),
     (wire.GetVersionString(), ()),
@@ -140,17 +140,17 @@ RIGHT: dict[type[wire.ClientCall], type[wire.Reply]] = {
     wire.AttachLane: wire.Acknowledged,
     wire.Release: wire.Acknowledged,
     wire.Cancel: wire.Acknowledged,
-    wire.Hold: wire.Acknowledged,
-    wire.GetCapabilities: wire.Stated,
-    wire.GetStatus: wire.Word,
-    wire.GetVersionString: wire.Word,
-    wire.GetType: wire.Word,
-    wire.GetSupportedExtensions: wire.Names,
-    wire.GetRelaxations: wire.Names,
+    wire.HoldMemory: wire.Acknowledged,
+    wire.GetCapabilities: wire.CapabilitiesReply,
+    wire.GetStatus: wire.TextReply,
+    wire.GetVersionString: wire.TextReply,
+    wire.GetType: wire.TextReply,
+    wire.GetSupportedExtensions: wire.NamesReply,
+    wire.GetRelaxations: wire.NamesReply,
     wire.GetUsage: wire.Usage,
     wire.GetSupportedOperations: wire.Verdicts,
     wire.PrepareModel: wire.Acknowledged,
-    wire.Consider: wire.Claimed,
+    wire.Consider: wire.SupportReply,
     wire.PrepareConsidered: wire.Acknowledged,
     wire.GetNumberOfCacheFiles: wire.CacheFileCounts,
     wire.HoldFiles: wire.Acknowledged,
@@ -160,7 +160,7 @@ RIGHT: dict[type[wire.ClientCall], type[wire.Reply]] = {
     wire.Execute: wire.Acknowledged,
     wire.ExecuteSynchronously: wire.Acknowledged,
     wire.ExecuteFenced: wire.Acknowledged,
-    wire.GetExecutionInfo: wire.Info,
+    wire.GetExecutionInfo: wire.ExecutionInfoReply,
     wire.ConfigureExecutionBurst: wire.Acknowledged,
     wire.Allocate: wire.Acknowledged,
     wire.CopyTo: wire.Shape,
@@ -330,7 +330,7 @@ RELEASED = 9_000_000_000
 
 OF_WHAT_GOES_ON = wire.AttachLane, wire.Execute, wire.ExecuteFenced
 OF_OBJECTS = (
-    wire.Hold, wire.PrepareModel, wire.Consider, wire.PrepareConsidered, wire.Bind, wire.ExecuteFenced,
+    wire.HoldMemory, wire.PrepareModel, wire.Consider, wire.PrepareConsidered, wire.Bind, wire.ExecuteFenced,
     wire.ConfigureExecutionBurst, wire.Allocate, wire.HoldFiles, wire.PrepareModelFromCache,
     wire.WriteTrace,
 )  # fmt: skip
@@ -389,7 +389,7 @@ def carried() -> Iterator[Case]:
             yield Case(f"{name} without descriptors", call, whole, (), "refused")
         for what in DESCRIPTORS if along else ():
             wanted = "either" if what in FITS[along[0]] else "refused"
-            slow = what == SLOWLY_CLOSED and not isinstance(call, wire.Hold)
+            slow = what == SLOWLY_CLOSED and not isinstance(call, wire.HoldMemory)
             if what != along[0] and not slow:
                 yield Case(f"{name} with {what}", call, whole, (what, *along[1:]), wanted)
 
@@ -449,7 +449,7 @@ class World:
             model = client.prepare()
             binding, released = self._bound(model), self._bound(model)
             client.call(wire.Release((released,)))
-            held = self.make(wire.Hold, (pool(),), fds=(self.memory,))
+            held = self.make(wire.HoldMemory, (pool(),), fds=(self.memory,))
             buffer = self.make(wire.Allocate, (), ((model, 0, False, 1.0),))
             assert isinstance(client.call(wire.CopyFrom(buffer, pool(256), (64,)), (self.memory,)), wire.Acknowledged)
             queues = _native.create_queues(16, 16)
@@ -460,7 +460,7 @@ class World:
             numbers = model, binding, held, burst, buffer, execution, lane, considered, files
             self.objects = dict(zip(OBJECTS, numbers, strict=True))
             self.numbers = {OBJECTS[what]: number for what, number in self.objects.items()} | {RELEASED: released}
-            assert isinstance(self.info(execution), wire.Info)
+            assert isinstance(self.info(execution), wire.ExecutionInfoReply)
         except BaseException:
             self.close()
             raise
@@ -471,7 +471,7 @@ class World:
 
     def _considered(self) -> int:
         reply = self.client.make(wire.Consider, _MODEL, 1, 1, 0, 2, b"{}", fds=(self.memory,))
-        assert isinstance(reply, wire.Claimed) and reply.kept, reply
+        assert isinstance(reply, wire.SupportReply) and reply.kept, reply
         return self.client.made
 
     def _saved(self) -> int:
@@ -518,7 +518,9 @@ class World:
         assert isinstance(done, wire.Acknowledged), done
         assert os.pread(self.memory, 256, 256) == TWICE, "another client's result is wrong"
         assert asked(self.lane, wire.encode(wire.GetShape(self.objects["buffer"]))) == wire.Shape((64,))
-        assert isinstance(asked(self.lane, wire.encode(wire.GetExecutionInfo(self.objects["execution"]))), wire.Info)
+        assert isinstance(
+            asked(self.lane, wire.encode(wire.GetExecutionInfo(self.objects["execution"]))), wire.ExecutionInfoReply
+        )
 
     def follow(self, call: wire.ClientCall, reply: Any, sent: list[int], *, right: bool) -> None:
         """See what comes after a call that was taken: exactly what it asked for. right: nothing of it was broken."""
@@ -569,7 +571,7 @@ class World:
 
 def judge(call: wire.ClientCall, reply: Any, wanted: str, words: tuple[str, ...] = ()) -> bool:
     """Whether the reply is the right one; raises where it may not be. wanted: as of `Case`."""
-    measured = wanted == "either" and isinstance(reply, wire.Executed)
+    measured = wanted == "either" and isinstance(reply, wire.ExecutedReply)
     if (isinstance(reply, RIGHT[type(call)]) or measured) and wanted != "refused":
         return True
     assert isinstance(reply, wire.Failed) and wanted != "right", reply
@@ -638,7 +640,7 @@ def without_a_number(m: Moment) -> None:
     with m.world() as (world, data, sent):
         say(world.lane, 0, data, sent)
         say(world.lane, 5, QUERY)
-        assert hear(world.lane) == (5, wire.Word("1"))
+        assert hear(world.lane) == (5, wire.TextReply("1"))
 
 
 def with_the_last_number_there_is(m: Moment) -> None:
@@ -664,7 +666,7 @@ def before_the_greeting_without_a_number(m: Moment) -> None:
     with Hostile(m.name, greet=False) as client, m.sent() as sent:
         say(client.channel, 0, wire.encode(m.call), sent)
         if isinstance(m.call, wire.Hello):
-            assert asked(client.channel, QUERY) == wire.Word("1")
+            assert asked(client.channel, QUERY) == wire.TextReply("1")
             return
         with contextlib.suppress(DeadObject):
             raise AssertionError(hear(client.channel))
@@ -755,7 +757,7 @@ def twice(m: Moment) -> None:
                 # else the first may have ended: of a lane, this end is closed when it is heard of
                 judge(m.call, reply, "refused", ("must be a new",))
         say(world.lane, 9, QUERY)
-        assert hear(world.lane) == (9, wire.Word("1"))
+        assert hear(world.lane) == (9, wire.TextReply("1"))
 
 
 def as_its_number_is_released(m: Moment) -> None:
@@ -772,13 +774,13 @@ def as_its_number_is_released(m: Moment) -> None:
             result = world.notification(wire.NotifyPrepared)
             assert isinstance(result, wire.PreparedTraits) or result.kind in ("Cancelled", "Closed"), result
         elif isinstance(m.call, wire.Execute):
-            assert isinstance(world.notification(wire.NotifyExecuted), wire.Executed)
+            assert isinstance(world.notification(wire.NotifyExecuted), wire.ExecutedReply)
 
         def again() -> bool:
             asked(world.client.channel, wire.encode(wire.Release((number,))))
             with m.sent() as fresh:
                 reply = asked(world.lane, data, fresh)
-            return isinstance(reply, wire.Acknowledged | wire.Claimed) or judge(
+            return isinstance(reply, wire.Acknowledged | wire.SupportReply) or judge(
                 m.call, reply, "refused", ("of work in progress",)
             )
 

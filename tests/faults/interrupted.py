@@ -22,7 +22,7 @@ import numpy as np
 import nnhal
 from nnhal.base.codes import OperandType, OperationType
 from nnhal.hal.wrappers import Limited
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import State
 from tests.interrupts import Interrupts
@@ -92,7 +92,7 @@ class Summing:
 class Ways:
     """Every way to execute: each takes a number and says by an AssertionError that the result is not of it."""
 
-    def __init__(self, device: Resilient) -> None:
+    def __init__(self, device: ReconnectingDevice) -> None:
         self._compiled = nnhal.compile(doubled(), devices=device, fallback="forbid")
         self._sums = nnhal.compile(running_sum(), devices=device, fallback="forbid")
         self._burst, self._stream = self._compiled.burst(), Summing(self._sums)
@@ -132,7 +132,7 @@ class Ways:
         self._stream.again()
 
 
-def held(device: Resilient) -> dict[str, int]:
+def held(device: ReconnectingDevice) -> dict[str, int]:
     """What must not grow: descriptors here and there, objects and threads in the driver."""
     gc.collect()
     counts = inside(device)
@@ -149,7 +149,7 @@ SLACK = {"descriptors here": 4, "descriptors there": 4, "memories": 40, "threads
 def storm(count: int, seed: int, progress: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """So many strikes; what was seen. Raises AssertionError where something was wrong."""
     dice, struck = random.Random(seed), Counter[str]()
-    device = Resilient("probe", lambda: start(PROBE))
+    device = ReconnectingDevice("probe", lambda: start(PROBE))
     began, executed = time.monotonic(), 0
     try:
         ways = Ways(device)
@@ -190,7 +190,7 @@ def storm(count: int, seed: int, progress: Callable[[], None] = lambda: None) ->
         device.close()
 
 
-def _nothing_lost(device: Resilient, base: dict[str, int]) -> None:
+def _nothing_lost(device: ReconnectingDevice, base: dict[str, int]) -> None:
     session = device.remote().session
     wait_until(lambda: not session._given_up and not session._late, "the end of all that was given up")
     assert not any(channel.in_doubt for channel in session._free) and len(session._lanes) <= 4

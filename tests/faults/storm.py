@@ -31,7 +31,7 @@ import numpy as np
 import nnhal
 from nnhal.base.errors import NnhalError
 from nnhal.ipc import names
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from tests.faults.interrupted import SIZE, doubled, running_sum
 from tests.faults.support import attempt, serve
 from tests.ipc.support import PROBE, wait_until
@@ -60,7 +60,7 @@ threading.Event().wait()
 class Client:
     """One thread that executes on a device in every way, each time with numbers of its own, and notes what comes."""
 
-    def __init__(self, device: Resilient, dice: random.Random) -> None:
+    def __init__(self, device: ReconnectingDevice, dice: random.Random) -> None:
         self._device, self._dice = device, dice
         self.right, self.errors, self.wrong = Counter[str](), Counter[str](), list[str]()
         self.since, self.doing = time.monotonic(), ""
@@ -230,8 +230,8 @@ def storm(seconds: float, seed: int) -> dict[str, Any]:
 def _while_it_blows(seconds: float, dice: random.Random) -> dict[str, Any]:
     wrong, service = list[str](), Service()
     devices = [
-        *(Resilient("probe", lambda: start(PROBE)) for _ in range(2)),
-        Resilient("probe", lambda: names.connect("stormy")),
+        *(ReconnectingDevice("probe", lambda: start(PROBE)) for _ in range(2)),
+        ReconnectingDevice("probe", lambda: names.connect("stormy")),
     ]
     clients = [Client(device, random.Random(dice.random())) for device in devices for _ in range(THREADS)]
     weather = Weather(lambda: [pid for device in devices if (pid := _alive(device))], dice)
@@ -262,7 +262,7 @@ def _while_it_blows(seconds: float, dice: random.Random) -> dict[str, Any]:
     }
 
 
-def _alive(device: Resilient) -> int:
+def _alive(device: ReconnectingDevice) -> int:
     session = device._remote.session
     return session.welcome.pid if session.dead is None else 0
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.levels import V1_3
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
 from nnhal.hal.request import UNLIMITED, Control, Request
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
@@ -96,15 +96,15 @@ def client_of(name: str = "shared") -> Iterator[RemoteDevice]:
 def used(device: RemoteDevice) -> None:
     """Have the service end an object of this client, for which it keeps a thread from then on: no fault's trace."""
     session = device.session
-    number = made(session, wire.Hold, ())
+    number = made(session, wire.HoldMemory, ())
     session.release(number)
-    again = wire.encode(wire.Hold(session.number(), (wire.Pool("ashmem", 1, 0, True, number),)))
+    again = wire.encode(wire.HoldMemory(session.number(), (wire.Pool("ashmem", 1, 0, True, number),)))
     wait_until(lambda: "is not held" in str(session.answer_to("Hold", again, UNLIMITED)[0]), "the release")
 
 
 def prepared(device: Device, model: Model | None = None, **options: Any) -> Prepared:
     """A model of 64 floats that adds each to itself, where no other is given."""
-    return prepared_by(device, model or doubling(64), Hints(options=options))
+    return checked_prepared(device, model or doubling(64), Hints(options=options))
 
 
 def works(device: Device) -> bool:
@@ -279,7 +279,7 @@ class Hostile:
     def prepare(self, model: Model | None = None, **options: Any) -> int:
         """The number of a prepared model; RefusedError where there is none."""
         whole = model_to_wire(model or doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
-        self.make(wire.Hold, ())
+        self.make(wire.HoldMemory, ())
         self.send(wire.Release((self.made,)))  # see `used`; asked for, an answer waits for whatever is being closed
         taken(self.make(wire.PrepareModel, V1_3, whole, None, None, 0, 0, json.dumps(options).encode()))
         note = self.notification()

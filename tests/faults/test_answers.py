@@ -11,7 +11,7 @@ import pytest
 
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import DeadObject, DeviceUnavailable, NnhalError
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.protocol import wire
@@ -23,12 +23,12 @@ from tests.waiting import Opened, until
 ONE = wire.WirePerformance(1.0, 1.0)
 FLOAT32, QUANT8 = int(OperandType.TENSOR_FLOAT32), int(OperandType.TENSOR_QUANT8_ASYMM)
 ANSWERS: dict[type, wire.Reply] = {
-    wire.GetVersionString: wire.Word("1"),
-    wire.GetType: wire.Word(1),
-    wire.GetSupportedExtensions: wire.Names(()),
-    wire.GetRelaxations: wire.Names(()),
-    wire.GetCapabilities: wire.Stated({FLOAT32: ONE, QUANT8: ONE}, (ONE,)),
-    wire.GetStatus: wire.Word(0),
+    wire.GetVersionString: wire.TextReply("1"),
+    wire.GetType: wire.TextReply(1),
+    wire.GetSupportedExtensions: wire.NamesReply(()),
+    wire.GetRelaxations: wire.NamesReply(()),
+    wire.GetCapabilities: wire.CapabilitiesReply({FLOAT32: ONE, QUANT8: ONE}, (ONE,)),
+    wire.GetStatus: wire.TextReply(0),
     wire.Bind: wire.DONE,
     wire.ExecuteSynchronously: wire.DONE,
 }
@@ -40,7 +40,7 @@ def _prepared(call: int) -> bytes:
 
 
 def _executed(call: int) -> bytes:
-    return wire.encode(wire.NotifyExecuted(call, wire.Executed()))
+    return wire.encode(wire.NotifyExecuted(call, wire.ExecutedReply()))
 
 
 class Speaker(Peer):
@@ -68,7 +68,7 @@ def test_descriptors_that_no_answer_and_no_notification_needs_are_closed():
         opened = Opened()
         for _ in range(20):
             device.status()
-            prepared = prepared_by(device, doubling(), Hints())
+            prepared = checked_prepared(device, doubling(), Hints())
             request_for(prepared, np.ones(4, np.float32)).execute(prepared.run, Control())
             prepared.close()
         opened.closed()
@@ -78,7 +78,7 @@ WRONG = {
     "an execution's for a preparation": {"prepared": _executed},
     "a preparation's for an execution": {"executed": _prepared},
     "bytes": {"prepared": lambda _: b"\xc0"},
-    "an answer": {"prepared": lambda _: wire.encode(wire.Word("1"))},
+    "an answer": {"prepared": lambda _: wire.encode(wire.TextReply("1"))},
     "a call": {"prepared": lambda call: wire.encode(wire.Hello(1, call))},
 }
 
@@ -90,7 +90,7 @@ def test_a_notification_of_the_wrong_kind_is_an_error_that_names_the_process(wro
         device = RemoteDevice(session)
 
         def use() -> None:
-            prepared = prepared_by(device, doubling(), Hints())
+            prepared = checked_prepared(device, doubling(), Hints())
             request_for(prepared, np.ones(4, np.float32)).execute(prepared.run, Control())
 
         error = attempt(use)
@@ -132,7 +132,7 @@ def test_a_message_without_bytes_leaves_no_descriptor(where):
     with peer as session:
         opened = Opened()
         for _ in range(4):
-            error = attempt(lambda: session.call(wire.GetVersionString(), wire.Word, UNLIMITED))
+            error = attempt(lambda: session.call(wire.GetVersionString(), wire.TextReply, UNLIMITED))
             assert isinstance(error, NnhalError), error
         assert session.dead is not None
         until(lambda: not opened.like(0), "what came is closed")

@@ -16,7 +16,7 @@ from nnhal.base.errors import BadState, Closed, NnhalError
 from nnhal.hal.request import Control
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.ipc.protocol import wire
 from tests.faults.support import (
     LIMIT,
@@ -143,9 +143,9 @@ def test_a_driver_process_that_comes_and_goes_leaves_nothing_behind() -> None:
 # ------------------------------------------------------------------------------------------------------------- item 50
 
 
-def witness(**options: object) -> tuple[nnhal.Compiled, Resilient]:
+def witness(**options: object) -> tuple[nnhal.Compiled, ReconnectingDevice]:
     """The doubling model on a witness of its own."""
-    device = Resilient("witness", lambda: start(WITNESS))
+    device = ReconnectingDevice("witness", lambda: start(WITNESS))
     options_of = {"witness": options}
     return nnhal.compile(doubling(64), devices=[device], isolation="process", driver_options=options_of), device
 
@@ -228,7 +228,7 @@ FORKING = """
 import os, numpy as np, nnhal
 from nnhal.base.errors import Closed
 from tests.faults.support import WITNESS, X, doubling
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 def fresh():
     return nnhal.compile(doubling(64), devices=["faulty"], isolation="process")
 compiled, memory = fresh(), nnhal.Memory.allocate(64)
@@ -273,10 +273,10 @@ def test_a_forked_child_is_refused_what_its_parent_compiled_and_may_compile_anew
 
 LEAVING = """
 import sys, threading, nnhal
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from tests.faults.support import WITNESS, X, doubling
 options = {"witness": {"sleep": 600.0 if "running" in sys.argv else 0.0}}
-device = Resilient("witness", lambda: start(WITNESS))
+device = ReconnectingDevice("witness", lambda: start(WITNESS))
 compiled = nnhal.compile(doubling(64), devices=[device], isolation="process", driver_options=options)
 other = nnhal.compile(doubling(64), devices=["faulty"], isolation="process")
 other(X)

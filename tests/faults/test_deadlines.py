@@ -19,7 +19,7 @@ from nnhal.base import time as base_time
 from nnhal.base.errors import MissedDeadline, NnhalError
 from nnhal.base.levels import Level
 from nnhal.hal import queue, request
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.hal.queue import sustained
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.runtime import discovery, isolation
@@ -190,9 +190,9 @@ def test_executions_of_a_device_that_only_notifies_do_not_wait_for_what_their_cl
         level = Level.V1_1
 
     with served_here(made := Old()) as device:
-        model = prepared_by(device, doubling(), Hints(options={"ms": 0}))
+        model = checked_prepared(device, doubling(), Hints(options={"ms": 0}))
         made.prepare_gate.clear()
-        threads = [threading.Thread(target=prepared_by, args=(device, doubling(), Hints())) for _ in range(12)]
+        threads = [threading.Thread(target=checked_prepared, args=(device, doubling(), Hints())) for _ in range(12)]
         for thread in threads:
             thread.start()
         wait_until(lambda: len(made.prepared) > made._prepare_queue.width, "some are prepared")
@@ -237,7 +237,7 @@ def test_executions_for_sustained_speed_use_no_more_threads_than_there_are_cores
     for each in devices:
         each.one_at_a_time, each.at_once = False, 8
     hints = Hints(preference=nnhal.Preference.SUSTAINED_SPEED, threads=threads)
-    models = [prepared_by(each, doubling(), hints) for each in devices]
+    models = [checked_prepared(each, doubling(), hints) for each in devices]
 
     def execute(prepared: Any) -> None:
         for _ in range(5):
@@ -262,9 +262,9 @@ def test_what_a_model_waits_for_in_a_second_queue_is_no_time_that_an_idle_device
     for each in devices:
         each.spend = clock.advance
     owner = devices[sustained_speed]
-    busy = prepared_by(owner, doubling(), Hints(preference, options={"ms": 300}))
+    busy = checked_prepared(owner, doubling(), Hints(preference, options={"ms": 300}))
     monkeypatch.setattr("tests.faults.drivers.slowed.Slow.one_at_a_time", not sustained_speed)
-    model = prepared_by(devices[0], doubling(), Hints(preference, options={"ms": 1}))
+    model = checked_prepared(devices[0], doubling(), Hints(preference, options={"ms": 1}))
 
     def execute(prepared: Any, control: Control = UNLIMITED) -> None:
         prepared.request([X]).execute(prepared.run, control)

@@ -26,7 +26,7 @@ from nnhal.base.errors import (
     UnsupportedModel,
 )
 from nnhal.ipc.client import session as client
-from nnhal.ipc.client.process import Health, Resilient, start
+from nnhal.ipc.client.process import ProcessHealth, ReconnectingDevice, start
 from nnhal.runtime.compiled import Compiled
 from tests.faults.support import LIMIT, WITNESS, X, asked_to_execute, attempt, doubling, undisturbed, wait_until
 
@@ -53,10 +53,10 @@ def faulty(fallback: Any = "forbid", deadline: float | None = None, **options: A
     )
 
 
-def device_of(compiled: Compiled) -> Resilient:
+def device_of(compiled: Compiled) -> ReconnectingDevice:
     """Where the first step runs."""
     device = compiled._caller.plan.steps[0].device
-    assert isinstance(device, Resilient)
+    assert isinstance(device, ReconnectingDevice)
     return device
 
 
@@ -205,7 +205,7 @@ def test_a_quarantined_device_leaves_its_work_to_the_cpu_where_that_is_allowed()
 def test_health_forgives_after_a_quiet_interval_of_its_clock() -> None:
     """30: three deaths within a minute are quarantine for a minute; spread over more they are none."""
     now = 0
-    health = Health("device", clock=lambda: now)
+    health = ProcessHealth("device", clock=lambda: now)
     for now in (0, 20 * SECOND, 40 * SECOND):  # noqa: B007 (the clock reads it)
         health.died("SIGSEGV")
     with pytest.raises(DeviceUnavailable, match=r"device device: .*60 s more.*3 times within 40\.0 s.*SIGSEGV"):
@@ -336,7 +336,7 @@ def witness(fallback: Any = "forbid", **options: Any) -> Compiled:
     """The doubling model on the witness; its device is closed by `own_witness`."""
     return nnhal.compile(
         doubling(64),
-        devices=[Resilient("witness", lambda: start(WITNESS))],
+        devices=[ReconnectingDevice("witness", lambda: start(WITNESS))],
         isolation="process",
         fallback=fallback,
         driver_options={"witness": options},
@@ -475,7 +475,7 @@ def test_a_driver_upgraded_under_a_live_client_fails_cleanly(tmp_path: Path) -> 
         "def device():\n    return Upgraded()\n"
     )
     file.write_text(text, encoding="utf-8")
-    device = Resilient("upgraded", lambda: start(str(file)))
+    device = ReconnectingDevice("upgraded", lambda: start(str(file)))
     with nnhal.compile(doubling(64), devices=[device], isolation="process") as compiled:
         assert computes(compiled)
         file.write_text(text.replace("'1'", "'2'"), encoding="utf-8")
@@ -487,7 +487,7 @@ def test_a_driver_upgraded_under_a_live_client_fails_cleanly(tmp_path: Path) -> 
             ):
                 compiled(X)
     device.close()
-    fresh = Resilient("upgraded", lambda: start(str(file)))
+    fresh = ReconnectingDevice("upgraded", lambda: start(str(file)))
     with nnhal.compile(doubling(64), devices=[fresh], isolation="process") as compiled:
         assert computes(compiled) and fresh.version == "2"
     fresh.close()
@@ -508,16 +508,16 @@ def test_what_an_older_version_of_a_driver_kept_is_not_used_by_a_newer_one(
     x = b.input((64,))
     model = b.finish([x], [b.mul(x, b.constant(np.full(64, 2, np.float32)))])
 
-    def outcome(device: Resilient) -> str:
+    def outcome(device: ReconnectingDevice) -> str:
         with nnhal.compile(model, devices=[device], isolation="process", cache_dir=tmp_path / "cache") as compiled:
             assert computes(compiled)
             return str(compiled.cache[-1])
 
     file.write_text(text, encoding="utf-8")
-    old = Resilient("kept", lambda: start(str(file)))
+    old = ReconnectingDevice("kept", lambda: start(str(file)))
     assert [outcome(old)[:4] for _ in range(2)] == ["miss", "hit"]
     file.write_text(text.replace("'1'", "'2'"), encoding="utf-8")
-    new = Resilient("kept", lambda: start(str(file)))
+    new = ReconnectingDevice("kept", lambda: start(str(file)))
     assert [outcome(new)[:4] for _ in range(2)] == ["miss", "hit"]
     old.close()
     new.close()

@@ -12,7 +12,7 @@ import pytest
 
 import nnhal
 from nnhal.ipc.client import session as sessions
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from tests.ipc.support import wait_until
 from tests.waiting import LIMIT
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.faults
 DRIVER = str(Path(__file__).parent / "drivers" / "stays.py")
 CLIENT = """
 import sys, threading, time, numpy as np, nnhal
-from nnhal.ipc.client.process import Resilient, start
-device = Resilient("stays", lambda: start({driver!r}))
+from nnhal.ipc.client.process import ReconnectingDevice, start
+device = ReconnectingDevice("stays", lambda: start({driver!r}))
 b = nnhal.Builder(); x = b.input((4,)); model = b.finish([x], [b.relu(x)])
 c = nnhal.compile(model, devices=device, driver_options={{"stays": {{"how": {how!r}}}}})
 if {how!r} == "close":
@@ -55,16 +55,16 @@ def test_a_drivers_process_ends_with_its_client_whatever_the_driver_does(how):
 
 
 @contextlib.contextmanager
-def staying() -> Iterator[Resilient]:
+def staying() -> Iterator[ReconnectingDevice]:
     """The device; no fixture, as those outlive the look at what is left."""
-    device = Resilient("stays", lambda: start(DRIVER))
+    device = ReconnectingDevice("stays", lambda: start(DRIVER))
     try:
         yield device
     finally:
         device.close()
 
 
-def compiled(device: Resilient, how: str) -> nnhal.Compiled:
+def compiled(device: ReconnectingDevice, how: str) -> nnhal.Compiled:
     b = nnhal.Builder()
     x = b.input((4,))
     model = b.finish([x], [b.relu(x)])

@@ -92,7 +92,7 @@ class Arena:
                 taken = judge(case.call, reply, case.wanted, case.words)
                 if taken:
                     world.follow(case.call, reply, sent, right=case.wanted == "right")
-                assert asked(world.lane, QUERY) == wire.Word("1")
+                assert asked(world.lane, QUERY) == wire.TextReply("1")
             finally:
                 for fd in sent:
                     os.close(fd)
@@ -110,7 +110,7 @@ class Arena:
                 reply = attempt(lambda: asked(client.channel, wire.encode(case.raw), sent))
                 ended = isinstance(reply, DeadObject) and case.wanted == "refused"
                 if not ended and judge(case.call, reply, case.wanted, case.words):
-                    assert asked(client.channel, QUERY) == wire.Word("1")
+                    assert asked(client.channel, QUERY) == wire.TextReply("1")
             finally:
                 for fd in sent:
                     os.close(fd)
@@ -228,7 +228,7 @@ def test_cancel_ends_what_goes_on_under_that_number_in_its_own_connection_and_no
             assert one.info(fenced[0]).kind == executed(one).kind == "Cancelled"
             other.computes()
             os.write(write, b"\0")
-            assert isinstance(other.info(fenced[1]), wire.Info)
+            assert isinstance(other.info(fenced[1]), wire.ExecutionInfoReply)
         finally:
             os.close(read)
             os.close(write)
@@ -244,7 +244,7 @@ def test_cancel_ends_an_execution_in_the_background(arena: Arena) -> None:
             assert world.client.call(wire.Execute(number, V1_3, slow)) == wire.Acknowledged()
             assert asked(world.lane, wire.encode(wire.Cancel((number,)))) == wire.Acknowledged()
             result = world.notification(wire.NotifyExecuted)
-            assert isinstance(result, wire.Executed) or result.kind == "Cancelled", result
+            assert isinstance(result, wire.ExecutedReply) or result.kind == "Cancelled", result
             return isinstance(result, wire.Failed)
 
         wait_until(cancelled, "an execution that was cancelled")

@@ -22,22 +22,22 @@ from nnhal.base.errors import Cancelled, DriverFailed, NnhalError, OutputInsuffi
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
 from nnhal.hal.cache.files import Cache
-from nnhal.hal.claims import considered_by, verdicts_by
+from nnhal.hal.claims import consider_support, query_verdicts
 from nnhal.hal.device import (
     Hints,
     Prepared,
     Verdict,
     allocated_by,
-    burst_by,
     cache_files_by,
-    capabilities_by,
+    checked_burst,
+    checked_info,
+    checked_memory_use,
+    checked_prepared,
+    checked_restored,
+    checked_status,
+    driver_capabilities,
     fenced_by,
     identity_of,
-    info_by,
-    memory_by,
-    prepared_by,
-    restored_by,
-    status_by,
 )
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
@@ -62,7 +62,7 @@ Operation = Callable[[RemoteDevice, Control], bool]  # whether the results are r
 
 
 def prepared(device: RemoteDevice, control: Control, model: Model | None = None) -> Prepared:
-    return prepared_by(device, model or doubling(64), Hints(deadline=control.deadline))
+    return checked_prepared(device, model or doubling(64), Hints(deadline=control.deadline))
 
 
 def right(model: Prepared, control: Control = UNLIMITED, x: np.ndarray = X, *, room: bool = True) -> bool:
@@ -81,7 +81,7 @@ def taken(request: Request, x: np.ndarray = X) -> bool:
 
 def executes(device: RemoteDevice, control: Control) -> bool:
     identity_of(device)
-    capabilities_by(device)
+    driver_capabilities(device)
     model = prepared(device, control)
     return right(model, control) and right(model)
 
@@ -94,14 +94,14 @@ class Asked(Wrapper):
 
 
 def asks(device: RemoteDevice, control: Control) -> bool:
-    status_by(device)
-    return len(verdicts_by(Asked(device), doubling(64))) == 1 and executes(device, control)
+    checked_status(device)
+    return len(query_verdicts(Asked(device), doubling(64))) == 1 and executes(device, control)
 
 
 def considers(device: RemoteDevice, control: Control) -> bool:
     model, hints = doubling(64), Hints(deadline=control.deadline)
-    claims = considered_by(device, model, hints)
-    return right(prepared_by(device, model, claims.hints(hints)), control) and executes(device, control)
+    claims = consider_support(device, model, hints)
+    return right(checked_prepared(device, model, claims.hints(hints)), control) and executes(device, control)
 
 
 def sees_usage(device: RemoteDevice, control: Control) -> bool:
@@ -158,8 +158,8 @@ def fenced(device: RemoteDevice, control: Control) -> bool:
     if execution.fence is not None:
         execution.fence.wait(PATIENCE_NS / 1e9)
     else:
-        until(lambda: "not ended" not in str(_tried(lambda: info_by(execution, "peer"))), "the end")
-    info_by(execution, "peer")
+        until(lambda: "not ended" not in str(_tried(lambda: checked_info(execution, "peer"))), "the end")
+    checked_info(execution, "peer")
     return taken(request) and right(model)
 
 
@@ -169,9 +169,9 @@ def cancels(device: RemoteDevice, control: Control) -> bool:
     request, (waited, signal) = model.request([X], [np.full_like(X, np.nan)]), fence_pair()
     execution = fenced_by(model, "peer", request, Control(cancelled=unwanted), [waited])
     unwanted.set()
-    until(lambda: "not ended" not in str(_tried(lambda: info_by(execution, "peer"))), "the end")
+    until(lambda: "not ended" not in str(_tried(lambda: checked_info(execution, "peer"))), "the end")
     with pytest.raises(Cancelled):
-        info_by(execution, "peer")
+        checked_info(execution, "peer")
     signal.set()
     return right(model)
 
@@ -185,7 +185,7 @@ def _tried(call: Callable[[], Any]) -> Any:
 
 def bursts(measure: bool) -> Operation:
     def operation(device: RemoteDevice, control: Control) -> bool:
-        with burst_by(prepared(device, control), "peer") as burst:
+        with checked_burst(prepared(device, control), "peer") as burst:
             for n in range(3):
                 x = X + np.float32(n)
                 request = burst._prepared.request([x], [np.full_like(x, np.nan)])  # type: ignore[attr-defined]
@@ -215,7 +215,7 @@ def copies(device: RemoteDevice, control: Control) -> bool:
 
 def tells_memory(device: RemoteDevice, control: Control) -> bool:
     model = prepared(device, control)
-    use = memory_by(model, "peer")
+    use = checked_memory_use(model, "peer")
     return all(size is None or 0 <= size < 2**63 for size in use) and right(model)
 
 
@@ -232,8 +232,8 @@ def keeps(device: RemoteDevice, control: Control) -> bool:
         return right(prepared(device, control, whole))
     with tempfile.TemporaryFile(buffering=0) as file:
         hints = Hints(deadline=control.deadline, cache=Cache(bytes(32), (file.fileno(),)))
-        saved = prepared_by(device, whole, hints)
-        restored = restored_by(device, outline(whole), hints)
+        saved = checked_prepared(device, whole, hints)
+        restored = checked_restored(device, outline(whole), hints)
     return right(saved) and right(restored)
 
 
@@ -281,7 +281,7 @@ class Drivers:
     """Processes of hostile drivers, one for each case, and another device whose results must stay what they are."""
 
     def __init__(self, orders: socket.socket, other: RemoteDevice) -> None:
-        self._orders, self._other = orders, prepared_by(other, doubling(64), Hints())
+        self._orders, self._other = orders, checked_prepared(other, doubling(64), Hints())
 
     def strike(self, case: Case) -> None:
         """One case, from the connection to what is left of it."""

@@ -14,7 +14,7 @@ import pytest
 import nnhal
 from nnhal.base.errors import Cancelled, ContractBroken, MissedDeadline, NnhalError
 from nnhal.hal.request import Control
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from tests.faults.support import WITNESS, doubling, numbers, prepared, run
 from tests.interrupts import Interrupts
 from tests.ipc.support import own_process, wait_until
@@ -131,7 +131,7 @@ def test_an_execution_that_was_given_up_never_writes_to_the_callers_memory(give_
     b = nnhal.Builder()
     x = b.input((4,))
     model = b.finish([x], [b.relu(x)])
-    device = Resilient("stays", lambda: start(STAYS))
+    device = ReconnectingDevice("stays", lambda: start(STAYS))
 
     def compiled(how: str) -> nnhal.Compiled:
         options = {"stays": {"how": how, "gate": str(tmp_path / "open")}}
@@ -151,7 +151,7 @@ def test_an_execution_that_was_given_up_never_writes_to_the_callers_memory(give_
 
 
 def test_a_fenced_execution_that_failed_fails_however_often_its_result_is_asked_for():
-    device = Resilient("witness", lambda: start(WITNESS))
+    device = ReconnectingDevice("witness", lambda: start(WITNESS))
     options = {"witness": {"beyond": 8}}
     try:
         with nnhal.compile(doubling(64), devices=device, driver_options=options, fallback="forbid") as compiled:

@@ -21,7 +21,7 @@ from nnhal.drivers.null import device as null
 from nnhal.drivers.reference import Reference
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import Control
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.service.burst import ServiceBurst
@@ -182,7 +182,7 @@ def test_executions_of_a_client_that_left_end_and_leave_no_thread(way: Callable[
 
 
 def test_an_execution_that_is_cancelled_ends_in_its_driver():
-    device = Resilient("probe", lambda: start(PROBE))
+    device = ReconnectingDevice("probe", lambda: start(PROBE))
     options = {"probe": {"sleep": 10 * LIMIT}}
     try:
         with nnhal.compile(doubling(), devices=device, driver_options=options, fallback="forbid") as compiled:

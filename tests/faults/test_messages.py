@@ -46,7 +46,7 @@ QUERY = wire.encode(wire.GetVersionString())
 
 def alive(hostile: Hostile) -> None:
     """The same connection answers still."""
-    assert isinstance(hostile.call(QUERY), wire.Word)
+    assert isinstance(hostile.call(QUERY), wire.TextReply)
 
 
 def long_message(announced: int, size: int, *, seals: int = ALL_SEALS) -> tuple[bytes, int]:
@@ -130,7 +130,7 @@ def _garbage(dice: random.Random) -> bytes:
         wire.encode(wire.GetCapabilities(4)),
         wire.encode(wire.Allocate(3, (4, 4), ((1, 0, True, 0.5),))),
         wire.encode(wire.Bind(2, 1, wire.WireRequest((None,), (wire.WireArgument(0, 1, 2, (3,)),), ()))),
-        wire.encode(wire.Hold(4, (wire.Pool("ashmem", 4, 0, True, 1, 2),))),
+        wire.encode(wire.HoldMemory(4, (wire.Pool("ashmem", 4, 0, True, 1, 2),))),
         wire.encode(wire.ExecuteSynchronously(4, 1)),
         wire.encode(wire.CopyFrom(1, wire.Pool("ashmem", 4, 0, True), (2,))),
     ]
@@ -187,7 +187,7 @@ def test_a_message_shorter_than_its_number_ends_its_connection_and_no_other(
 def test_numbers_of_calls_grow_and_their_answers_bear_them_or_their_lane_ends(shared: str, last: int) -> None:
     """27: so an answer that is sent back to the service is answered by nobody."""
     with undisturbed(shared), Hostile(shared) as hostile:
-        answer, lane = wire.encode(wire.Word("1")), hostile.lane()
+        answer, lane = wire.encode(wire.TextReply("1")), hostile.lane()
         for number in (1, 7, 2**32, 2**64 - 1):
             head = struct.pack("<Q", number)
             lane.socket.send(head + QUERY)
@@ -206,7 +206,7 @@ def test_a_lane_that_breaks_the_protocol_ends_and_leaves_the_connections_others(
         lanes[1].socket.send(b"short")
         assert isinstance(attempt(lanes[1].receive), DeadObject)
         for lane in (lanes[0], lanes[2], lanes[3]):
-            assert wire.decode_reply(lane.call(QUERY)[0]) == wire.Word("1")
+            assert wire.decode_reply(lane.call(QUERY)[0]) == wire.TextReply("1")
         alive(hostile)
         wait_until(lambda: held(watcher)["threads"] < before["threads"], "the end of its thread")
         for lane in lanes:

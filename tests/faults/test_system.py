@@ -13,7 +13,7 @@ from nnhal.base.memory import Memory
 from nnhal.hal.request import Control
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
-from nnhal.ipc.client.process import Resilient
+from nnhal.ipc.client.process import ReconnectingDevice
 from tests.faults.support import (
     LIMIT,
     WITNESS,
@@ -196,7 +196,7 @@ def test_a_shared_memory_past_the_systems_limit_is_a_clear_error() -> None:
 def test_a_service_killed_and_restarted_under_its_name_serves_the_same_clients_again() -> None:
     """53: who waits gets DEAD_OBJECT; no socket is left; a client that asks again is served, bit by bit."""
     first = serve(WITNESS, "killed")
-    device = Resilient("witness", lambda: names.connect("killed"))
+    device = ReconnectingDevice("witness", lambda: names.connect("killed"))
     model, slow = prepared(device), prepared(device, sleep=30)
     assert run(model, X).tobytes() == EXPECTED
     with ThreadPoolExecutor(3) as pool:

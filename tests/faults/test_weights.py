@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from tests.faults.support import WITNESS
 
 
@@ -18,7 +18,7 @@ def weighted(n: int) -> nnhal.Model:
 @pytest.mark.parametrize("size", [8, 4096, 1 << 18])
 @pytest.mark.parametrize("way", ["call", "burst", "fenced"])
 def test_a_driver_that_scribbles_over_its_memory_and_fails_leaves_the_cpu_the_right_weights(size, way):
-    device = Resilient("witness", lambda: start(WITNESS))
+    device = ReconnectingDevice("witness", lambda: start(WITNESS))
     x, want = np.ones(size, np.float32), np.arange(size, dtype=np.float32) + 1
     options = {"witness": {"scribble": 1, "fixed": 1}}
     try:

@@ -16,7 +16,7 @@ import nnhal
 from nnhal import UnsupportedModel
 from nnhal.frontends.onnx.reader import read
 from nnhal.frontends.onnx.wire import numbers
-from nnhal.frontends.source import opened
+from nnhal.frontends.source import open_source
 from tests.effort import lines
 from tests.frontends.onnx_models import by_onnxruntime, check, model, node, saved
 
@@ -403,7 +403,7 @@ def branches(count):
 
 @pytest.mark.parametrize(("kind", "few"), [(chain, 250), (branches, 100)])
 def test_reading_eight_times_the_nodes_is_about_eight_times_as_much_work(kind, few):
-    labels = [opened(kind(count).SerializeToString()) for count in (few, 8 * few)]
+    labels = [open_source(kind(count).SerializeToString()) for count in (few, 8 * few)]
     work = [lines(partial(read, memory, label, None)) for label, memory in labels]
     assert work[1] < 10 * work[0]
 

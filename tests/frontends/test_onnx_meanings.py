@@ -8,8 +8,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from nnhal import InvalidArgument, InvalidRequest, OpenModel, OperationFailed, UnsupportedModel, allocate, compile, load
 from nnhal.base.records import replace
-from nnhal.model.kept import kept as known
-from nnhal.model.kept import unkept
+from nnhal.model.kept import pack_model as known
+from nnhal.model.kept import unpack_model
 from nnhal.ops import OPS
 from tests.frontends.onnx_models import by_nnhal, check, model, node, operations
 from tests.frontends.onnx_models import value as onnx_value
@@ -534,7 +534,7 @@ def test_dimensions_of_one_name_are_of_one_size_when_it_is_said_and_when_it_runs
         with pytest.raises(InvalidArgument, match="must be 2 like all dimensions named 'N'"):
             load(made.SerializeToString(), shapes=shapes)
     kept = load(made.SerializeToString(), shapes={"x": (0, 3), "z": (0, 3)})
-    for loaded in (kept, unkept(known(kept), kept.pools, {})):
+    for loaded in (kept, unpack_model(known(kept), kept.pools, {})):
         with compile(loaded, devices="reference", cache_dir=False) as compiled:
             x, z = real(4, 3), real(4, 3)
             np.testing.assert_array_equal(compiled(x, z), np.concatenate([-x, z], 1))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnhal.frontends.source import bundle, known, listed, split, there
+from nnhal.frontends.source import archive_listing, bundle, exists_in_archive, known, split
 from nnhal.frontends.tflite import load
 from tests.frontends.test_tflite_metadata import Said, pictured, said
 
@@ -131,9 +131,9 @@ def test_a_bundle_is_no_file_of_its_own_identifier():
 
 def test_at_most_twenty_members_are_listed():
     names = {f"m{n}": b"" for n in range(22)}
-    assert listed({}) == "nothing: it is empty"
-    assert listed(dict(list(names.items())[:20])).endswith("m18, m19")
-    assert listed(names).endswith("m18, m19 and 2 more")
+    assert archive_listing({}) == "nothing: it is empty"
+    assert archive_listing(dict(list(names.items())[:20])).endswith("m18, m19")
+    assert archive_listing(names).endswith("m18, m19 and 2 more")
 
 
 def test_members_are_named_behind_a_file_that_there_is(tmp_path):
@@ -144,7 +144,12 @@ def test_members_are_named_behind_a_file_that_there_is(tmp_path):
     assert split(f"{deep}:e") == (f"{deep}:e", [])
     assert split(str(path)) == (str(path), [])
     assert split(f"{tmp_path}:a") == (f"{tmp_path}:a", [])  # a folder has no members
-    assert there(deep) and there(str(tmp_path)) and not there(f"{deep}:e") and not there(f"{tmp_path}:a")
+    assert (
+        exists_in_archive(deep)
+        and exists_in_archive(str(tmp_path))
+        and not exists_in_archive(f"{deep}:e")
+        and not exists_in_archive(f"{tmp_path}:a")
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------------- metadata

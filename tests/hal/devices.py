@@ -11,7 +11,7 @@ import pytest
 
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
 from nnhal.hal.host import run_resolved
 from nnhal.hal.memory import Buffer
 from nnhal.hal.request import Control, Request, Timing
@@ -32,7 +32,7 @@ def device_of(name: str) -> Device:
 
 
 def prepare(device: Device, model: Model, **options: object) -> Prepared:
-    return prepared_by(device, model, Hints(options=options))
+    return checked_prepared(device, model, Hints(options=options))
 
 
 def adding(amount: float = 1, shape: tuple[int, ...] = (3, 4)) -> Model:

@@ -17,7 +17,7 @@ from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidRequest, N
 from nnhal.base.levels import V1_1, V1_2
 from nnhal.drivers.reference import Reference
 from nnhal.hal import background
-from nnhal.hal.background import FencedExecution, hand_over, once_signalled
+from nnhal.hal.background import FencedExecution, hand_over, signal_after
 from nnhal.hal.device import (
     LONGEST,
     MOST,
@@ -29,22 +29,22 @@ from nnhal.hal.device import (
     OperationGroup,
     Performance,
     Prepared,
+    ReusableWork,
     Verdict,
-    WorkedOut,
-    capabilities_by,
     checked_capabilities,
+    checked_memory_use,
+    checked_prepared,
+    checked_reconfigure,
+    checked_status,
+    driver_capabilities,
     each_operation,
     identity_of,
     layout_of,
-    memory_by,
-    prepared_by,
-    reconfigured_by,
-    status_by,
+    pin_threads,
     traits_of,
-    within_the_machine,
 )
-from nnhal.hal.fence import fence_pair, listed
-from nnhal.hal.host import HostBuffer, Turn, contents_of, fill
+from nnhal.hal.fence import fence_list, fence_pair
+from nnhal.hal.host import ExclusiveUse, HostBuffer, contents_of, fill
 from nnhal.hal.memory import BufferDesc, BufferFacts, BufferRole, check_use
 from nnhal.hal.memory_use import MOST as MOST_BYTES
 from nnhal.hal.memory_use import MemoryUse
@@ -122,7 +122,7 @@ def test_performance_may_be_stated_of_any_code_of_32_bits_and_of_4096():
 @pytest.mark.parametrize("what", ["relaxed_scalar", "relaxed_tensor", "if_performance", "while_performance"])
 def test_each_stated_figure_is_looked_at_and_kept_in_its_place(what):
     own = Performance(1, 2)
-    found = capabilities_by(saying(capabilities=lambda self: Capabilities(**{what: own})))
+    found = driver_capabilities(saying(capabilities=lambda self: Capabilities(**{what: own})))
     assert found == Capabilities(**{what: own}) and type(getattr(found, what).exec_time) is float
     for figure in (0, -1.0, float("nan"), True, "1", None):
         for performance in (Performance(figure, 1.0), Performance(1.0, figure)):  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ def test_defaults_are_those_of_the_definition():
 
 def test_no_more_threads_than_this_process_has_cpus():
     cpus = len(os.sched_getaffinity(0))
-    assert [within_the_machine(Hints(threads=n)).threads for n in (0, 1, cpus, cpus + 1, 1024)] == [
+    assert [pin_threads(Hints(threads=n)).threads for n in (0, 1, cpus, cpus + 1, 1024)] == [
         0,
         1,
         cpus,
@@ -172,12 +172,12 @@ def test_no_more_threads_than_this_process_has_cpus():
 
 def test_the_cpus_are_those_of_this_process(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", {0: {3, 5, 7}, os.getpid(): {3, 5, 7}}.__getitem__)
-    assert [within_the_machine(Hints(threads=n)).threads for n in (0, 3, 4)] == [0, 3, 3]
+    assert [pin_threads(Hints(threads=n)).threads for n in (0, 3, 4)] == [0, 3, 3]
 
 
 def test_what_was_worked_out_is_of_the_whole_or_of_a_part():
     model, kept = adding(), ["thing"]
-    whole, part = WorkedOut(model, (0,), kept), WorkedOut(model, (), kept)
+    whole, part = ReusableWork(model, (0,), kept), ReusableWork(model, (), kept)
     assert whole.whole and not part.whole and whole.given == "thing"
     kept.clear()
     assert whole.given is None
@@ -191,9 +191,9 @@ def test_operations_are_judged_one_by_one(judge, verdict):
 
 def test_a_status_is_a_member():
     with pytest.raises(ContractBroken, match=r"status.. gave 1, must be a DeviceStatus"):
-        status_by(saying(status=lambda self: 1))
+        checked_status(saying(status=lambda self: 1))
     for status in DeviceStatus:
-        assert status_by(saying(status=lambda self, status=status: status)) is status
+        assert checked_status(saying(status=lambda self, status=status: status)) is status
 
 
 # --------------------------------------------------------------------------------------------- what it has prepared
@@ -215,33 +215,33 @@ def test_bytes_are_whole_numbers_from_0_to_the_most(field):
     prepared = Sure()
     for size in (0, 1, MOST_BYTES, None):
         prepared.use = MemoryUse(*(size if n == field else None for n in range(4)))
-        assert memory_by(prepared, "device mine") == prepared.use
+        assert checked_memory_use(prepared, "device mine") == prepared.use
     for wrong in (-1, MOST_BYTES + 1, 1.0, True, "1"):
         prepared.use = MemoryUse(*(wrong if n == field else None for n in range(4)))
         with pytest.raises(ContractBroken, match=f"gave {MemoryUse._fields[field]} = "):
-            memory_by(prepared, "device mine")
+            checked_memory_use(prepared, "device mine")
 
 
 def test_a_prepared_model_is_given_once_and_says_once_what_it_is():
     prepared = Sure()
     prepared.changeable = ["speed"]
     device = saying(prepare=lambda self, model, hints: prepared)
-    assert prepared_by(device, adding(), Hints()) is prepared
+    assert checked_prepared(device, adding(), Hints()) is prepared
     assert traits_of(prepared) == (False, ("speed",), False)
     with pytest.raises(ContractBroken, match="gave a Prepared that it gave before"):
-        prepared_by(device, adding(), Hints())
+        checked_prepared(device, adding(), Hints())
 
 
 def test_options_are_taken_where_any_may_change():
     told: list[Any] = []
     prepared = Sure()
     prepared.changeable, prepared.reconfigure = ("speed",), told.append  # type: ignore[method-assign]
-    prepared_by(saying(prepare=lambda self, model, hints: prepared), adding(), Hints())
-    reconfigured_by(prepared, "device mine", {"speed": 2})
+    checked_prepared(saying(prepare=lambda self, model, hints: prepared), adding(), Hints())
+    checked_reconfigure(prepared, "device mine", {"speed": 2})
     assert told == [{"speed": 2}]
-    fixed = prepared_by(saying(prepare=lambda self, model, hints: Sure()), adding(), Hints())
+    fixed = checked_prepared(saying(prepare=lambda self, model, hints: Sure()), adding(), Hints())
     with pytest.raises(InvalidArgument, match="no option of it may change between executions"):
-        reconfigured_by(fixed, "device mine", {})
+        checked_reconfigure(fixed, "device mine", {})
 
 
 # -------------------------------------------------------------------------------------------------- driver memory
@@ -298,7 +298,7 @@ def test_uses_of_several_buffers_are_all_looked_at():
 def test_a_turn_is_had_by_one_until_he_gives_it_back_or_goes():
     class Who: ...
 
-    turn, one, other = Turn(), Who(), Who()
+    turn, one, other = ExclusiveUse(), Who(), Who()
     assert not turn.taken and turn.take(one) and turn.taken and not turn.take(other) and not turn.take(one)
     turn.give_back(other)
     assert turn.taken
@@ -325,10 +325,10 @@ def test_what_a_fence_shows_is_how_it_stands():
 
 def test_fences_to_wait_for_are_several_fences():
     fence, _signal = fence_pair()
-    assert listed([fence]) == [fence] == listed((fence,)) == listed({fence}) and listed([]) == []
+    assert fence_list([fence]) == [fence] == fence_list((fence,)) == fence_list({fence}) and fence_list([]) == []
     for wrong in (fence, None, [fence, None], "ab", 3):
         with pytest.raises(InvalidArgument, match=r"wait_for is .*, must be a list of fences"):
-            listed(wrong)
+            fence_list(wrong)
 
 
 def test_a_signal_is_a_status():
@@ -357,7 +357,7 @@ def test_a_joined_fence_tells_of_all_and_of_what_followed():
             if fails is not None:
                 raise fails
 
-        joined = once_signalled([fence for fence, _ in pairs], then)
+        joined = signal_after([fence for fence, _ in pairs], then)
         pairs[0][1].set()
         assert joined.status() is None and not done
         pairs[1][1].set(status)
@@ -373,7 +373,7 @@ def test_joined_fences_leave_no_descriptors(status):
     opened = Opened()
     for _ in range(20):
         fence, signal = fence_pair()
-        joined = once_signalled([fence], lambda: None)
+        joined = signal_after([fence], lambda: None)
         if status is not None:
             signal.set(status)
             with contextlib.suppress(NnhalError):
@@ -384,7 +384,7 @@ def test_joined_fences_leave_no_descriptors(status):
 
 def test_nothing_follows_where_nobody_holds_the_joined_fence():
     fence, signal = fence_pair()
-    once_signalled([fence], lambda: pytest.fail("done")).close()
+    signal_after([fence], lambda: pytest.fail("done")).close()
     signal.set()
 
 

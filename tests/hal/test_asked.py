@@ -23,19 +23,19 @@ from nnhal.hal.device import (
     Prepared,
     Verdict,
     allocated_by,
-    burst_by,
-    capabilities_by,
+    checked_burst,
+    checked_executor,
+    checked_info,
+    checked_memory_use,
+    checked_prepared,
+    checked_reconfigure,
+    checked_status,
+    driver_capabilities,
     each_operation,
-    executor_by,
     fenced_by,
     identity_of,
-    info_by,
-    let_weights_go,
-    memory_by,
-    prepared_by,
-    queued_as,
-    reconfigured_by,
-    status_by,
+    queue_like_run,
+    release_weights,
     traits_of,
 )
 from nnhal.hal.fence import fence_pair
@@ -92,7 +92,7 @@ def made(device: Any = None, **said: Any) -> Prepared:
     prepared = Gives()
     for name, value in said.items():
         setattr(prepared, name, value)
-    return prepared_by(device or gives(prepared), adding(), Hints())
+    return checked_prepared(device or gives(prepared), adding(), Hints())
 
 
 def soon() -> Control:
@@ -105,7 +105,7 @@ class Held:
 
     def __init__(self, prepared: Prepared) -> None:
         self.inside, self.over = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=queued_as(prepared, self.hold), args=(None, Control()))
+        self.thread = threading.Thread(target=queue_like_run(prepared, self.hold), args=(None, Control()))
 
     def hold(self, *_: object) -> None:
         self.inside.set()
@@ -152,7 +152,7 @@ def test_one_at_a_time_holds_for_all_models_of_a_device_or_for_one(where: str) -
     of_device = where == "device"
     device = gives(one_at_a_time=of_device)
     device.prepare = lambda model, hints: type("One", (Gives,), {"one_at_a_time": not of_device})()
-    one, other = (prepared_by(device, adding(), Hints()) for _ in range(2))
+    one, other = (checked_prepared(device, adding(), Hints()) for _ in range(2))
     with Held(one):
         with pytest.raises(MissedDeadline):
             asked(one).execute(one.run, soon())
@@ -175,14 +175,14 @@ def test_a_change_waits_for_executions_unless_they_are_in_another_process(timely
         with Held(prepared):
             asked(prepared).execute(prepared.run, Control())  # beside it
             with pytest.raises(MissedDeadline):
-                reconfigured_by(prepared, MINE, {"speed": 1}, soon())
-    reconfigured_by(prepared, MINE, {"speed": 2})
+                checked_reconfigure(prepared, MINE, {"speed": 1}, soon())
+    checked_reconfigure(prepared, MINE, {"speed": 2})
     assert prepared.told == [{"speed": 2}]  # type: ignore[attr-defined]
 
 
 def test_options_are_given_as_a_copy_and_an_error_of_the_drivers_names_it() -> None:
     prepared, options = made(changeable=("speed",)), {"speed": 1}
-    reconfigured_by(prepared, MINE, options)
+    checked_reconfigure(prepared, MINE, options)
     assert prepared.told == [options] and prepared.told[0] is not options  # type: ignore[attr-defined]
     with pytest.raises(ContractBroken, match=r"reconfigure\(\) is missing, must be there where `changeable` names"):
         Prepared.reconfigure(prepared, options)
@@ -191,10 +191,10 @@ def test_options_are_given_as_a_copy_and_an_error_of_the_drivers_names_it() -> N
 @pytest.mark.parametrize("alone", [False, True])
 def test_an_executor_for_bursts_waits_for_its_turn_where_there_are_any(alone: bool) -> None:
     prepared = made(one_at_a_time=alone)
-    assert executor_by(prepared, MINE) is None
+    assert checked_executor(prepared, MINE) is None
     own = Executor()
     prepared.burst_executor = lambda: own  # type: ignore[method-assign]
-    executor = executor_by(prepared, MINE)
+    executor = checked_executor(prepared, MINE)
     assert executor is own
 
     def run(request: Request, control: Control) -> Timing | None:
@@ -206,10 +206,10 @@ def test_an_executor_for_bursts_waits_for_its_turn_where_there_are_any(alone: bo
     request = asked(prepared)
     assert request.execute(run, Control()) == Timing(2) and request.results[0].tolist() == (X + 1).tolist()
     with pytest.raises(ContractBroken, match=r"burst_executor\(\) gave a BurstExecutor that it gave before"):
-        executor_by(prepared, MINE)  # two bursts would number their memories alike
+        checked_executor(prepared, MINE)  # two bursts would number their memories alike
     prepared.burst_executor = lambda: 3  # type: ignore[method-assign, assignment, return-value]
     with pytest.raises(ContractBroken, match=r"burst_executor\(\) gave 3, must give a BurstExecutor or None"):
-        executor_by(prepared, MINE)
+        checked_executor(prepared, MINE)
 
 
 @pytest.mark.parametrize(("trait", "value"), [("weights_consumed", 1), ("changeable", "speed"), ("changeable", [""])])
@@ -228,11 +228,11 @@ def test_an_invalid_argument_of_who_is_told_of_the_model_alone_is_about_the_mode
 
 def test_a_burst_is_a_new_one_each_time() -> None:
     prepared = made()
-    one, other = burst_by(prepared, MINE), burst_by(prepared, MINE)
+    one, other = checked_burst(prepared, MINE), checked_burst(prepared, MINE)
     assert one is not other
     prepared.burst = lambda: one  # type: ignore[method-assign]
     with pytest.raises(ContractBroken, match=r"burst\(\) gave a Burst that it gave before, must give a new one"):
-        burst_by(prepared, MINE)
+        checked_burst(prepared, MINE)
 
 
 # ------------------------------------------------------------------------------------------------------------ fenced
@@ -279,10 +279,14 @@ def test_nothing_is_taken_of_an_execution_that_was_not_launched(answer: Any, say
     ("method", "rule", "ask"),
     [
         ("prepare", "must give a Prepared", lambda answer: made(gives(prepare=lambda *_: answer))),
-        ("capabilities", "must be Capabilities", lambda answer: capabilities_by(gives(capabilities=lambda _: answer))),
-        ("status", "must be a DeviceStatus", lambda answer: status_by(gives(status=lambda _: answer))),
-        ("burst", "must give a Burst", lambda answer: burst_by(made(burst=lambda: answer), MINE)),
-        ("memory", "must give a MemoryUse", lambda answer: memory_by(made(memory=lambda: answer), MINE)),
+        (
+            "capabilities",
+            "must be Capabilities",
+            lambda answer: driver_capabilities(gives(capabilities=lambda _: answer)),
+        ),
+        ("status", "must be a DeviceStatus", lambda answer: checked_status(gives(status=lambda _: answer))),
+        ("burst", "must give a Burst", lambda answer: checked_burst(made(burst=lambda: answer), MINE)),
+        ("memory", "must give a MemoryUse", lambda answer: checked_memory_use(made(memory=lambda: answer), MINE)),
     ],
 )
 def test_what_is_given_in_place_of_something_else_is_told_with_the_rule(method, rule, ask, answer) -> None:
@@ -293,10 +297,10 @@ def test_what_is_given_in_place_of_something_else_is_told_with_the_rule(method, 
 def test_times_of_a_fenced_execution_are_told_as_far_as_they_can_be_true() -> None:
     execution = FencedExecution(None)
     execution.finish(None, ExecutionInfo(Timing(3, 2), Timing(1, 2)))
-    assert info_by(execution, MINE) == (Timing(), Timing(1, 2))
+    assert checked_info(execution, MINE) == (Timing(), Timing(1, 2))
     execution.finish(None, (1, 2))  # type: ignore[arg-type]
     with pytest.raises(ContractBroken, match=r"get_execution_info\(\) gave \(1, 2\), must give an ExecutionInfo"):
-        info_by(execution, MINE)
+        checked_info(execution, MINE)
 
 
 # ---------------------------------------------------------------------------------------------- memory and constants
@@ -312,7 +316,7 @@ def test_a_buffer_is_a_new_one_for_what_was_asked_for() -> None:
     assert allocated_by(device, BufferDesc(), [role]) is buffer
     with pytest.raises(ContractBroken, match="gave a Buffer that it gave before, must give a new one"):
         allocated_by(device, BufferDesc(), [role])
-    varying = prepared_by(gives(), relu((0, 4)), Hints())
+    varying = checked_prepared(gives(), relu((0, 4)), Hints())
     narrow = HostBuffer(BufferDesc((3, 4)), [BufferRole(varying, 0)])
     device.allocate = lambda desc, roles: narrow
     with pytest.raises(ContractBroken, match="gave a Buffer for something else, must be for what it was asked for"):
@@ -326,7 +330,7 @@ def test_a_buffer_is_a_new_one_for_what_was_asked_for() -> None:
 def test_weights_go_where_the_driver_needs_them_no_more(consumed: bool) -> None:
     prepared, model = made(weights_consumed=consumed), adding()
     assert traits_of(prepared).weights_consumed is consumed
-    assert let_weights_go(prepared, model, MINE) is consumed
+    assert release_weights(prepared, model, MINE) is consumed
     constant = next(o for o in model.main.operands if o.dimensions == (1, 1))
     if consumed:
         with pytest.raises(ContractBroken, match="device mine: read constants after prepare\\(\\), must not"):
@@ -356,7 +360,7 @@ def test_an_operation_with_a_constant_out_of_sight_is_refused_unasked() -> None:
 
 def test_a_burst_in_process_takes_turns_as_plain_executions_do() -> None:
     prepared = made(one_at_a_time=True)
-    with burst_by(prepared, MINE) as burst:
+    with checked_burst(prepared, MINE) as burst:
         assert isinstance(burst, LocalBurst)
         with Held(prepared), pytest.raises(MissedDeadline):
             asked(prepared).execute(burst.run, soon())
@@ -365,4 +369,4 @@ def test_a_burst_in_process_takes_turns_as_plain_executions_do() -> None:
 
 def test_options_of_a_model_of_which_none_may_change_are_the_applications_mistake() -> None:
     with pytest.raises(InvalidArgument, match=r"device mine: .*no option of it may change between executions"):
-        reconfigured_by(made(), MINE, {"speed": 1})
+        checked_reconfigure(made(), MINE, {"speed": 1})

@@ -19,7 +19,7 @@ from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Signature
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
-from nnhal.model.validate import let_constants_go
+from nnhal.model.validate import release_constants
 from tests.hal.devices import device_of, prepare
 
 Where = tuple[int, int, int, tuple[int, ...]]
@@ -374,7 +374,7 @@ def test_constants_in_the_only_memory_of_a_request_are_kept_from_outputs_until_t
     model = b.finish([x], [y])
     signature = Signature.of(model)
     if emptied:
-        let_constants_go(model, "the driver has them")
+        release_constants(model, "the driver has them")
     bind_request(model, [(0, 64, 64, ())], [(0, 128, 64, ())], [pool], signature)
     if emptied:
         bind_request(model, [(0, 64, 64, ())], [(0, 0, 64, ())], [pool], signature)

@@ -36,7 +36,7 @@ def file_in(state: Path) -> Path:
 
 def test_what_was_put_is_there_in_this_store_and_the_next() -> None:
     blobs = blobs_of(Mine())
-    assert blobs.keeps and blobs.get(b"k") is None
+    assert blobs.has_file and blobs.get(b"k") is None
     assert blobs.put(b"k", b"value") and blobs.put(b"empty", b"") and blobs.put(b"k" * 1024, bytearray(b"long"))
     for store in (blobs, blobs_of(Mine())):
         assert (store.get(b"k"), store.get(b"empty"), store.get(b"k" * 1024)) == (b"value", b"", b"long")
@@ -205,7 +205,7 @@ def test_without_a_folder_nothing_is_kept_and_nothing_fails(tmp_path: Path, monk
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "file" / "state"))
     blobs = blobs_of(Mine())
-    assert not blobs.keeps and not blobs.put(b"k", b"v") and blobs.get(b"k") is None
+    assert not blobs.has_file and not blobs.put(b"k", b"v") and blobs.get(b"k") is None
 
 
 def test_a_refusal_of_the_system_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,4 +277,4 @@ def test_a_process_that_opened_its_file_ahead_uses_that_one_when_it_can_open_non
     assert blobs.put(b"k", b"v") and blobs_of(Mine()).get(b"k") == b"v"
     monkeypatch.setattr(blobcache, "_only", [])
     blobcache.open_ahead("mine")  # now there is none to be had
-    assert not blobs_of(Mine()).keeps
+    assert not blobs_of(Mine()).has_file

@@ -32,7 +32,7 @@ from nnhal.hal import queue
 from nnhal.hal import request as request_module
 from nnhal.hal.binding import flat_bytes
 from nnhal.hal.device import Device, Prepared
-from nnhal.hal.host import HostBuffer, Writing, contents_of, fill, run_resolved
+from nnhal.hal.host import BufferWrite, HostBuffer, contents_of, fill, run_resolved
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.builder import ModelBuilder
@@ -712,7 +712,7 @@ def test_an_execution_that_was_abandoned_before_it_began_leaves_what_the_next_on
     reached, opened = threading.Event(), threading.Event()
 
     class Gated(HostBuffer):
-        def begin(self, control: Control = UNLIMITED, request: Request | None = None) -> Writing:
+        def begin(self, control: Control = UNLIMITED, request: Request | None = None) -> BufferWrite:
             if request is first:
                 reached.set()
                 assert opened.wait(LIMIT)

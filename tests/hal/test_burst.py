@@ -16,7 +16,7 @@ from nnhal.hal.device import Device, Prepared
 from nnhal.hal.host import HostBuffer, LocalBurst, contents_of, fill
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from tests.hal.devices import DEVICES, LIMIT, X, adding, asked, device_of, doubling, late, nan, prepare, together
 from tests.ipc.support import inside, own_process, wait_until
 
@@ -189,7 +189,7 @@ def test_an_execution_that_was_given_up_keeps_no_other_out_of_its_burst() -> Non
 
 @pytest.mark.parametrize("deadline", [None, 2**62])
 def test_a_second_execution_in_another_process_is_bad_state(deadline: int | None) -> None:
-    device, control = Resilient("probe", lambda: start(PROBE)), Control(deadline=deadline)
+    device, control = ReconnectingDevice("probe", lambda: start(PROBE)), Control(deadline=deadline)
     try:
         step = prepare(device, adding(1), sleep=1)
         with step.burst() as burst:
@@ -291,7 +291,7 @@ def test_a_burst_that_the_driver_refuses_is_none() -> None:
 
 
 def test_a_burst_whose_process_died_opens_again_in_the_next_one() -> None:
-    device = Resilient("probe", lambda: start(PROBE))
+    device = ReconnectingDevice("probe", lambda: start(PROBE))
     try:
         step = prepare(device, adding(1))
         burst = step.burst()

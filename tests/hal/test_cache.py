@@ -16,10 +16,10 @@ from nnhal.base.levels import V1_1, V1_2
 from nnhal.drivers.samples.full import FullV1_3, PreparedV1_3
 from nnhal.frontends.python import Builder
 from nnhal.hal.cache import keeper, tokens
-from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles, Damaged, refusal, written_by
+from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles, DamagedCacheFile, read_refusal, written_by
 from nnhal.hal.cache.tokens import TokenStore
-from nnhal.hal.device import Device, Hints, cache_files_by, prepared_by, restored_by
-from nnhal.hal.wrappers import AtLevel, Limited, PreparedAtLevel, Recorded, WithOptions
+from nnhal.hal.device import Device, Hints, cache_files_by, checked_prepared, checked_restored
+from nnhal.hal.wrappers import Limited, PreparedWithHalLevel, Recorded, WithHalLevel, WithOptions
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from tests import requests
@@ -50,7 +50,7 @@ def test_who_saves_later_waits_until_preparing_is_over_however_it_ends(cache: Ca
             raise OperationFailed("not today")
 
     with pytest.raises(OperationFailed, match="not today"):
-        prepared_by(Failing(), scaled(), Hints(cache=cache))
+        checked_prepared(Failing(), scaled(), Hints(cache=cache))
     assert cache.settled.is_set()
 
 
@@ -90,7 +90,7 @@ def test_below_1_2_nothing_is_asked():
             raise AssertionError
 
     assert cache_files_by(Old()) == CacheFiles()
-    assert cache_files_by(AtLevel(FullV1_3(), V1_2)) == CacheFiles(1, 1)
+    assert cache_files_by(WithHalLevel(FullV1_3(), V1_2)) == CacheFiles(1, 1)
 
 
 @pytest.mark.parametrize(
@@ -111,16 +111,16 @@ def test_any_other_number_is_taken(answer):
 
 
 def test_what_was_saved_is_restored(cache):
-    prepared = prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    prepared = checked_prepared(FullV1_3(), scaled(), Hints(cache=cache))
     assert all(sizes(cache))
-    restored = restored_by(FullV1_3(), outline(scaled()), Hints(cache=cache))
+    restored = checked_restored(FullV1_3(), outline(scaled()), Hints(cache=cache))
     assert results(prepared) == results(restored) == [2, -4, 6]
     assert not restored.model.main.operations
 
 
 def test_without_files_nothing_is_saved():
     device = FullV1_3()
-    prepared = prepared_by(device, scaled(), Hints())
+    prepared = checked_prepared(device, scaled(), Hints())
     assert prepared.save(CacheContent.empty(CacheFiles(1, 1), scaled().pools))
 
 
@@ -144,8 +144,8 @@ def test_a_driver_that_fails_to_save_leaves_empty_files(cache, caplog):
     device.prepare = lambda model, hints: Failing(model)  # type: ignore[method-assign]
     for fd in cache.files:
         os.write(fd, b"before")
-    assert results(prepared_by(device, scaled(), Hints(cache=cache))) == [2, -4, 6]
-    assert [refusal(fd) for fd in cache.files] == ["save() raised KeyError: 'x'", ""] and sizes(cache)[1] == 0
+    assert results(checked_prepared(device, scaled(), Hints(cache=cache))) == [2, -4, 6]
+    assert [read_refusal(fd) for fd in cache.files] == ["save() raised KeyError: 'x'", ""] and sizes(cache)[1] == 0
     assert "its compilation is not kept: device sample-full-1.3: save() raised KeyError: 'x'" in caplog.text
 
 
@@ -156,30 +156,30 @@ def test_a_driver_that_saves_nothing_leaves_the_files_as_they_are(cache):
 
     device = FullV1_3()
     device.prepare = lambda model, hints: Silent(model)  # type: ignore[method-assign]
-    prepared_by(device, scaled(), Hints(cache=cache))
+    checked_prepared(device, scaled(), Hints(cache=cache))
     assert sizes(cache) == [0, 0]
 
 
 def test_what_is_restored_must_be_a_prepared_model_of_its_own(cache):
-    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    checked_prepared(FullV1_3(), scaled(), Hints(cache=cache))
     device, one = FullV1_3(), PreparedV1_3(scaled())
     device.restore = lambda *_: one  # type: ignore[method-assign]
-    assert restored_by(device, outline(scaled()), Hints(cache=cache)) is one
+    assert checked_restored(device, outline(scaled()), Hints(cache=cache)) is one
     with pytest.raises(ContractBroken, match=r"prepare_from_cache\(\) gave a Prepared that it gave before"):
-        restored_by(device, outline(scaled()), Hints(cache=cache))
+        checked_restored(device, outline(scaled()), Hints(cache=cache))
     device.restore = lambda *_: "model"  # type: ignore[method-assign,assignment,return-value]
     with pytest.raises(ContractBroken, match=r"prepare_from_cache\(\) gave 'model', must give a Prepared"):
-        restored_by(device, outline(scaled()), Hints(cache=cache))
+        checked_restored(device, outline(scaled()), Hints(cache=cache))
     device.restore = lambda *_: {}["x"]  # type: ignore[method-assign]
     with pytest.raises(DriverFailed, match=r"prepare_from_cache\(\) raised KeyError: 'x'"):
-        restored_by(device, outline(scaled()), Hints(cache=cache))
+        checked_restored(device, outline(scaled()), Hints(cache=cache))
 
 
 def test_a_restored_model_takes_turns_as_a_prepared_one_does(cache):
     device = FullV1_3()
     device.one_at_a_time = True
-    prepared_by(device, scaled(), Hints(cache=cache))
-    restored = restored_by(device, outline(scaled()), Hints(cache=cache))
+    checked_prepared(device, scaled(), Hints(cache=cache))
+    restored = checked_restored(device, outline(scaled()), Hints(cache=cache))
     queue, *others = [queue for queue, _, _ in vars(restored)["_way"].queues]
     assert queue is vars(device)["_run_queue"] and queue.strict and not others
 
@@ -190,37 +190,37 @@ def test_a_restored_model_takes_turns_as_a_prepared_one_does(cache):
 def test_wrappers_pass_on_what_is_kept(cache):
     calls: list[str] = []
     wrapped = Recorded(Limited(FullV1_3(), lambda model, n: True), calls)
-    prepared_by(wrapped, scaled(), Hints(cache=cache))
-    for device in (wrapped, FullV1_3(), AtLevel(FullV1_3(), V1_2), WithOptions(FullV1_3(), {"a": 1})):
-        assert results(restored_by(device, outline(scaled()), Hints(cache=cache))) == [2, -4, 6]
+    checked_prepared(wrapped, scaled(), Hints(cache=cache))
+    for device in (wrapped, FullV1_3(), WithHalLevel(FullV1_3(), V1_2), WithOptions(FullV1_3(), {"a": 1})):
+        assert results(checked_restored(device, outline(scaled()), Hints(cache=cache))) == [2, -4, 6]
     assert cache_files_by(wrapped) == CacheFiles(1, 1)
     assert calls.count("prepare_from_cache") == 1 and calls.count("number_of_cache_files") == 1
 
 
 def test_a_level_is_kept_to_after_restoring(cache):
-    device = AtLevel(FullV1_3(), V1_2)
-    prepared_by(device, scaled(), Hints(cache=cache))
-    restored = restored_by(device, outline(scaled()), Hints(cache=cache))
-    assert isinstance(restored, PreparedAtLevel)
+    device = WithHalLevel(FullV1_3(), V1_2)
+    checked_prepared(device, scaled(), Hints(cache=cache))
+    restored = checked_restored(device, outline(scaled()), Hints(cache=cache))
+    assert isinstance(restored, PreparedWithHalLevel)
     with pytest.raises(OperationFailed, match=r"executeFenced needs level 1.3"):
         restored.execute_fenced(restored.request([X]), requests.Control())
 
 
 def test_what_a_driver_is_told_follows_its_wrappers():
-    told = WithOptions(WithOptions(FullV1_3(), {"a": 1, "b": 1}), {"b": 2, "c": 2}).told(
+    told = WithOptions(WithOptions(FullV1_3(), {"a": 1, "b": 1}), {"b": 2, "c": 2}).effective_hints(
         Hints(options={"a": 0, "d": 0})
     )
     assert told.options == {"a": 1, "b": 1, "c": 2, "d": 0}
     hints = Hints(deadline=5, options={"a": 1})
-    assert FullV1_3().told(hints) == hints
-    assert AtLevel(FullV1_3(), V1_2).told(hints) == replace(hints, deadline=None)
+    assert FullV1_3().effective_hints(hints) == hints
+    assert WithHalLevel(FullV1_3(), V1_2).effective_hints(hints) == replace(hints, deadline=None)
 
 
 # ---------------------------------------------------------------------------------------------------------- the record
 
 
 def test_files_are_of_one_driver_version_and_processor(cache, monkeypatch):
-    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    checked_prepared(FullV1_3(), scaled(), Hints(cache=cache))
 
     class Later(FullV1_3):
         version = "later"
@@ -229,59 +229,61 @@ def test_files_are_of_one_driver_version_and_processor(cache, monkeypatch):
         processor_matters = True
 
     for other in (Later(), Native()):
-        with pytest.raises(Damaged, match="is of another driver, version, engine or processor"):
-            restored_by(other, outline(scaled()), Hints(cache=cache))
-    prepared_by(Native(), scaled(), Hints(cache=cache))
-    restored_by(Native(), outline(scaled()), Hints(cache=cache))
+        with pytest.raises(DamagedCacheFile, match="is of another driver, version, engine or processor"):
+            checked_restored(other, outline(scaled()), Hints(cache=cache))
+    checked_prepared(Native(), scaled(), Hints(cache=cache))
+    checked_restored(Native(), outline(scaled()), Hints(cache=cache))
     monkeypatch.setattr(keeper, "features", lambda: "another processor")
-    with pytest.raises(Damaged, match="is of another driver, version, engine or processor"):
-        restored_by(Native(), outline(scaled()), Hints(cache=cache))
+    with pytest.raises(DamagedCacheFile, match="is of another driver, version, engine or processor"):
+        checked_restored(Native(), outline(scaled()), Hints(cache=cache))
 
 
 def test_whether_the_processor_matters_is_true_or_false(cache):
     device = FullV1_3()
     device.processor_matters = "yes"  # type: ignore[assignment]
     with pytest.raises(InvalidArgument, match="processor_matters"):
-        restored_by(device, outline(scaled()), Hints(cache=cache))
+        checked_restored(device, outline(scaled()), Hints(cache=cache))
 
 
 def test_what_was_never_noted_is_not_restored(cache, state):
-    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    checked_prepared(FullV1_3(), scaled(), Hints(cache=cache))
     (record,) = state.glob("*.tokens")
     record.write_bytes(record.read_bytes()[:40])  # the key alone
-    with pytest.raises(Damaged, match="is nothing that this driver noted to have written for the token"):
-        restored_by(FullV1_3(), outline(scaled()), Hints(cache=cache))
+    with pytest.raises(DamagedCacheFile, match="is nothing that this driver noted to have written for the token"):
+        checked_restored(FullV1_3(), outline(scaled()), Hints(cache=cache))
 
 
 def test_files_are_whole_where_the_driver_has_noted_them_whatever_version_wrote_them(cache, state):
-    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    checked_prepared(FullV1_3(), scaled(), Hints(cache=cache))
     (record,) = state.glob("*.tokens")
     noted, (fd, _) = record.read_bytes(), cache.files
     whole = os.pread(fd, 1 << 20, 0)
     identity = written_by(whole)
     assert identity is not None
-    keeper.is_whole(cache)
+    keeper.verify_files(cache)
     TokenStore.open("another driver")
     record.rename(record.with_name("service-0123456789abcdef.tokens"))  # the name that another process gave the driver
-    keeper.is_whole(cache)
+    keeper.verify_files(cache)
     record = record.with_name("service-0123456789abcdef.tokens")
 
     record.write_bytes(noted[:40])  # the key alone
-    with pytest.raises(Damaged, match="is nothing that a driver of this user noted to have written for the token"):
-        keeper.is_whole(cache)
+    with pytest.raises(
+        DamagedCacheFile, match="is nothing that a driver of this user noted to have written for the token"
+    ):
+        keeper.verify_files(cache)
     record.write_bytes(noted)
     os.pwrite(fd, b"?", len(whole) - 1)
-    with pytest.raises(Damaged, match="damaged: model file 0"):
-        keeper.is_whole(cache)
+    with pytest.raises(DamagedCacheFile, match="damaged: model file 0"):
+        keeper.verify_files(cache)
     os.pwrite(fd, b"?", 0)
-    with pytest.raises(Damaged, match="has its driver's private format, or is damaged"):
-        keeper.is_whole(cache)
-    with pytest.raises(Damaged, match="has its driver's private format, or is damaged"):
-        keeper.is_whole(Cache(cache.token))
+    with pytest.raises(DamagedCacheFile, match="has its driver's private format, or is damaged"):
+        keeper.verify_files(cache)
+    with pytest.raises(DamagedCacheFile, match="has its driver's private format, or is damaged"):
+        keeper.verify_files(Cache(cache.token))
 
 
 def test_files_that_are_not_written_yet_are_whole(cache):
-    keeper.is_whole(cache)
+    keeper.verify_files(cache)
 
 
 def test_the_hash_is_noted_before_anything_is_written(cache, monkeypatch):
@@ -292,39 +294,39 @@ def test_the_hash_is_noted_before_anything_is_written(cache, monkeypatch):
         (record,) = Path(os.environ["NNHAL_STATE_DIR"]).glob("*.tokens")
         return record.read_bytes()
 
-    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    checked_prepared(FullV1_3(), scaled(), Hints(cache=cache))
     assert written == [40 + 104] * 2
 
 
 def test_a_record_that_is_no_more_is_begun_anew(cache, state):
-    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    checked_prepared(FullV1_3(), scaled(), Hints(cache=cache))
     for each in state.iterdir():
         each.unlink()
-    with pytest.raises(Damaged, match="another key"):
-        restored_by(FullV1_3(), outline(scaled()), Hints(cache=cache))
-    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
-    assert results(restored_by(FullV1_3(), outline(scaled()), Hints(cache=cache))) == [2, -4, 6]
+    with pytest.raises(DamagedCacheFile, match="another key"):
+        checked_restored(FullV1_3(), outline(scaled()), Hints(cache=cache))
+    checked_prepared(FullV1_3(), scaled(), Hints(cache=cache))
+    assert results(checked_restored(FullV1_3(), outline(scaled()), Hints(cache=cache))) == [2, -4, 6]
 
 
 def test_a_process_with_a_record_opened_ahead_uses_no_other(cache, state, monkeypatch):
     monkeypatch.setattr(tokens, "_only", [TokenStore.open("ahead")])
-    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    checked_prepared(FullV1_3(), scaled(), Hints(cache=cache))
     assert [each.name.partition("-")[0] for each in state.glob("*.tokens")] == ["ahead"]
 
 
 def test_where_no_record_can_be_nothing_is_restored_and_it_is_said_why(cache, state):
     state.write_text("a file")
     with pytest.raises(OperationFailed, match=r"no private record of what was cached: .*state is a link or no folder"):
-        restored_by(FullV1_3(), outline(scaled()), Hints(cache=cache))
+        checked_restored(FullV1_3(), outline(scaled()), Hints(cache=cache))
 
 
 def test_a_file_that_cannot_be_read_is_named(cache):
-    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    checked_prepared(FullV1_3(), scaled(), Hints(cache=cache))
     with open(os.devnull, "wb") as closed:
         fd = closed.fileno()
         broken = replace(cache, data_files=(fd,))
         with pytest.raises(OperationFailed, match="data file 0"):
-            restored_by(FullV1_3(), outline(scaled()), Hints(cache=broken))
+            checked_restored(FullV1_3(), outline(scaled()), Hints(cache=broken))
 
 
 def test_the_processor_is_what_the_kernel_says():

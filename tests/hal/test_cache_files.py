@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from nnhal.base.errors import ContractBroken
 from nnhal.hal.cache import files as subject
-from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles, Damaged, give_up, refusal, understood, written
+from nnhal.hal.cache.files import (
+    Cache,
+    CacheContent,
+    CacheFiles,
+    DamagedCacheFile,
+    encode_files,
+    parse_files,
+    read_refusal,
+    write_refusal,
+)
 
 pytestmark = pytest.mark.cache
 
@@ -26,18 +35,18 @@ def content() -> CacheContent:
 
 
 def made(what: CacheContent | None = None) -> tuple[list[bytes], bytes]:
-    files, digest = written(what or content(), TOKEN, WHO, KEY)
+    files, digest = encode_files(what or content(), TOKEN, WHO, KEY)
     return [bytes(file) for file in files], digest
 
 
 def read(files, token=TOKEN, who=WHO, key=KEY, models=1):
-    return understood(files[:models], files[models:], token, who, key)
+    return parse_files(files[:models], files[models:], token, who, key)
 
 
 @given(st.lists(SECTIONS, max_size=3), st.lists(SECTIONS, max_size=3))
 def test_what_is_written_is_understood(model, data):
-    files, digest = written(CacheContent(model, data), TOKEN, WHO, KEY)
-    found, again = understood(files[: len(model)], files[len(model) :], TOKEN, WHO, KEY)
+    files, digest = encode_files(CacheContent(model, data), TOKEN, WHO, KEY)
+    found, again = parse_files(files[: len(model)], files[len(model) :], TOKEN, WHO, KEY)
     assert again == digest
     assert [{k: bytes(v) for k, v in each.items()} for each in found.model] == model
     assert [{k: bytes(v) for k, v in each.items()} for each in found.data] == data
@@ -61,17 +70,17 @@ def test_every_flipped_bit_is_found():
         for bit in range(8 * len(file)):
             broken = bytearray(file)
             broken[bit // 8] ^= 1 << bit % 8
-            with pytest.raises(Damaged):
+            with pytest.raises(DamagedCacheFile):
                 read([bytes(broken) if n == number else each for n, each in enumerate(files)])
 
 
 def test_every_other_length_is_found():
     files, _ = made()
     for length in range(len(files[0])):
-        with pytest.raises(Damaged, match="damaged: model file 0"):
+        with pytest.raises(DamagedCacheFile, match="damaged: model file 0"):
             read([files[0][:length], *files[1:]])
     for more in (1, 64):
-        with pytest.raises(Damaged, match="damaged: data file 0 has"):
+        with pytest.raises(DamagedCacheFile, match="damaged: data file 0 has"):
             read([files[0], files[1] + bytes(more), files[2]])
 
 
@@ -84,16 +93,16 @@ def test_every_other_length_is_found():
     ],
 )
 def test_a_file_of_another_is_a_miss_that_says_so(other, why):
-    with pytest.raises(Damaged, match=f"model file 0 {why}"):
+    with pytest.raises(DamagedCacheFile, match=f"model file 0 {why}"):
         read(made()[0], **other)
 
 
 def test_files_may_not_take_each_others_places():
     files, _ = made(CacheContent([{"a": b"1"}], [{"a": b"1"}]))
-    with pytest.raises(Damaged, match="model file 0 was written as data file 0"):
+    with pytest.raises(DamagedCacheFile, match="model file 0 was written as data file 0"):
         read(files[::-1])
     two, _ = made(CacheContent([{"a": b"1"}, {"a": b"1"}]))
-    with pytest.raises(Damaged, match="model file 0 was written as model file 1"):
+    with pytest.raises(DamagedCacheFile, match="model file 0 was written as model file 1"):
         read(two[::-1], models=2)
 
 
@@ -113,7 +122,7 @@ def test_a_later_format_is_a_miss(monkeypatch):
     monkeypatch.setattr(subject, "VERSION", 2)
     later = made()[0]
     monkeypatch.undo()
-    with pytest.raises(Damaged, match="model file 0 is of format 2, must be 1"):
+    with pytest.raises(DamagedCacheFile, match="model file 0 is of format 2, must be 1"):
         read(later)
 
 
@@ -130,7 +139,7 @@ def test_a_later_format_is_a_miss(monkeypatch):
 )
 def test_what_cannot_be_written_is_the_drivers_fault(sections, why):
     with pytest.raises(ContractBroken, match=why):
-        written(CacheContent([sections]), TOKEN, WHO, KEY)
+        encode_files(CacheContent([sections]), TOKEN, WHO, KEY)
 
 
 def test_a_file_larger_than_the_limit_is_neither_written_nor_read(monkeypatch):
@@ -140,7 +149,7 @@ def test_a_file_larger_than_the_limit_is_neither_written_nor_read(monkeypatch):
         made(CacheContent([{"a": bytes(100)}]))
     with tempfile.TemporaryFile(buffering=0) as there:
         there.write(file)
-        with pytest.raises(Damaged, match=f"it has {len(file)} bytes, must be at most"):
+        with pytest.raises(DamagedCacheFile, match=f"it has {len(file)} bytes, must be at most"):
             subject.read(there.fileno())
         monkeypatch.setattr(subject, "LARGEST", len(file))
         assert subject.read(there.fileno()) == file
@@ -155,7 +164,7 @@ def test_of_a_file_that_says_that_it_has_another_size_nothing_but_its_header_is_
         pread, read = os.pread, []
         monkeypatch.setattr(os, "pread", lambda fd, size, at: read.append(size) or pread(fd, size, at))
         if size:
-            with pytest.raises(Damaged, match=f"it has {len(file) + size} bytes, must be {len(file)}"):
+            with pytest.raises(DamagedCacheFile, match=f"it has {len(file) + size} bytes, must be {len(file)}"):
                 subject.read(there.fileno())
             assert len(read) == 1 and read[0] <= 112
         else:
@@ -173,7 +182,7 @@ def test_a_file_that_does_not_fit_into_memory_is_damaged(monkeypatch):
             return pread(fd, size, at)
 
         monkeypatch.setattr(os, "pread", full)
-        with pytest.raises(Damaged, match="its 15 bytes do not fit into memory"):
+        with pytest.raises(DamagedCacheFile, match="its 15 bytes do not fit into memory"):
             subject.read(there.fileno())
 
 
@@ -182,9 +191,9 @@ def test_why_nothing_is_kept_stands_in_the_first_file(tmp_path, why):
     fds = [os.open(tmp_path / str(n), os.O_RDWR | os.O_CREAT) for n in range(2)]
     for fd in fds:
         os.write(fd, b"half of what was to be kept")
-    give_up(Cache(TOKEN, (fds[0],), (fds[1],)), why)
+    write_refusal(Cache(TOKEN, (fds[0],), (fds[1],)), why)
     told = {"": "no reason given", "\x1b[31m": r"\x1b[31m"}.get(why, why[:1000])
-    assert [refusal(fd) for fd in fds] == [told, ""]
+    assert [read_refusal(fd) for fd in fds] == [told, ""]
     assert os.fstat(fds[1]).st_size == 0
     for fd in fds:
         os.close(fd)
@@ -220,7 +229,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_damaged(monkeypatch):
             return pread(fd, size, at)
 
         monkeypatch.setattr(os, "pread", shrinking)
-        with pytest.raises(Damaged, match="it ends at byte 4, was 6 bytes long"):
+        with pytest.raises(DamagedCacheFile, match="it ends at byte 4, was 6 bytes long"):
             subject.read(there.fileno())
 
 

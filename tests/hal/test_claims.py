@@ -14,7 +14,7 @@ from nnhal.base.codes import OperationType
 from nnhal.base.errors import ContractBroken, InvalidArgument, MissedDeadline, OperationFailed, UnsupportedModel
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.drivers.reference import Reference
-from nnhal.hal.claims import considered_by, verdicts_by
+from nnhal.hal.claims import consider_support, query_verdicts
 from nnhal.hal.device import (
     YES,
     Capabilities,
@@ -24,11 +24,11 @@ from nnhal.hal.device import (
     OperationGroup,
     Performance,
     Prepared,
+    ReusableWork,
     Verdict,
-    WorkedOut,
-    prepared_by,
+    checked_prepared,
 )
-from nnhal.hal.wrappers import AtLevel, Limited, WithOptions, Wrapper
+from nnhal.hal.wrappers import Limited, WithHalLevel, WithOptions, Wrapper
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from tests.runtime.devices import for_nothing
@@ -53,7 +53,7 @@ class Saying(Reference):
     def __init__(self, say: Callable[[Model], Any], prepare: Callable[[], None] = lambda: None) -> None:
         self.say, self.on_prepare = say, prepare
         self.considered: list[Hints] = []
-        self.prepared: list[tuple[Model, WorkedOut | None]] = []
+        self.prepared: list[tuple[Model, ReusableWork | None]] = []
         self.given: list[Any] = []
 
     def consider(self, model: Model, hints: Hints) -> Any:
@@ -107,7 +107,7 @@ def group(*places: Any, performance: Any = HALF, at_least: Any = 0) -> Operation
 def test_an_answer_that_cannot_be_is_the_devices_broken_contract(answer, reason):
     device = Saying(lambda model: answer)
     with pytest.raises(ContractBroken, match="device saying: ") as found:
-        considered_by(device, chain(3), Hints())
+        consider_support(device, chain(3), Hints())
     assert reason in str(found.value)
     compiled = nnhal.compile(chain(3), devices=device, fallback="allow")
     assert compiled.placement.devices() == {"reference": 1 * 3}
@@ -119,21 +119,21 @@ def test_a_reason_is_one_line_that_commands_no_terminal() -> None:
         def supports(self, model: Model) -> Sequence[Verdict]:
             return [Verdict(False, "no\x1b[2J\nADD #0: is fine")] * len(model.main.operations)
 
-    assert verdicts_by(Commanding(), chain(1))[0].reason == r"no\x1b[2J\nADD #0: is fine"
+    assert query_verdicts(Commanding(), chain(1))[0].reason == r"no\x1b[2J\nADD #0: is fine"
 
 
 def test_a_bool_is_a_verdict_and_a_reason_is_a_plain_text_of_bounded_length():
     class Text(str):
         pass
 
-    found = considered_by(
+    found = consider_support(
         Saying(lambda m: Considered([True, False, Verdict(False, Text("x" * 10**6))])), chain(3), Hints()
     )
     assert found.verdicts[:2] == [YES, Verdict(False)] and type(found.verdicts[2].reason) is str
     assert found.verdicts[2].reason.startswith("xxx") and len(found.verdicts[2].reason) < 10**5
     for wrong in (Verdict(1, ""), Verdict(True, None), 1, None, ""):  # type: ignore[arg-type]
         with pytest.raises(ContractBroken, match="for operation 1, must be a Verdict or a bool"):
-            considered_by(Saying(lambda m, wrong=wrong: Considered([YES, wrong, YES])), chain(3), Hints())
+            consider_support(Saying(lambda m, wrong=wrong: Considered([YES, wrong, YES])), chain(3), Hints())
 
 
 @pytest.mark.parametrize("kind", [list, tuple, iter])
@@ -141,31 +141,31 @@ def test_a_bool_is_a_verdict_and_a_reason_is_a_plain_text_of_bounded_length():
 def test_so_many_verdicts_as_were_given_are_told(kind, count):
     told = min(count, 4) if kind is iter else count  # who gives them one by one is asked for one too many only
     with pytest.raises(ContractBroken, match=rf"gave {told} verdicts, must be 3, one an operation"):
-        considered_by(Saying(lambda m: Considered(kind([YES] * count))), chain(3), Hints())
+        consider_support(Saying(lambda m: Considered(kind([YES] * count))), chain(3), Hints())
 
 
 def test_each_operation_may_be_a_group_of_its_own_and_enough_of_a_group_may_be_all_of_it():
     groups = [group(n, at_least=1) for n in range(3)]
-    assert list(considered_by(Saying(lambda m: yes(m, *groups)), chain(3), Hints()).groups) == groups
+    assert list(consider_support(Saying(lambda m: yes(m, *groups)), chain(3), Hints()).groups) == groups
     whole = group(0, 1, 2, at_least=3)
-    assert list(considered_by(Saying(lambda m: yes(m, whole)), chain(3), Hints()).groups) == [whole]
+    assert list(consider_support(Saying(lambda m: yes(m, whole)), chain(3), Hints()).groups) == [whole]
     with pytest.raises(ContractBroken, match="with operation 0, which is in group 0 too"):
-        considered_by(Saying(lambda m: yes(m, *groups, group(0))), chain(3), Hints())
+        consider_support(Saying(lambda m: yes(m, *groups, group(0))), chain(3), Hints())
 
 
 def test_hints_for_a_part_name_its_operations_until_what_was_worked_out_is_let_go():
-    found = considered_by(Saying(lambda m: yes(m, worked_out="much")), chain(3), Hints())
+    found = consider_support(Saying(lambda m: yes(m, worked_out="much")), chain(3), Hints())
     whole, part = found.hints(Hints(threads=1)), found.hints(Hints(threads=1), [2])
     assert whole.threads == part.threads == 1 and whole.worked_out is not None and part.worked_out is not None
     assert (whole.worked_out.operations, whole.worked_out.whole) == ((0, 1, 2), True)
     assert (part.worked_out.operations, part.worked_out.whole) == ((2,), False)
     assert whole.worked_out.given == part.worked_out.given == "much"
-    found.let_go()
+    found.release_work()
     assert whole.worked_out.given is None and found.hints(Hints()).worked_out is None
 
 
 def test_of_a_model_that_was_laid_out_there_are_hints_for_the_whole_alone():
-    found = considered_by(Nchw(lambda m: yes(m, worked_out="much")), pools(2), Hints())
+    found = consider_support(Nchw(lambda m: yes(m, worked_out="much")), pools(2), Hints())
     for operations in (None, [0, 1]):
         given = found.hints(Hints(), operations).worked_out
         assert given is not None and given.whole and given.operations == (0, 1, 2, 3)
@@ -179,14 +179,14 @@ def test_endless_answers_end():
 
     for answer in (Considered(endless(YES)), Considered([YES] * 3, endless(group(0)))):
         with pytest.raises(ContractBroken):
-            considered_by(Saying(lambda model, answer=answer: answer), chain(3), Hints())
+            consider_support(Saying(lambda model, answer=answer: answer), chain(3), Hints())
 
 
 def test_answers_are_taken_over_in_plain_types():
     class Places(list):
         pass
 
-    found = considered_by(Saying(lambda m: yes(m, OperationGroup(Places([2, 0]), HALF, 1))), chain(3), Hints())
+    found = consider_support(Saying(lambda m: yes(m, OperationGroup(Places([2, 0]), HALF, 1))), chain(3), Hints())
     (only,) = found.groups
     assert only == OperationGroup((0, 2), HALF, 1) and type(only.operations) is tuple
 
@@ -200,12 +200,12 @@ def test_a_driver_may_answer_with_bools_behind_each_wrapper(level):
     b = nnhal.Builder()
     x = b.input((2,))
     model = b.finish([x], [b.floor(b.relu(x))])
-    taken = Limited(AtLevel(Bools(), level), lambda model, n: True)
-    assert [verdict.ok for verdict in verdicts_by(taken, model)] == [False, True]
+    taken = Limited(WithHalLevel(Bools(), level), lambda model, n: True)
+    assert [verdict.ok for verdict in query_verdicts(taken, model)] == [False, True]
 
 
 def test_what_a_group_takes_is_not_refused_for_the_whole_model():
-    found = considered_by(Saying(lambda m: Considered([NO, NO, NO], [group(0, 1)])), chain(3), Hints())
+    found = consider_support(Saying(lambda m: Considered([NO, NO, NO], [group(0, 1)])), chain(3), Hints())
     assert found.refused() == {2: "not by itself"}
 
 
@@ -270,16 +270,16 @@ def test_a_device_is_told_the_same_hints_when_it_is_asked_and_when_it_prepares()
 
 def test_wrappers_hand_hints_and_groups_on():
     device = Saying(lambda m: yes(m, group(0, 1), group(2)))
-    said = considered_by(WithOptions(device, {"a": 1}), chain(3), Hints(options={"b": 2}))
+    said = consider_support(WithOptions(device, {"a": 1}), chain(3), Hints(options={"b": 2}))
     assert device.considered[-1].options == {"a": 1, "b": 2} and len(said.groups) == 2
-    limited = considered_by(Limited(device, lambda _, n: n != 1, "left out"), chain(3), Hints())
+    limited = consider_support(Limited(device, lambda _, n: n != 1, "left out"), chain(3), Hints())
     assert [g.operations for g in limited.groups] == [(2,)] and limited.verdicts[1].reason == "left out"
     assert [v.ok for v in Limited(device, lambda _, n: n != 1).supports(chain(3))] == [True, False, True]
 
 
 def test_devices_of_old_levels_have_no_groups_and_work_nothing_out():
     device = Saying(lambda m: yes(m, group(0, 1), worked_out="much"))
-    old, new = (considered_by(AtLevel(device, level), chain(2), Hints()) for level in (V1_2, V1_3))
+    old, new = (consider_support(WithHalLevel(device, level), chain(2), Hints()) for level in (V1_2, V1_3))
     assert not old.groups and len(new.groups) == 1
     assert all(c.hints(Hints()).worked_out is None for c in (old, new))
 
@@ -289,7 +289,7 @@ def test_a_wrapper_that_has_another_supports_is_asked_by_it():
         def supports(self, model: Model) -> Sequence[Verdict]:
             return [NO for _ in super().supports(model)]
 
-    assert verdicts_by(Refusing(Saying(yes)), chain(2)) == [NO, NO]
+    assert query_verdicts(Refusing(Saying(yes)), chain(2)) == [NO, NO]
 
 
 # --------------------------------------------------------------------------------------------------- worked out
@@ -337,7 +337,7 @@ def test_who_works_nothing_out_gets_nothing():
     device = Saying(yes)
     nnhal.compile(chain(1), devices=device)
     assert device.given == [None]
-    prepared_by(device, chain(1), Hints()).close()
+    checked_prepared(device, chain(1), Hints()).close()
     assert device.given == [None, None]
 
 
@@ -398,7 +398,7 @@ def test_the_default_asks_supports():
         def prepare(self, model, hints):
             return discovery.cpu().prepare(model, hints)
 
-    assert verdicts_by(Plain(), chain(2)) == [YES, Verdict(False)]
+    assert query_verdicts(Plain(), chain(2)) == [YES, Verdict(False)]
 
 
 # ------------------------------------------------------------------------------------------------ another layout
@@ -450,7 +450,7 @@ def test_a_group_has_nothing_that_needs_a_transpose_which_the_device_refuses(lea
         return Considered([Verdict(kind == OperationType.MAX_POOL_2D, "no transposes") for kind in kinds], groups)
 
     model = pools(3)
-    found = considered_by(Nchw(say), model, Hints())
+    found = consider_support(Nchw(say), model, Hints())
     why = "its layout needs a TRANSPOSE, which the device refuses: no transposes"
     assert [(v.ok, v.reason == why) for v in found.verdicts] == [(False, True), (True, False), (False, True)]
     assert [g.operations for g in found.groups] == ([(1,)] if left else [])
@@ -483,7 +483,7 @@ def test_an_operation_that_is_there_in_two_orders_is_in_one_group_of_the_origina
     y = b.max_pool_2d(x, padding="same", filter_size=2, stride=1)
     y = b.max_pool_2d(b.add(y, k), padding="same", filter_size=2, stride=1)
     model = b.finish([x], [y, b.add(x, k)])
-    found = considered_by(Nchw(say), model, Hints()).groups
+    found = consider_support(Nchw(say), model, Hints()).groups
     assert list(found) == [group(3), group(0, 2, 4, performance=Performance(0.5, 0.75))]
     compiled = nnhal.compile(model, devices=Nchw(say), fallback="forbid")
     assert {c.device for c in compiled.placement} == {"saying"}
@@ -498,11 +498,17 @@ def test_a_device_is_asked_about_the_layout_that_it_prefers_unless_that_is_done(
         return Considered([Verdict(True, f"as {OperationType(o.type).name}") for o in model.main.operations])
 
     device, model = Nchw(say), pools(1)
-    for found in (verdicts_by(device, model, as_is=as_is), considered_by(device, model, Hints(), as_is=as_is).verdicts):
+    for found in (
+        query_verdicts(device, model, as_is=as_is),
+        consider_support(device, model, Hints(), as_is=as_is).verdicts,
+    ):
         assert found == [Verdict(True, "as MAX_POOL_2D")]
     assert asked == [1 if as_is else 3] * 2
     if not as_is:
-        assert verdicts_by(device, model) == considered_by(device, model, Hints()).verdicts and asked[2:] == [3, 3]
+        assert query_verdicts(device, model) == consider_support(device, model, Hints()).verdicts and asked[2:] == [
+            3,
+            3,
+        ]
 
 
 @pytest.mark.parametrize("refused", [0, 1, None])
@@ -521,7 +527,7 @@ def test_an_operation_that_is_there_in_two_orders_is_taken_where_both_are(refuse
     y = b.max_pool_2d(
         b.add(b.max_pool_2d(x, padding="same", filter_size=2, stride=1), k), padding="same", filter_size=2
     )
-    found = verdicts_by(Nchw(say), b.finish([x], [y, b.add(x, k)]))
+    found = query_verdicts(Nchw(say), b.finish([x], [y, b.add(x, k)]))
     assert found[0] == (YES if refused is None else Verdict(False, "not this one")) and all(v.ok for v in found[1:])
 
 

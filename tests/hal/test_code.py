@@ -19,9 +19,9 @@ from nnhal.hal import code
 from nnhal.hal.blobcache import blobs_of
 from nnhal.hal.cache import keeper
 from nnhal.hal.code import CodeIdentity, code_of_functions
-from nnhal.hal.device import Hints, Prepared, code_by, written_by
+from nnhal.hal.device import Hints, Prepared, cache_record_identity, code_by
 from nnhal.hal.hidl.adapters import adapt
-from nnhal.hal.wrappers import AtLevel, WithOptions, Wrapper
+from nnhal.hal.wrappers import WithHalLevel, WithOptions, Wrapper
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 
@@ -306,7 +306,7 @@ def test_a_device_takes_no_more_arguments_than_its_class() -> None:
 
 
 def test_a_wrapped_device_has_the_code_of_the_one_inside() -> None:
-    assert known(code_by(WithOptions(AtLevel(Other(), V1_3), {"a": 1}))) == known(code_by(Other()))
+    assert known(code_by(WithOptions(WithHalLevel(Other(), V1_3), {"a": 1}))) == known(code_by(Other()))
 
 
 class Preparing(Wrapper):
@@ -318,7 +318,7 @@ class Preparing(Wrapper):
 
 def test_an_authors_wrapper_that_prepares_otherwise_does_not_find_what_the_device_kept() -> None:
     assert code_by(Preparing(Other())).unknown.startswith("wrapper Preparing prepares otherwise than the device in it")
-    assert code_by(AtLevel(Preparing(Other()), V1_3)).unknown
+    assert code_by(WithHalLevel(Preparing(Other()), V1_3)).unknown
 
 
 class HalDriver(FullV1_2):
@@ -416,10 +416,10 @@ def test_code_in_an_archive_is_known_by_that(tmp_path: Path, monkeypatch: pytest
 
 def test_what_was_kept_is_of_the_code_of_nnhal_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver may be on nnhal's kit: what that makes of a model is other when the kit is."""
-    before = written_by(Other())
-    assert written_by(Other()) == before, "a process has one state of it"
+    before = cache_record_identity(Other())
+    assert cache_record_identity(Other()) == before, "a process has one state of it"
     monkeypatch.setattr(code, "code_of_nnhal", lambda: CodeIdentity(bytes(32)))
-    assert written_by(Other()) != before
+    assert cache_record_identity(Other()) != before
 
 
 def test_what_of_nnhal_cannot_be_read_now_is_read_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:

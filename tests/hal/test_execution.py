@@ -12,8 +12,19 @@ import nnhal
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import Cancelled, Closed, ContractBroken, InvalidRequest, LoopTimeout, MissedDeadline
 from nnhal.hal import request as requests
-from nnhal.hal.memory_use import MOST, MemoryUse, together
-from nnhal.hal.request import CHECK, GUARD, UNLIMITED, Argument, Control, Request, Signature, Timing, plausible, summed
+from nnhal.hal.memory_use import MOST, MemoryUse, combined_use
+from nnhal.hal.request import (
+    CHECK,
+    GUARD,
+    UNLIMITED,
+    Argument,
+    Control,
+    Request,
+    Signature,
+    Timing,
+    checked_timing,
+    summed,
+)
 from nnhal.model.builder import ModelBuilder
 
 F32, I32 = np.dtype(np.float32), np.dtype(np.int32)
@@ -46,26 +57,26 @@ def test_figures_together_are_known_where_all_are():
 
 @pytest.mark.parametrize("timing", [(0, 0), (5, 5), (None, None), (None, 3), (0, None), (2, 3), (0, 7)])
 def test_a_timing_that_can_be_is_taken(timing):
-    found = plausible(timing, "device mine")
+    found = checked_timing(timing, "device mine")
     assert type(found) is Timing and found == timing
 
 
 @pytest.mark.parametrize("timing", [(None, -1), (-1, None), (-2, -1), (5, 4), (1, 0), [1, 2], (1,), ("1", 2), ()])
 def test_a_timing_below_zero_or_that_is_none_is_dropped_and_told(timing, caplog):
-    assert plausible(timing, "device mine") is None
+    assert checked_timing(timing, "device mine") is None
     assert "device mine: reports the duration" in caplog.text
 
 
 def test_nothing_measured_is_nothing_to_tell(caplog):
-    assert plausible(None, "device mine") is None and not caplog.text
+    assert checked_timing(None, "device mine") is None and not caplog.text
 
 
 def test_models_one_after_the_other_hold_the_sum_and_need_the_most_for_an_execution():
     uses = [MemoryUse(1, 10, 100, 7), MemoryUse(2, 20, 200, 9), MemoryUse(4, 40, 400, 8)]
-    assert together(uses) == MemoryUse(7, 70, 700, 9) and together(uses[:1]) == uses[0]
-    assert together([]) == MemoryUse(0, 0, 0, 0)
-    assert together([uses[0], MemoryUse()]) == MemoryUse() == MemoryUse(None, None, None, None)
-    assert together([MemoryUse(1, None, 3, None), MemoryUse(1, 2, None, 4)]) == MemoryUse(2)
+    assert combined_use(uses) == MemoryUse(7, 70, 700, 9) and combined_use(uses[:1]) == uses[0]
+    assert combined_use([]) == MemoryUse(0, 0, 0, 0)
+    assert combined_use([uses[0], MemoryUse()]) == MemoryUse() == MemoryUse(None, None, None, None)
+    assert combined_use([MemoryUse(1, None, 3, None), MemoryUse(1, 2, None, 4)]) == MemoryUse(2)
     assert MOST == 2**62
 
 

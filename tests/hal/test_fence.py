@@ -335,10 +335,10 @@ def test_a_closed_fence_says_so_and_keeps_what_it_has_seen() -> None:
 def test_a_joined_fence_waits_for_others_until_they_are_signalled_or_its_holder_closes_it() -> None:
     (pending, signal), (joined, own) = fence_pair(), fence_pair()
     signal.set()
-    assert own.outlasts([pending])
+    assert own.wait_for_fences([pending])
     waited, other = fence_pair()
     answers: SimpleQueue[bool] = SimpleQueue()
-    waiting = threading.Thread(target=lambda: answers.put(own.outlasts([waited])))
+    waiting = threading.Thread(target=lambda: answers.put(own.wait_for_fences([waited])))
     waiting.start()
     joined.close()  # nobody waits for it any more
     try:

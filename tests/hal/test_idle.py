@@ -29,9 +29,9 @@ from nnhal.base.levels import V1_2
 from nnhal.drivers.reference import Reference
 from nnhal.hal import idle, queue
 from nnhal.hal import request as request_module
-from nnhal.hal.device import Hints, Prepared, executor_by, prepared_by, reconfigured_by
+from nnhal.hal.device import Hints, Prepared, checked_executor, checked_prepared, checked_reconfigure
 from nnhal.hal.request import Control, Request, Timing
-from nnhal.hal.wrappers import AtLevel, PreparedWrapper
+from nnhal.hal.wrappers import PreparedWrapper, WithHalLevel
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import start
 from tests.interrupts import interrupted_at
@@ -99,7 +99,7 @@ def no_other(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def prepared(device: Trimmable) -> Any:
-    return prepared_by(device, doubling(), Hints())
+    return checked_prepared(device, doubling(), Hints())
 
 
 def right(model: Prepared) -> bool:
@@ -227,7 +227,7 @@ def test_a_burst_of_a_drivers_own_is_an_execution_too(device: Trimmable) -> None
 
     model = prepared(device)
     model.burst_executor = Own
-    executor = executor_by(model, "driver")
+    executor = checked_executor(model, "driver")
     assert executor is not None
     thread = threading.Thread(target=executor.execute, args=(request_for(model, numbers()), (), Control()))
     thread.start()
@@ -249,7 +249,7 @@ def test_a_change_of_options_is_no_more_beside_a_trim_than_an_execution(device: 
     began, go = threading.Event(), threading.Event()
     device.prepare = changeable  # type: ignore[method-assign]
     model = prepared(device)
-    thread = threading.Thread(target=reconfigured_by, args=(model, "driver", {"gain": 2}))
+    thread = threading.Thread(target=checked_reconfigure, args=(model, "driver", {"gain": 2}))
     thread.start()
     assert began.wait(LIMIT) and not idle.trimmed(model, pressed=True)
     go.set()
@@ -258,14 +258,14 @@ def test_a_change_of_options_is_no_more_beside_a_trim_than_an_execution(device: 
 
 
 def test_what_has_nothing_to_give_has_no_guard() -> None:
-    model = prepared_by(Reference(), doubling(), Hints())
+    model = checked_prepared(Reference(), doubling(), Hints())
     assert "_guard" not in vars(model)
     with pytest.raises(InvalidArgument, match="not trimmable"):
         idle.trimmed(model, pressed=False)
 
 
 def test_a_wrapper_passes_trims_on(device: Trimmable) -> None:
-    model: Any = prepared_by(AtLevel(device, V1_2), doubling(), Hints())
+    model: Any = checked_prepared(WithHalLevel(device, V1_2), doubling(), Hints())
     assert right(model) and idle.trimmed(model, pressed=True) and model.inner.trims == [True]
 
 
@@ -273,7 +273,7 @@ def test_what_is_no_bool_is_the_drivers_fault() -> None:
     broken = Trimmable()
     broken.prepare = lambda model, hints: _odd(Trimmable.prepare(broken, model, hints))  # type: ignore[method-assign]
     with pytest.raises(ContractBroken, match="trimmable of a Prepared is 'yes', must be a bool"):
-        prepared_by(broken, doubling(), Hints())
+        checked_prepared(broken, doubling(), Hints())
 
 
 def _odd(model: Any) -> Any:
@@ -703,7 +703,7 @@ def test_in_a_process_of_its_own_a_model_is_trimmed_there(tmp_path: Path, monkey
     file.write_text(f"import sys; sys.path.insert(0, {root!r})\n{DRIVER}")
     device = RemoteDevice(start(str(file), options=["--read", root]))
     try:
-        model = prepared_by(device, doubling(), Hints())
+        model = checked_prepared(device, doubling(), Hints())
         assert right(model)
         wait_until(lambda: device.supports(doubling())[0].reason == "[1]0", "it was trimmed once")
         assert right(model)

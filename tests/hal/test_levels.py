@@ -19,7 +19,7 @@ from nnhal.base.errors import InvalidArgument, InvalidModel, InvalidRequest, Ope
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.hal import utilities as u
 from nnhal.hal.device import Capabilities, Performance, Verdict
-from nnhal.hal.lowering import ask_about, lowered, refusals, stated_at, with_neighbours
+from nnhal.hal.lowering import ask_about, lowered, performance_at, refusals, with_neighbours
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model, Operand, Operation
 from nnhal.model.validate import validate
@@ -155,8 +155,8 @@ def test_each_conversion_warns_once():
 def test_capabilities_at_a_level_are_told_without_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert stated_at(stated(relaxed_tensor=QUICK), V1_0) == u.upgrade(u.OldCapabilities(FAST, QUICK))
-        assert stated_at(stated(if_performance=QUICK), V1_2) == stated()
+        assert performance_at(stated(relaxed_tensor=QUICK), V1_0) == u.upgrade(u.OldCapabilities(FAST, QUICK))
+        assert performance_at(stated(if_performance=QUICK), V1_2) == stated()
 
 
 def test_a_model_at_its_own_level_is_converted_and_one_below_it_is_not():

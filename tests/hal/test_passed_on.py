@@ -12,7 +12,7 @@ from nnhal.hal.device import Capabilities, Considered, Device, Hints, OperationG
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control
-from nnhal.hal.wrappers import AtLevel, Limited, PreparedWrapper, Recorded, WithOptions, Wrapper
+from nnhal.hal.wrappers import Limited, PreparedWrapper, Recorded, WithHalLevel, WithOptions, Wrapper
 from tests.hal.devices import adding
 
 YES, NO = Verdict(True, "as it says"), Verdict(False, "not this")
@@ -114,7 +114,7 @@ WRAPPERS = {
     "plain": Wrapper,
     "limited": lambda inner: Limited(inner, lambda model, n: True),
     "with options": lambda inner: WithOptions(inner, {}),
-    "at its level": lambda inner: AtLevel(inner, FL8),
+    "at its level": lambda inner: WithHalLevel(inner, FL8),
     "recorded": lambda inner: Recorded(inner, []),
 }
 
@@ -143,7 +143,7 @@ def test_a_wrapped_prepared_model_is_called_with_the_same_and_gives_the_same(nam
         "plain": lambda: PreparedWrapper(Inner(heard), model),
         "with options": lambda: WithOptions(Sounding(), {}).prepare(model, Hints()),
         "recorded": lambda: Recorded(Sounding(), calls).prepare(model, Hints()),
-        "at its level": lambda: AtLevel(Sounding(), V1_3).prepare(model, Hints()),
+        "at its level": lambda: WithHalLevel(Sounding(), V1_3).prepare(model, Hints()),
     }[name]()
     heard = prepared.inner.heard
     assert prepared.model == prepared.inner.model == model
@@ -189,17 +189,17 @@ def test_what_is_left_out_is_refused_with_the_reason_and_takes_its_groups_along(
 
 
 def test_extensions_exist_since_1_2() -> None:
-    assert [AtLevel(Sounding(), level).extensions for level in (V1_0, V1_1)] == [(), ()]
-    assert [AtLevel(Sounding(), level).extensions for level in (V1_2, V1_3)] == [("com.example.one",)] * 2
+    assert [WithHalLevel(Sounding(), level).extensions for level in (V1_0, V1_1)] == [(), ()]
+    assert [WithHalLevel(Sounding(), level).extensions for level in (V1_2, V1_3)] == [("com.example.one",)] * 2
 
 
 def test_groups_are_passed_on_since_1_3_where_the_level_has_all_their_operations() -> None:
-    assert list(AtLevel(Sounding(), V1_2).consider(two(), Hints()).groups) == []
-    assert list(AtLevel(Sounding(), V1_3).consider(two(), Hints()).groups) == [GROUP]
+    assert list(WithHalLevel(Sounding(), V1_2).consider(two(), Hints()).groups) == []
+    assert list(WithHalLevel(Sounding(), V1_3).consider(two(), Hints()).groups) == [GROUP]
     b = nnhal.Builder()
     x = b.input((3, 4))
     late = b.finish([x], [b.mirror_pad(b.relu(x), [[1, 1], [1, 1]], "reflect")])
-    found = AtLevel(Sounding(), V1_3).consider(late, Hints())
+    found = WithHalLevel(Sounding(), V1_3).consider(late, Hints())
     assert list(found.groups) == [] and [v.ok for v in found.verdicts] == [True, False]
 
 
@@ -208,7 +208,7 @@ def test_a_device_is_not_asked_about_a_model_of_which_its_level_has_nothing() ->
     b = nnhal.Builder()
     x = b.input((3, 4))
     model = b.finish([x], [b.abs(b.abs(x))])
-    found = AtLevel(inner, V1_1).consider(model, Hints())
+    found = WithHalLevel(inner, V1_1).consider(model, Hints())
     assert [v.ok for v in found.verdicts] == [False, False] and not inner.hints
     assert all("needs level 1.2" in v.reason for v in found.verdicts)
 
@@ -216,9 +216,9 @@ def test_a_device_is_not_asked_about_a_model_of_which_its_level_has_nothing() ->
 def test_verdicts_of_the_devices_own_keep_their_reason_and_one_without_gets_one() -> None:
     inner = Sounding()
     inner.said = [YES, NO]
-    assert list(AtLevel(inner, V1_3).consider(two(), Hints()).verdicts) == [YES, NO]
+    assert list(WithHalLevel(inner, V1_3).consider(two(), Hints()).verdicts) == [YES, NO]
     inner.said = [YES, Verdict(False)]
-    assert list(AtLevel(inner, V1_1).consider(two(), Hints()).verdicts) == [
+    assert list(WithHalLevel(inner, V1_1).consider(two(), Hints()).verdicts) == [
         YES,
         Verdict(False, "the device rejects it"),
     ]
@@ -227,15 +227,15 @@ def test_verdicts_of_the_devices_own_keep_their_reason_and_one_without_gets_one(
 def test_a_wrong_number_of_verdicts_is_passed_on_to_be_refused() -> None:
     inner = Sounding()
     inner.said = [YES]
-    assert list(AtLevel(inner, V1_1).consider(two(), Hints()).verdicts) == [YES]
+    assert list(WithHalLevel(inner, V1_1).consider(two(), Hints()).verdicts) == [YES]
 
 
 def test_buffers_of_a_device_at_1_3_play_the_roles_of_both() -> None:
-    device = AtLevel(Sounding(), V1_3)
+    device = WithHalLevel(Sounding(), V1_3)
     prepared = device.prepare(adding(), Hints())
     buffer = device.allocate(BufferDesc(), [BufferRole(prepared, 0)])
     assert isinstance(buffer, HostBuffer)
     for each in (prepared, prepared.inner):
         buffer.check_role(each, 0, False)
     with pytest.raises(OperationFailed, match=r"allocate needs level 1.3, device sounding is at 1.2"):
-        AtLevel(Sounding(), V1_2).allocate(BufferDesc(), [BufferRole(prepared, 0)])
+        WithHalLevel(Sounding(), V1_2).allocate(BufferDesc(), [BufferRole(prepared, 0)])

@@ -14,11 +14,11 @@ from nnhal.frontends.python import Builder
 from nnhal.hal import queue as module
 from nnhal.hal import waiting
 from nnhal.hal.burst import BurstExecutor
-from nnhal.hal.device import Hints, Prepared, executor_by, prepared_by, reconfigured_by
+from nnhal.hal.device import Hints, Prepared, checked_executor, checked_prepared, checked_reconfigure
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
-from nnhal.hal.waiting import ShapedPaces
+from nnhal.hal.waiting import LatencyByShape
 from nnhal.model.graph import Model
 
 MS = 1_000_000
@@ -108,7 +108,7 @@ WAYS = {
 @pytest.fixture(params=WAYS)
 def prepared(clock: Clock, request: pytest.FixtureRequest) -> Prepared:
     alone, preference = WAYS[request.param]
-    return prepared_by(Sized(clock, alone=alone), doubling(0), Hints(preference=preference))
+    return checked_prepared(Sized(clock, alone=alone), doubling(0), Hints(preference=preference))
 
 
 def execute(prepared: Prepared, size: int, within_ms: float | None = None, count: int = 1) -> None:
@@ -139,23 +139,23 @@ def test_what_short_inputs_took_lets_no_long_one_in(prepared: Prepared) -> None:
 
 def test_what_a_model_took_under_other_options_refuses_nothing(prepared: Prepared) -> None:
     execute(prepared, LONG, count=8)
-    reconfigured_by(prepared, "device sized", {"each": 0.01})
+    checked_reconfigure(prepared, "device sized", {"each": 0.01})
     execute(prepared, LONG, 100, count=8)
-    reconfigured_by(prepared, "device sized", {"each": 1.0})
+    checked_reconfigure(prepared, "device sized", {"each": 1.0})
     execute(prepared, LONG, 400, count=3)
     assert refused(prepared, LONG, 100) == ErrorStatus.MISSED_DEADLINE_PERSISTENT
 
 
 def test_a_model_of_fixed_shapes_is_predicted_as_one_until_its_options_change(clock: Clock) -> None:
-    prepared = prepared_by(Sized(clock, alone=True), doubling(LONG), Hints())
+    prepared = checked_prepared(Sized(clock, alone=True), doubling(LONG), Hints())
     execute(prepared, LONG, count=3)
     assert refused(prepared, LONG, 100) == ErrorStatus.MISSED_DEADLINE_PERSISTENT
-    reconfigured_by(prepared, "device sized", {"each": 0.01})
+    checked_reconfigure(prepared, "device sized", {"each": 0.01})
     execute(prepared, LONG, 100, count=3)
 
 
 def test_an_executor_for_bursts_is_predicted_by_shapes_like_the_model(prepared: Prepared) -> None:
-    executor = executor_by(prepared, "device sized")
+    executor = checked_executor(prepared, "device sized")
     assert executor is not None
 
     def execute_there(size: int) -> None:
@@ -170,7 +170,7 @@ def test_an_executor_for_bursts_is_predicted_by_shapes_like_the_model(prepared: 
 
 
 def test_shapes_of_so_many_sets_are_remembered_and_of_buffers_their_declared_ones(clock: Clock) -> None:
-    prepared, paces = prepared_by(Sized(clock, alone=True), doubling(0), Hints()), ShapedPaces()
+    prepared, paces = checked_prepared(Sized(clock, alone=True), doubling(0), Hints()), LatencyByShape()
 
     def pace(size: int) -> Any:
         return paces.of(prepared.request([np.zeros(size, np.float32)]))

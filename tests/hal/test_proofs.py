@@ -13,9 +13,9 @@ from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.drivers.reference import Reference
 from nnhal.hal import proofs
 from nnhal.hal.cache import keeper
-from nnhal.hal.choices import FormChoice, Proofs, Proved
+from nnhal.hal.choices import Proofs, Proved, VariantChoice
 from nnhal.hal.device import Device
-from nnhal.hal.proofs import choices_of, identity_here, recall, remember
+from nnhal.hal.proofs import choices_of, identity_here, load_proofs, store_proofs
 from nnhal.hal.wrappers import WithOptions
 
 ME = identity_here(Reference(), "1")
@@ -29,28 +29,28 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_nothing_is_proved_where_there_is_no_record_and_asking_makes_none(state: Path) -> None:
-    assert recall(ME) == {} and not state.exists()
+    assert load_proofs(ME) == {} and not state.exists()
 
 
 def test_what_was_remembered_is_found_again_the_last_first() -> None:
-    remember(ME, {("ADD", 5): Proved("other")})
-    remember(ME, FOUND)
-    assert recall(ME) == FOUND
+    store_proofs(ME, {("ADD", 5): Proved("other")})
+    store_proofs(ME, FOUND)
+    assert load_proofs(ME) == FOUND
 
 
 def test_another_process_finds_it() -> None:
-    remember(ME, FOUND)
-    program = f"from nnhal.hal.proofs import recall; print(len(recall({ME!r})))"
+    store_proofs(ME, FOUND)
+    program = f"from nnhal.hal.proofs import load_proofs; print(len(load_proofs({ME!r})))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"3\n"
 
 
 def test_the_record_is_this_users_alone(state: Path) -> None:
-    remember(ME, FOUND)
+    store_proofs(ME, FOUND)
     assert (state / "proofs").stat().st_mode & 0o777 == 0o600 and state.stat().st_mode & 0o777 == 0o700
     (state / "proofs").chmod(0o644)
-    assert recall(ME) == {}
+    assert load_proofs(ME) == {}
     with pytest.raises(OperationFailed, match=r"must be this user's alone"):
-        remember(ME, FOUND)
+        store_proofs(ME, FOUND)
 
 
 class Other(Reference):
@@ -59,15 +59,15 @@ class Other(Reference):
 
 @pytest.mark.parametrize("of", [(Reference(), "2"), (Other(), "1")])
 def test_another_driver_or_version_has_no_proof(of: tuple[Device, str]) -> None:
-    remember(ME, FOUND)
-    assert recall(identity_here(*of)) == {}
+    store_proofs(ME, FOUND)
+    assert load_proofs(identity_here(*of)) == {}
 
 
 def test_another_processor_has_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    remember(ME, FOUND)
+    store_proofs(ME, FOUND)
     without = keeper.features().replace(" avx2", "") + "\nstepping : 99"
     monkeypatch.setattr(keeper, "features", lambda: without)
-    assert recall(identity_here(Reference(), "1")) == {}
+    assert load_proofs(identity_here(Reference(), "1")) == {}
 
 
 @pytest.mark.parametrize("wanted", ["vendor", "family", "model\t", "stepping", "flags"])
@@ -93,76 +93,76 @@ def flipped(data: bytes) -> bytes:
     ids=["a bit", "cut off", "only its head", "of another key", "empty", "foreign"],
 )
 def test_a_damaged_or_foreign_record_is_no_proof(state: Path, spoil: Callable[[bytes], bytes]) -> None:
-    remember(ME, FOUND)
+    store_proofs(ME, FOUND)
     path = state / "proofs"
     path.write_bytes(spoil(path.read_bytes()))
-    assert recall(ME) == {}
-    remember(ME, FOUND)
-    assert recall(ME) == FOUND
+    assert load_proofs(ME) == {}
+    store_proofs(ME, FOUND)
+    assert load_proofs(ME) == FOUND
 
 
 def test_a_record_half_written_hides_neither_what_was_before_nor_what_comes(state: Path) -> None:
-    remember(ME, {("ADD", 5): Proved("before")})
+    store_proofs(ME, {("ADD", 5): Proved("before")})
     before = (state / "proofs").read_bytes()
-    remember(ME, FOUND)
+    store_proofs(ME, FOUND)
     half = (state / "proofs").read_bytes()[: len(before) + 70]
     (state / "proofs").write_bytes(half)
-    assert recall(ME) == {("ADD", 5): Proved("before")}
-    remember(ME, FOUND)
-    assert recall(ME) == FOUND
+    assert load_proofs(ME) == {("ADD", 5): Proved("before")}
+    store_proofs(ME, FOUND)
+    assert load_proofs(ME) == FOUND
 
 
 def test_a_value_of_another_form_is_no_proof() -> None:
-    from nnhal.hal.blobcache import BlobCache, opened
+    from nnhal.hal.blobcache import BlobCache, open_state_file
 
     for value in (b"[1]", b"nothing", b"[[1, 2]]", b"\xff", b"3"):
-        BlobCache(opened(proofs.FILE), ME).put(proofs.KEY, value)
-        assert recall(ME) == {}
+        BlobCache(open_state_file(proofs.FILE), ME).put(proofs.KEY, value)
+        assert load_proofs(ME) == {}
 
 
 def test_many_processes_at_once_leave_a_record_that_is_one_of_theirs() -> None:
     program = (
         "import sys; from nnhal.hal.proofs import *; from nnhal.hal.choices import Proved\n"
-        f"for n in range(40): remember({ME!r}, {{('ADD', k): Proved(sys.argv[1] * 50) for k in range(30)}})"
+        f"for n in range(40): store_proofs({ME!r}, {{('ADD', k): Proved(sys.argv[1] * 50) for k in range(30)}})"
     )
     started = [subprocess.Popen([sys.executable, "-c", program, who]) for who in "abc"]
     seen = set()
     while any(each.poll() is None for each in started):
-        found = recall(ME)
+        found = load_proofs(ME)
         assert len(set(found.values())) <= 1 and len(found) in (0, 30)
         seen |= {proved.form for proved in found.values()}
     assert [each.wait() for each in started] == [0, 0, 0]
-    assert seen <= {who * 50 for who in "abc"} and recall(ME)
+    assert seen <= {who * 50 for who in "abc"} and load_proofs(ME)
 
 
 def test_of_processes_that_prove_other_operations_at_once_all_findings_stay() -> None:
     program = (
         "import sys; from nnhal.hal.proofs import *; from nnhal.hal.choices import Proved\n"
-        f"for n in range(30): remember({ME!r}, {{(sys.argv[1], n): Proved('')}})"
+        f"for n in range(30): store_proofs({ME!r}, {{(sys.argv[1], n): Proved('')}})"
     )
     started = [subprocess.Popen([sys.executable, "-c", program, who]) for who in "abc"]
     assert [each.wait() for each in started] == [0, 0, 0]
-    assert recall(ME) == {(who, n): Proved("") for who in "abc" for n in range(30)}
+    assert load_proofs(ME) == {(who, n): Proved("") for who in "abc" for n in range(30)}
 
 
 def test_a_process_that_will_be_confined_reads_ahead_and_writes_nothing() -> None:
-    remember(ME, FOUND)
+    store_proofs(ME, FOUND)
     program = (
         "import os; from nnhal.hal import proofs; from nnhal.hal.blobcache import BlobCache\n"
-        "proofs.open_ahead(); os.environ['NNHAL_STATE_DIR'] = '/proc/nowhere'\n"
-        f"print(len(proofs.recall({ME!r})), BlobCache(proofs._only[0], {ME!r}).put(proofs.KEY, b'[]'))"
+        "proofs.open_proofs(); os.environ['NNHAL_STATE_DIR'] = '/proc/nowhere'\n"
+        f"print(len(proofs.load_proofs({ME!r})), BlobCache(proofs._only[0], {ME!r}).put(proofs.KEY, b'[]'))"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"3 False\n"
-    assert recall(ME) == FOUND
+    assert load_proofs(ME) == FOUND
 
 
 def test_a_folder_that_cannot_be_had_is_no_proof_and_says_so_when_it_is_to_be_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NNHAL_STATE_DIR", f"/proc/{os.getpid()}/nowhere")
-    assert recall(ME) == {}
+    assert load_proofs(ME) == {}
     with pytest.raises(OperationFailed, match="cannot record verification results"):
-        remember(ME, FOUND)
+        store_proofs(ME, FOUND)
 
 
 def test_what_cannot_be_read_for_a_device_that_is_being_made_is_none_of_its_proofs(
@@ -172,7 +172,7 @@ def test_what_cannot_be_read_for_a_device_that_is_being_made_is_none_of_its_proo
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(proofs, "_to_read", denied)
-    assert proofs.proved_of(Reference(), "1") == {}
+    assert proofs.verified_variants(Reference(), "1") == {}
     assert "device reference: cannot read verification results: Permission denied" in caplog.text
 
 
@@ -181,18 +181,18 @@ class Choosing(Proofs[Device]):
     def identity(self) -> bytes:
         return ME
 
-    def __init__(self, given: list[FormChoice]) -> None:
+    def __init__(self, given: list[VariantChoice]) -> None:
         self.given = given
 
-    def choices(self) -> list[FormChoice]:
+    def choices(self) -> list[VariantChoice]:
         return self.given
 
-    def in_form(self, operation: str, type: int, form: str) -> Device:
+    def with_variant(self, operation: str, type: int, form: str) -> Device:
         raise NotImplementedError
 
 
 def test_a_wrapped_device_has_the_choices_of_the_device_itself() -> None:
-    device, choice = Reference(), FormChoice("ADD", 3, ("fast", "exact"), None, "exact")
+    device, choice = Reference(), VariantChoice("ADD", 3, ("fast", "exact"), None, "exact")
     assert choices_of(device) == ()
     device.proofs = Choosing([choice])
     assert choices_of(WithOptions(device, {"a": 1})) == [choice]
@@ -202,8 +202,8 @@ def test_a_wrapped_device_has_the_choices_of_the_device_itself() -> None:
     "given",
     [
         ["ADD"],
-        {FormChoice("ADD", 3, ("fast", "exact"), None, "exact")},
-        [FormChoice("ADD", 3, ("a",), None, "a")] * 4097,
+        {VariantChoice("ADD", 3, ("fast", "exact"), None, "exact")},
+        [VariantChoice("ADD", 3, ("a",), None, "a")] * 4097,
     ],
     ids=["of another type", "in no order", "too many"],
 )

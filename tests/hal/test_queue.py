@@ -22,7 +22,7 @@ from nnhal.hal import request as request_module
 from nnhal.hal import waiting as waiting_module
 from nnhal.hal.queue import RunQueue, places, units_of
 from nnhal.hal.request import UNLIMITED, Control
-from nnhal.hal.waiting import FIRST, OWN, PROBE, Pace, QueueClient, QueueTicket, Slot, client_of
+from nnhal.hal.waiting import FIRST, OWN, PROBE, LatencyEstimator, QueueClient, QueueTicket, Slot, client_of
 from tests.interrupts import interrupted_at
 from tests.waiting import LIMIT, Clock, jitter, until
 
@@ -394,8 +394,8 @@ def test_a_client_whose_executions_are_long_by_habit_keeps_another_out_for_so_lo
 ) -> None:
     monkeypatch.setattr(module, "LONG_NS", 50 * MS)
     monkeypatch.setattr(module, "LONGEST_NS", 300 * MS)
-    queue, over, pace = RunQueue("device mine", 1, strict=False), threading.Event(), Pace()
-    pace.took(1000 * MS)  # eight times as long is eight seconds
+    queue, over, pace = RunQueue("device mine", 1, strict=False), threading.Event(), LatencyEstimator()
+    pace.add_time(1000 * MS)  # eight times as long is eight seconds
     hang = queue.queued(lambda *_: over.wait(LIMIT), OWN, MEDIUM, pace=pace)
     hung = begun(partial(hang, None), UNLIMITED)
     until(lambda: list(queue._busy()), "it hangs")
@@ -482,9 +482,9 @@ def refused(run: Callable[[Control], Any], control: Control) -> ErrorStatus:
 @contextmanager
 def long_held(queue: RunQueue, ms: float, waiters: int, priority: Priority = MEDIUM, units: int = 1) -> Iterator[None]:
     """All places are taken and others wait, each known to take so long; all of them end at once."""
-    over, pace = threading.Event(), Pace()
+    over, pace = threading.Event(), LatencyEstimator()
     for _ in range(FIRST):
-        pace.took(int(ms * MS))
+        pace.add_time(int(ms * MS))
     act = queue.queued(lambda *_: over.wait(LIMIT), OWN, priority, units, pace)
     outcomes = [begun(partial(act, None), UNLIMITED) for _ in range(waiters + queue.width // units)]
     until(lambda: waiting(queue) == waiters, "some wait")
@@ -601,10 +601,10 @@ def test_time_before_it_came_to_the_device_is_no_reason_to_call_it_persistent(cl
 
 
 def test_the_next_is_predicted_by_the_median_of_the_last_ones() -> None:
-    pace = Pace()
+    pace = LatencyEstimator()
     assert pace.typical == 0 and not pace.known
     for spent in (100, 5, 5, 5, 900, 7, 7, 7, 7):
-        pace.took(spent)
+        pace.add_time(spent)
     assert (pace.typical, pace.best, pace.known) == (7, 5, True)
 
 
@@ -645,7 +645,7 @@ def test_a_place_that_was_lost_is_there_again(clock: Clock) -> None:
 def test_a_ticket_that_was_lost_is_passed_over() -> None:
     queue = one()
     line = queue.line(OWN)
-    tickets = [QueueTicket(line, Pace(), 1, UNLIMITED) for _ in range(2)]
+    tickets = [QueueTicket(line, LatencyEstimator(), 1, UNLIMITED) for _ in range(2)]
     with held(queue):
         for ticket in tickets:
             line.waiting[0].append(weakref.ref(ticket))
@@ -770,7 +770,9 @@ def test_any_interleaving_keeps_within_the_places_lets_everybody_leave_and_loses
             jitter(chosen, 0.005)
             with queue._lock:
                 line = next(iter(queue._lines.values()))
-                line.waiting[chosen.randrange(3)].append(weakref.ref(QueueTicket(line, Pace(), 1, UNLIMITED)))
+                line.waiting[chosen.randrange(3)].append(
+                    weakref.ref(QueueTicket(line, LatencyEstimator(), 1, UNLIMITED))
+                )
             with suppress(IndexError):
                 queue._free.pop()
 

@@ -14,7 +14,7 @@ from nnhal.base.errors import MissedDeadline
 from nnhal.hal import queue as module
 from nnhal.hal.queue import GRACE_NS, RunQueue
 from nnhal.hal.request import UNLIMITED, Control
-from nnhal.hal.waiting import FIRST, LEVELS, OWN, Pace, QueueClient, QueueTicket, Slot
+from nnhal.hal.waiting import FIRST, LEVELS, OWN, LatencyEstimator, QueueClient, QueueTicket, Slot
 
 MS = 1_000_000
 NOW = 1_000_000 * MS
@@ -22,11 +22,11 @@ MEDIUM = LEVELS.index(Priority.MEDIUM)
 ANOTHER, THIRD = QueueClient("another"), QueueClient("a third")
 
 
-def pace(ms: int) -> Pace:
+def pace(ms: int) -> LatencyEstimator:
     """The pace of a model whose executions always took so long."""
-    made = Pace()
+    made = LatencyEstimator()
     for _ in range(FIRST):
-        made.took(ms * MS)
+        made.add_time(ms * MS)
     return made
 
 

@@ -21,7 +21,7 @@ from nnhal.base.errors import (
     MissedDeadline,
     OutOfMemory,
 )
-from nnhal.hal.request import CHECK, UNLIMITED, Control, Request, Signature, Timing, plausible
+from nnhal.hal.request import CHECK, UNLIMITED, Control, Request, Signature, Timing, checked_timing
 
 X = np.arange(4, dtype=np.float32)
 
@@ -298,8 +298,8 @@ def test_what_is_said_to_lack_room_must_say_where():
 
 @pytest.mark.parametrize("timing", ["fast", (1, 2, 3), Timing(-1, 5), Timing(9, 3), Timing(1.5, 2), 7, (True, True)])
 def test_a_timing_that_cannot_be_is_dropped(timing):
-    assert plausible(timing, "device mine") is None
-    assert plausible((3, None), "device mine") == Timing(3, None) == plausible(Timing(3), "device mine")
+    assert checked_timing(timing, "device mine") is None
+    assert checked_timing((3, None), "device mine") == Timing(3, None) == checked_timing(Timing(3), "device mine")
 
 
 # ---------------------------------------------------------------------------------------------- under NNHAL_CHECK

@@ -11,11 +11,11 @@ import nnhal
 from nnhal.base.codes import OperandType as Type
 from nnhal.base.errors import InvalidModel, MissedDeadline, OperationFailed
 from nnhal.base.levels import FL8, V1_0, V1_1, V1_2, V1_3
-from nnhal.hal.device import Capabilities, Device, Hints, Performance, Prepared, prepared_by
+from nnhal.hal.device import Capabilities, Device, Hints, Performance, Prepared, checked_prepared
 from nnhal.hal.host import run_resolved
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Timing
-from nnhal.hal.wrappers import AtLevel, Limited, Recorded
+from nnhal.hal.wrappers import Limited, Recorded, WithHalLevel
 from nnhal.runtime import discovery
 from tests.hal.hidl.old_drivers import X, added, reshaped
 from tests.runtime.devices import for_nothing
@@ -61,14 +61,14 @@ def mixed() -> nnhal.Model:
     [(V1_0, [1, 0, 0, 0]), (V1_1, [1, 1, 0, 0]), (V1_2, [1, 1, 1, 0]), (V1_3, [1, 1, 1, 1]), (FL8, [1, 1, 1, 1])],
 )
 def test_operations_above_the_level_are_refused_with_the_reason(level, verdicts):
-    found = AtLevel(discovery.cpu(), level).supports(mixed())
+    found = WithHalLevel(discovery.cpu(), level).supports(mixed())
     assert [v.ok for v in found] == [bool(v) for v in verdicts]
     assert all(f"the device is at {level}" in v.reason for v in found if not v.ok)
 
 
 @pytest.mark.parametrize("level", OLD)
 def test_unknown_outputs_need_level_1_2(level):
-    device = AtLevel(discovery.cpu(), level)
+    device = WithHalLevel(discovery.cpu(), level)
     assert device.supports(reshaped(False))[0].ok == (level >= V1_2)
     if level < V1_2:
         with pytest.raises(InvalidModel, match="must be fully specified"):
@@ -77,7 +77,7 @@ def test_unknown_outputs_need_level_1_2(level):
 
 def test_capabilities_are_those_that_the_level_can_state():
     half, never = Performance(0.5, 1.0), Performance(float("inf"), float("inf"))
-    at = {level: AtLevel(Witness(), level).capabilities() for level in (V1_0, V1_2, V1_3)}
+    at = {level: WithHalLevel(Witness(), level).capabilities() for level in (V1_0, V1_2, V1_3)}
     assert at[V1_0].of(Type.TENSOR_FLOAT32) == half and at[V1_0].of(Type.TENSOR_FLOAT16) is None
     assert at[V1_2].of(Type.TENSOR_FLOAT16) == half and at[V1_2].of(Type.TENSOR_QUANT8_ASYMM_SIGNED) is None
     assert (at[V1_0].if_performance, at[V1_3].if_performance) == (never, half)
@@ -87,7 +87,7 @@ def test_capabilities_are_those_that_the_level_can_state():
 def test_the_driver_is_told_what_its_level_tells(level):
     witness = Witness()
     wanted = Hints(nnhal.Preference.LOW_POWER, nnhal.Priority.HIGH, deadline=time.monotonic_ns() + 10**12)
-    prepared = prepared_by(AtLevel(witness, level), added(), wanted)
+    prepared = checked_prepared(WithHalLevel(witness, level), added(), wanted)
     control = Control(time.monotonic_ns() + 10**12, 1234, True)
     timing = prepared.request([X]).execute(prepared.run, control)
     hints, seen = witness.hints[0], witness.controls[0]
@@ -100,7 +100,7 @@ def test_the_driver_is_told_what_its_level_tells(level):
 @pytest.mark.parametrize("level", [*OLD, V1_3])
 def test_a_cancellation_reaches_the_driver_at_each_level_and_callbacks_come_by_run(level):
     witness, over, told = Witness(), threading.Event(), []
-    prepared = prepared_by(AtLevel(witness, level), added(), Hints())
+    prepared = checked_prepared(WithHalLevel(witness, level), added(), Hints())
     request, cancelled = prepared.request([X]), threading.Event()
     prepared.execute(request, Control(cancelled=cancelled), lambda *arguments: (told.append(arguments), over.set()))
     assert over.wait(30) and told == [(None, None)]
@@ -109,15 +109,15 @@ def test_a_cancellation_reaches_the_driver_at_each_level_and_callbacks_come_by_r
 
 
 def test_a_deadline_that_the_driver_was_not_told_of_is_missed_all_the_same():
-    prepared = prepared_by(AtLevel(Witness(), V1_2), added(), Hints())
+    prepared = checked_prepared(WithHalLevel(Witness(), V1_2), added(), Hints())
     with pytest.raises(MissedDeadline):
         prepared.request([X]).execute(prepared.run, Control(deadline=time.monotonic_ns() - 1))
 
 
 @pytest.mark.parametrize("level", [*OLD, V1_3])
 def test_methods_of_later_levels_are_refused_by_name(level):
-    device = AtLevel(Witness(), level)
-    prepared = prepared_by(device, added(), Hints())
+    device = WithHalLevel(Witness(), level)
+    prepared = checked_prepared(device, added(), Hints())
     calls = {
         "configureExecutionBurst": (V1_2, lambda: prepared.burst().close()),
         "executeFenced": (V1_3, lambda: prepared.execute_fenced(prepared.request([X]), Control())),
@@ -132,12 +132,12 @@ def test_methods_of_later_levels_are_refused_by_name(level):
 
 
 def test_a_level_above_the_devices_own_changes_nothing():
-    assert AtLevel(AtLevel(Witness(), V1_1), V1_3).level == V1_1
+    assert WithHalLevel(WithHalLevel(Witness(), V1_1), V1_3).level == V1_1
 
 
 def test_a_wrapped_device_takes_part_in_a_compilation(monkeypatch):
     for_nothing(monkeypatch)
-    device = AtLevel(discovery.cpu(), V1_0)
+    device = WithHalLevel(discovery.cpu(), V1_0)
     device.name = "old"
     compiled = nnhal.compile(mixed(), devices=[device, "reference"])
     assert [c.device for c in compiled.placement.choices] == ["old", "reference", "reference", "reference"]
@@ -146,7 +146,7 @@ def test_a_wrapped_device_takes_part_in_a_compilation(monkeypatch):
 
 def test_a_buffer_of_a_wrapped_device_knows_its_roles():
     device = Recorded(Limited(Witness(), lambda model, n: True), calls := [])
-    prepared = prepared_by(device, added(), Hints())
+    prepared = checked_prepared(device, added(), Hints())
     buffer = device.allocate(BufferDesc(), [BufferRole(prepared, 0, output=True)])
     request = prepared.request([X], output_buffers={0: buffer})
     request.execute(partial(run_resolved, prepared), Control())
@@ -159,7 +159,7 @@ def test_every_call_is_recorded_in_order():
     device.capabilities()
     device.supports(added())
     device.consider(added(), Hints())
-    prepared = prepared_by(device, added(), Hints())
+    prepared = checked_prepared(device, added(), Hints())
     prepared.request([X]).execute(prepared.run, Control())
     with prepared.burst() as burst:
         prepared.request([X]).execute(burst.run, Control())

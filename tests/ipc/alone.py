@@ -27,7 +27,7 @@ from nnhal.ipc.client.pools import ClientPools, Packing
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.service.calls import CallHandler, Work
-from nnhal.ipc.service.scope import Wanted
+from nnhal.ipc.service.scope import CallScope
 from nnhal.ipc.transport import _native
 from nnhal.model.graph import Model
 from tests.ipc.support import a_share, doubling
@@ -121,7 +121,7 @@ class Alone:
     watch, tally = -1, None
 
     def __init__(self) -> None:
-        self.wanted, self.share, self.scope = Wanted(), a_share(), trace.Scope()
+        self.wanted, self.share, self.scope = CallScope(), a_share(), trace.Scope()
         self.works: list[Work] = []
         self.refuses = False
 

@@ -63,7 +63,7 @@ def result(rng: random.Random) -> bytes:
     replies = (
         wire.Acknowledged(),
         wire.Failed(rng.randint(0, 9), "InvalidArgument", "x" * rng.randint(0, 60), shapes),
-        wire.Executed(shapes, tuple(rng.random() < 0.9 for _ in shapes), timing),
+        wire.ExecutedReply(shapes, tuple(rng.random() < 0.9 for _ in shapes), timing),
     )
     return pack(wire.encode(rng.choice(replies)))
 

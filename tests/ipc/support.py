@@ -19,7 +19,7 @@ from nnhal.base.errors import DeadObject
 from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
 from nnhal.hal.request import UNLIMITED, Control, Request
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.pools import Packing
@@ -27,7 +27,7 @@ from nnhal.ipc.client.process import start
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.service.connection import serve_one
-from nnhal.ipc.service.quota import Capacity, Quotas, QuotaTable, Share
+from nnhal.ipc.service.quota import Capacity, ClientShare, Quotas, QuotaTable
 from nnhal.ipc.transport.channel import Channel
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
@@ -50,7 +50,7 @@ def a_table(*, shared: bool = False, **most: int) -> QuotaTable:
     return table
 
 
-def a_share(*, shared: bool = False, **less: int) -> Share:
+def a_share(*, shared: bool = False, **less: int) -> ClientShare:
     """The share of a client of a service, with less of some resources where they are named."""
     return Quotas(QuotaTable(CAPACITY._replace(**less), shared=shared)).connect(1)
 
@@ -111,7 +111,7 @@ def run(prepared: Prepared, x: np.ndarray, control: Control | None = None) -> np
 
 def prepare(device: Device, model: Model | None = None, **options: Any) -> Prepared:
     """Prepare a model, `doubling` where none is given, with options of the driver."""
-    return prepared_by(device, model or doubling(), Hints(options=options))
+    return checked_prepared(device, model or doubling(), Hints(options=options))
 
 
 def inside(device: Device) -> Counter[str]:

@@ -21,7 +21,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.drivers.reference import Reference
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.request import Control, Request
 from nnhal.ipc.client.device import RemoteDevice
@@ -330,7 +330,7 @@ def devices() -> Iterator[list[Device]]:
 
 @pytest.fixture(scope="module")
 def prepared(devices: list[Device]) -> dict[str, list[Prepared]]:
-    return {name: [prepared_by(device, make(), Hints()) for device in devices] for name, make in MODELS.items()}
+    return {name: [checked_prepared(device, make(), Hints()) for device in devices] for name, make in MODELS.items()}
 
 
 def compare(ends: Sequence[Any]) -> None:

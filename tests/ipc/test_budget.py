@@ -22,7 +22,7 @@ from nnhal.ipc.client import session as sessions
 from nnhal.ipc.client.buffer import RemoteBuffer
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemotePrepared
-from nnhal.ipc.client.process import Resilient
+from nnhal.ipc.client.process import ReconnectingDevice
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
 from tests.ipc.support import LIMIT, doubling, numbers, request_for, wait_until, wide
@@ -56,7 +56,7 @@ class Client:
         peer.says |= {
             wire.GetShape: wire.Shape((4,)),
             wire.CopyTo: wire.Shape((4,)),
-            wire.GetExecutionInfo: wire.Info(wire.WireTiming(), wire.WireTiming()),
+            wire.GetExecutionInfo: wire.ExecutionInfoReply(wire.WireTiming(), wire.WireTiming()),
         }
         self.prepared = self.model(doubling())
         roles = [BufferRole(self.prepared, 0), BufferRole(self.prepared, 0, True)]
@@ -107,7 +107,7 @@ class Client:
 
     def reopened_burst(self, control: Control) -> Any:
         """As after a death: the burst in a living process has ended, and the next execution opens it again."""
-        self.resilient = Resilient("peer", lambda: self.peer.session)
+        self.resilient = ReconnectingDevice("peer", lambda: self.peer.session)
         burst: Any = self.resilient.prepare(doubling(), Hints()).burst()
         burst._inner.session_died()
         self.mute(self.muted)
@@ -132,7 +132,7 @@ class Client:
     def act(self, mute: type[Any], act: "Callable[[Client, Control], Any]", control: Control) -> Any:
         """What an act gives or raises where calls of a kind are not answered, once what it binds is bound."""
         self.muted = mute
-        if mute not in (wire.Bind, wire.Hold) and act is not Client.reopened_burst:
+        if mute not in (wire.Bind, wire.HoldMemory) and act is not Client.reopened_burst:
             done = act(self, UNLIMITED)
             if isinstance(done, FencedExecution):  # it has the frame until it is asked
                 done.get_execution_info()
@@ -155,7 +155,7 @@ def client() -> Iterator[Client]:
 
 
 INNER = [
-    (wire.Hold, Client.many_pools),
+    (wire.HoldMemory, Client.many_pools),
     (wire.Bind, Client.run),
     (wire.ExecuteSynchronously, Client.run),
     (wire.Execute, Client.callback),

@@ -15,12 +15,12 @@ import pytest
 import nnhal
 from nnhal.base.errors import BadState, Closed, DeadObject, OperationFailed, ResourceExhausted
 from nnhal.base.memory import Memory
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.hal.host import contents_of
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client import burst as burst_of_a_client
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.ipc.client.session import SETTLE_NS
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.service.burst import ServiceBurst
@@ -43,14 +43,14 @@ def add_model(size=4):
 
 @pytest.fixture(scope="module")
 def reference():
-    device = Resilient("reference", lambda: start("reference"))
+    device = ReconnectingDevice("reference", lambda: start("reference"))
     yield device
     device.close()
 
 
 @pytest.fixture(scope="module")
 def bursting():
-    device = Resilient("bursting", lambda: start(BURSTING))
+    device = ReconnectingDevice("bursting", lambda: start(BURSTING))
     yield device
     device.close()
 
@@ -67,7 +67,7 @@ def run(prepared, by, *inputs, control=UNLIMITED):
 
 
 def test_a_burst_gives_what_plain_calls_give_whatever_changes_between_executions(reference):
-    prepared = prepared_by(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, add_model(), Hints())
     with prepared.burst() as burst:
         for n in range(50):
             wanted = run(prepared, burst, ONES * n, TWOS)
@@ -75,7 +75,7 @@ def test_a_burst_gives_what_plain_calls_give_whatever_changes_between_executions
 
 
 def test_equal_requests_are_one_binding_whose_packet_repeats(reference):
-    prepared = prepared_by(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, add_model(), Hints())
     with prepared.burst() as burst:
         before = calls(prepared)
         for _ in range(20):
@@ -91,7 +91,7 @@ def calls(prepared):
 
 
 def test_a_plain_call_and_a_burst_share_a_binding(reference):
-    prepared = prepared_by(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, add_model(), Hints())
     with prepared.burst() as burst:
         run(prepared, burst)
         before = calls(prepared)
@@ -101,7 +101,7 @@ def test_a_plain_call_and_a_burst_share_a_binding(reference):
 
 
 def test_results_that_fail_or_are_measured_change_nothing_for_the_next_one(bursting):
-    prepared = prepared_by(bursting, add_model(), Hints())
+    prepared = checked_prepared(bursting, add_model(), Hints())
     with prepared.burst() as burst:
         for _ in range(3):
             for inputs, control in (((ONES, TWOS), Control()), ((ONES, TWOS), Control(measure=True))):
@@ -111,7 +111,7 @@ def test_results_that_fail_or_are_measured_change_nothing_for_the_next_one(burst
 
 
 def test_measured_executions_report_time_in_the_driver(reference):
-    prepared = prepared_by(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, add_model(), Hints())
     with prepared.burst() as burst:
         timing = request(prepared).execute(burst.run, Control(measure=True))
         assert timing is not None
@@ -120,7 +120,7 @@ def test_measured_executions_report_time_in_the_driver(reference):
 
 
 def test_a_driver_is_told_when_a_burst_opens_and_when_it_closes(bursting):
-    prepared = prepared_by(bursting, add_model(), Hints())
+    prepared = checked_prepared(bursting, add_model(), Hints())
     with prepared.burst() as first:
         seen = run(prepared, first)
         assert seen[:2].tolist() == [1, 0]
@@ -140,7 +140,7 @@ def counted(prepared, true):
 
 
 def test_an_executor_of_the_drivers_own_gets_each_memory_once_and_is_told_when_it_goes(bursting):
-    prepared = prepared_by(bursting, add_model(), Hints(options={"executor": True}))
+    prepared = checked_prepared(bursting, add_model(), Hints(options={"executor": True}))
     pool = Memory.allocate(64)
     x = pool.view(0, 16, np.float32)
     x[:] = 1
@@ -158,7 +158,7 @@ def test_an_executor_of_the_drivers_own_gets_each_memory_once_and_is_told_when_i
 
 
 def test_a_memory_that_the_caller_drops_leaves_the_drivers_executor(bursting):
-    prepared = prepared_by(bursting, add_model(), Hints(options={"executor": True}))
+    prepared = checked_prepared(bursting, add_model(), Hints(options={"executor": True}))
     with prepared.burst() as burst:
         for _ in range(20):
             pool = Memory.allocate(64)
@@ -176,7 +176,7 @@ def test_a_memory_that_the_caller_drops_leaves_the_drivers_executor(bursting):
 
 
 def test_an_error_of_the_driver_is_the_result_with_its_text_and_the_next_execution_works(bursting):
-    prepared = prepared_by(bursting, add_model(), Hints())
+    prepared = checked_prepared(bursting, add_model(), Hints())
     with prepared.burst() as burst:
         with pytest.raises(OperationFailed, match="the first input is negative"):
             run(prepared, burst, -ONES, ONES)
@@ -192,7 +192,7 @@ def test_an_error_of_the_driver_is_the_result_with_its_text_and_the_next_executi
     ],
 )
 def test_what_a_packet_cannot_carry_takes_the_plain_call_and_says_why(reference, control, why):
-    prepared = prepared_by(reference, add_model(), Hints()).remote
+    prepared = checked_prepared(reference, add_model(), Hints()).remote
     with prepared.burst() as burst:
         wanted = run(prepared, burst, control=control)
         assert wanted.tolist() == [3, 3, 3, 3]
@@ -203,7 +203,7 @@ def test_what_a_packet_cannot_carry_takes_the_plain_call_and_says_why(reference,
 @pytest.mark.parametrize("output", [False, True])
 def test_driver_buffers_take_the_plain_call(output):
     with served_here(Probe()) as device:
-        prepared = prepared_by(device, add_model(), Hints())
+        prepared = checked_prepared(device, add_model(), Hints())
         buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0, output=output)])
         if output:
             wanted = prepared.request((ONES, TWOS), [None], output_buffers={0: buffer})
@@ -227,7 +227,7 @@ def test_a_burst_that_nobody_holds_any_more_is_closed():
 
 @pytest.mark.parametrize(("size", "plain"), [(4, {}), (0, {"the driver provides memory for an output": 1})])
 def test_an_output_without_memory_takes_the_plain_call_where_its_shape_is_not_known(reference, size, plain):
-    prepared = prepared_by(reference, add_model(size), Hints()).remote
+    prepared = checked_prepared(reference, add_model(size), Hints()).remote
     with prepared.burst() as burst:
         wanted = prepared.request((ONES, TWOS))
         wanted.execute(burst.run, Control())
@@ -236,7 +236,7 @@ def test_an_output_without_memory_takes_the_plain_call_where_its_shape_is_not_kn
 
 
 def test_an_output_whose_shape_is_not_known_lies_in_the_room_that_is_given(reference):
-    prepared = prepared_by(reference, add_model(0), Hints()).remote
+    prepared = checked_prepared(reference, add_model(0), Hints()).remote
     with prepared.burst() as burst:
         for room, shapes in ((np.zeros(9, np.float32), [(4,)]), (np.zeros(15, np.uint8), [(4,)])):
             wanted = prepared.request((ONES, TWOS), [room])
@@ -247,7 +247,7 @@ def test_an_output_whose_shape_is_not_known_lies_in_the_room_that_is_given(refer
 
 
 def test_a_second_execution_at_the_same_time_is_bad_state(reference):
-    prepared = prepared_by(reference, add_model(), Hints()).remote
+    prepared = checked_prepared(reference, add_model(), Hints()).remote
     with prepared.burst() as burst:
         assert burst._busy.acquire(blocking=False)
         with pytest.raises(BadState, match="one at a time"):
@@ -256,7 +256,7 @@ def test_a_second_execution_at_the_same_time_is_bad_state(reference):
 
 
 def test_after_close_a_burst_says_closed(reference):
-    prepared = prepared_by(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, add_model(), Hints())
     burst = prepared.burst()
     burst.close()
     burst.close()
@@ -265,7 +265,7 @@ def test_after_close_a_burst_says_closed(reference):
 
 
 def test_bursts_of_one_model_run_on_several_threads(reference):
-    prepared = prepared_by(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, add_model(), Hints())
     wrong = []
 
     def work(n):
@@ -284,9 +284,9 @@ def test_bursts_of_one_model_run_on_several_threads(reference):
 
 
 def test_a_killed_driver_ends_the_burst_and_the_next_execution_opens_it_again():
-    device = Resilient("reference", lambda: start("reference"))
+    device = ReconnectingDevice("reference", lambda: start("reference"))
     try:
-        prepared = prepared_by(device, add_model(), Hints())
+        prepared = checked_prepared(device, add_model(), Hints())
         with prepared.burst() as burst:
             run(prepared, burst)
             os.kill(device.pid, signal.SIGKILL)
@@ -317,7 +317,7 @@ def refused(burst, message, *words):
 
 
 def test_a_packet_with_a_binding_that_is_not_held_is_refused_and_the_burst_goes_on(reference):
-    prepared = prepared_by(reference, add_model(), Hints()).remote
+    prepared = checked_prepared(reference, add_model(), Hints()).remote
     with prepared.burst() as burst:
         run(prepared, burst)
         for number in (12345, prepared.number, 2**64 - 1):
@@ -333,7 +333,7 @@ def binding_of(prepared):
 
 
 def test_a_binding_of_another_model_is_refused_in_a_burst(reference):
-    prepared, other = (prepared_by(reference, add_model(), Hints()).remote for _ in range(2))
+    prepared, other = (checked_prepared(reference, add_model(), Hints()).remote for _ in range(2))
     foreign = binding_of(other)
     with prepared.burst() as burst:
         run(prepared, burst)
@@ -342,7 +342,7 @@ def test_a_binding_of_another_model_is_refused_in_a_burst(reference):
 
 
 def test_a_binding_that_is_released_is_a_named_error_in_a_burst_also_where_its_packet_came_just_before(reference):
-    prepared = prepared_by(reference, add_model(), Hints()).remote
+    prepared = checked_prepared(reference, add_model(), Hints()).remote
     number = binding_of(prepared)
     call = wire.ExecuteSynchronously(4, number)
     with prepared.burst() as burst:
@@ -365,7 +365,7 @@ def test_a_binding_that_is_released_is_a_named_error_in_a_burst_also_where_its_p
     ],
 )
 def test_a_packet_with_another_message_is_refused_and_the_burst_goes_on(reference, message, words):
-    prepared = prepared_by(reference, add_model(), Hints()).remote
+    prepared = checked_prepared(reference, add_model(), Hints()).remote
     with prepared.burst() as burst:
         refused(burst, message, words)
         assert run(prepared, burst).tolist() == [3, 3, 3, 3]
@@ -375,7 +375,7 @@ def test_a_packet_with_another_message_is_refused_and_the_burst_goes_on(referenc
 def test_shapes_that_change_in_a_burst_leave_nothing_behind(reference, seed):
     """500 of 2,000 executions over 300 shapes, plain ones among them; every result is compared."""
     dice = random.Random(seed)
-    prepared = prepared_by(reference, add_model(0), Hints()).remote
+    prepared = checked_prepared(reference, add_model(0), Hints()).remote
     pid = prepared.session.welcome.pid
 
     def executions(burst, count):
@@ -410,7 +410,7 @@ def held(pid):
 def test_in_process_a_burst_tells_the_driver_too():
     from tests.ipc.drivers.bursting import Bursting
 
-    prepared = prepared_by(Bursting(), add_model(), Hints())
+    prepared = checked_prepared(Bursting(), add_model(), Hints())
     with prepared.burst() as burst:
         seen = run(prepared, burst)
         assert seen[:2].tolist() == [1, 0]
@@ -418,7 +418,7 @@ def test_in_process_a_burst_tells_the_driver_too():
 
 
 def test_an_interrupted_execution_ends_the_burst_and_the_next_one_opens_it_again(reference, interrupts):
-    prepared = prepared_by(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, add_model(), Hints())
     with prepared.burst() as burst:
         run(prepared, burst)
         inner = burst._inner
@@ -482,7 +482,7 @@ def test_an_interrupt_at_any_point_of_an_execution_leaves_no_burst_busy(referenc
 
 def test_who_is_interrupted_while_a_burst_opens_leaves_no_queues(reference):
     """At every return of what is written in C, which is where Python runs signal handlers."""
-    prepared = prepared_by(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, add_model(), Hints())
     prepared.burst().close()
     opened = Opened()
 
@@ -497,7 +497,7 @@ def test_who_is_interrupted_while_a_burst_opens_leaves_no_queues(reference):
 
 @pytest.mark.parametrize("answered", [False, True])
 def test_who_is_interrupted_at_the_edge_of_an_execution_waits_for_nothing_and_keeps_the_driver(reference, answered):
-    prepared = prepared_by(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, add_model(), Hints())
     pool = Memory.allocate(16)
     with prepared.burst() as burst:
         inner = burst._inner
@@ -510,7 +510,7 @@ def test_who_is_interrupted_at_the_edge_of_an_execution_waits_for_nothing_and_ke
 
 
 def test_a_burst_that_is_interrupted_while_it_waits_for_the_end_has_ended_too(reference):
-    prepared = prepared_by(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, add_model(), Hints())
     pool = Memory.allocate(16)
     with prepared.burst() as burst:
         inner = burst._inner
@@ -540,7 +540,7 @@ def test_who_is_interrupted_waits_for_a_driver_that_writes_to_memory_of_the_call
 
 
 def test_bursts_that_come_and_go_leave_nothing_behind(reference):
-    prepared = prepared_by(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, add_model(), Hints())
 
     def mappings():
         return Path("/proc/self/maps").read_text().count("memfd:nnhal")

@@ -15,11 +15,11 @@ import nnhal
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import InvalidArgument, InvalidModel, NnhalError, ResourceExhausted
 from nnhal.drivers.samples.full import FullV1_3
-from nnhal.hal.cache.files import Cache, CacheFiles, Damaged
-from nnhal.hal.device import Hints, cache_files_by, prepared_by, restored_by
-from nnhal.hal.wrappers import AtLevel
+from nnhal.hal.cache.files import Cache, CacheFiles, DamagedCacheFile
+from nnhal.hal.device import Hints, cache_files_by, checked_prepared, checked_restored
+from nnhal.hal.wrappers import WithHalLevel
 from nnhal.ipc.client.device import RemoteDevice
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.ipc.protocol import wire
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline
@@ -60,9 +60,9 @@ def test_a_driver_elsewhere_saves_and_restores(served):
     assert cache_files_by(served) == CacheFiles(1, 1)
     model = large(3)
     with a_cache() as cache:
-        first = prepared_by(served, model, Hints(cache=cache))
+        first = checked_prepared(served, model, Hints(cache=cache))
         assert all(os.fstat(fd).st_size > 200 for fd in cache.files)
-        second = restored_by(served, outline(model), Hints(cache=cache))
+        second = checked_restored(served, outline(model), Hints(cache=cache))
         for prepared in (first, second):
             np.testing.assert_array_equal(run(prepared, numbers(50_000)), numbers(50_000) + 3)
             prepared.close()
@@ -77,23 +77,23 @@ def test_what_was_considered_is_saved_too(served, tmp_path):
 
 def test_what_is_not_what_was_written_is_refused_elsewhere_too(served):
     with a_cache() as cache:
-        prepared_by(served, large(3), Hints(cache=cache)).close()
+        checked_prepared(served, large(3), Hints(cache=cache)).close()
         os.pwrite(cache.files[1], b"\xff", 300)
         with pytest.raises(NnhalError, match="data file 0 is not what was written"):
-            restored_by(served, outline(large(3)), Hints(cache=cache))
+            checked_restored(served, outline(large(3)), Hints(cache=cache))
 
 
 def test_a_service_below_1_2_is_not_asked():
-    with served_here(AtLevel(FullV1_3(), nnhal.Level.V1_1), a_table()) as device:
+    with served_here(WithHalLevel(FullV1_3(), nnhal.Level.V1_1), a_table()) as device:
         assert cache_files_by(device) == CacheFiles()
         assert "getNumberOfCacheFilesNeeded" not in device.session.calls
 
 
 @pytest.mark.parametrize("level", [nnhal.Level.V1_2, nnhal.Level.V1_3])
 def test_a_service_is_asked_by_the_methods_of_its_level(level):
-    with served_here(AtLevel(FullV1_3(), level), a_table()) as device, a_cache() as cache:
-        prepared_by(device, large(1), Hints(cache=cache)).close()
-        restored_by(device, outline(large(1)), Hints(cache=cache)).close()
+    with served_here(WithHalLevel(FullV1_3(), level), a_table()) as device, a_cache() as cache:
+        checked_prepared(device, large(1), Hints(cache=cache)).close()
+        checked_restored(device, outline(large(1)), Hints(cache=cache)).close()
         form = {nnhal.Level.V1_2: "", nnhal.Level.V1_3: "_1_3"}[level]
         assert device.session.calls[f"prepareModelFromCache{form}"] == 1
 
@@ -102,7 +102,7 @@ def test_a_service_is_asked_by_the_methods_of_its_level(level):
 
 
 def test_a_confined_process_saves_and_restores(tmp_path):
-    device = Resilient(NAME, lambda: start(NAME))
+    device = ReconnectingDevice(NAME, lambda: start(NAME))
     try:
         told = []
         for _ in range(3):
@@ -110,7 +110,7 @@ def test_a_confined_process_saves_and_restores(tmp_path):
                 np.testing.assert_array_equal(compiled(numbers(50_000)), numbers(50_000) + 3)
                 told.append(str(compiled.cache[0]))
         assert told == ["miss: there is no entry", "hit", "hit"]
-        again = Resilient(NAME, lambda: start(NAME))
+        again = ReconnectingDevice(NAME, lambda: start(NAME))
         with nnhal.compile(large(3), devices=[again], cache_dir=tmp_path / "cache") as compiled:
             assert str(compiled.cache[0]) == "hit"  # in a process that did not write it
         again.close()
@@ -119,7 +119,7 @@ def test_a_confined_process_saves_and_restores(tmp_path):
 
 
 def test_what_was_restored_is_prepared_again_after_its_process_died(tmp_path):
-    device = Resilient(NAME, lambda: start(NAME))
+    device = ReconnectingDevice(NAME, lambda: start(NAME))
     try:
         for wanted in ("miss", "hit"):
             with nnhal.compile(large(3), devices=[device], cache_dir=tmp_path / "cache") as compiled:
@@ -137,7 +137,7 @@ def test_what_was_restored_is_prepared_again_after_its_process_died(tmp_path):
 
 def test_a_process_without_a_record_of_its_own_keeps_nothing(tmp_path, state):
     state.touch()
-    device = Resilient(NAME, lambda: start(NAME))
+    device = ReconnectingDevice(NAME, lambda: start(NAME))
     try:
         with nnhal.compile(large(3), devices=[device], cache_dir=tmp_path / "cache") as compiled:
             assert str(compiled.cache[0]) == (
@@ -209,25 +209,25 @@ def holds(device: RemoteDevice, cache: Cache) -> bool:
 
 def test_files_that_a_client_empties_meanwhile_are_a_miss(served):
     with a_cache() as cache:
-        prepared_by(served, large(3), Hints(cache=cache)).close()
+        checked_prepared(served, large(3), Hints(cache=cache)).close()
         os.ftruncate(cache.files[0], 0)
         with pytest.raises(NnhalError, match="model file 0 has 0 bytes"):
-            restored_by(served, outline(large(3)), Hints(cache=cache))
+            checked_restored(served, outline(large(3)), Hints(cache=cache))
 
 
 def test_a_miss_elsewhere_says_no_more_than_one_here(served):
     with a_cache() as cache:
         with pytest.raises(NnhalError) as there:
-            restored_by(served, outline(large(3)), Hints(cache=cache))
-        with pytest.raises(Damaged) as here:
-            restored_by(FullV1_3(), outline(large(3)), Hints(cache=cache))
+            checked_restored(served, outline(large(3)), Hints(cache=cache))
+        with pytest.raises(DamagedCacheFile) as here:
+            checked_restored(FullV1_3(), outline(large(3)), Hints(cache=cache))
     assert str(there.value) == str(here.value)
 
 
 def test_swapped_files_of_two_compilations_are_misses(served, tmp_path):
     with a_cache() as one, a_cache() as two:
         for cache, model in ((one, large(1)), (two, replace(large(2), relaxed=True))):
-            prepared_by(served, model, Hints(cache=cache)).close()
+            checked_prepared(served, model, Hints(cache=cache)).close()
         mixed = Cache(TOKEN, one.model_files, two.data_files)
         with pytest.raises(NnhalError, match="is nothing that this driver noted to have written for the token"):
-            restored_by(served, outline(large(1)), Hints(cache=mixed))
+            checked_restored(served, outline(large(1)), Hints(cache=mixed))

@@ -69,11 +69,11 @@ def pooling() -> Model:
 def test_a_device_is_asked_and_what_it_says_is_the_answer(service: Service) -> None:
     driver = service.driver
     for call, answer in (
-        (wire.GetStatus(), wire.Word(DeviceStatus.BUSY)),
-        (wire.GetVersionString(), wire.Word("7")),
-        (wire.GetType(), wire.Word(DeviceType.ACCELERATOR)),
-        (wire.GetSupportedExtensions(), wire.Names(tuple(driver.extensions))),
-        (wire.GetRelaxations(), wire.Names(tuple(driver.relaxations))),
+        (wire.GetStatus(), wire.TextReply(DeviceStatus.BUSY)),
+        (wire.GetVersionString(), wire.TextReply("7")),
+        (wire.GetType(), wire.TextReply(DeviceType.ACCELERATOR)),
+        (wire.GetSupportedExtensions(), wire.NamesReply(tuple(driver.extensions))),
+        (wire.GetRelaxations(), wire.NamesReply(tuple(driver.relaxations))),
         (wire.GetSupportedOperations(V1_3, modelled(doubling())), wire.Verdicts(((True, "said"),))),
     ):
         assert service.call(call) == answer
@@ -322,10 +322,10 @@ def test_an_execution_that_measures_or_provides_is_told_and_a_plain_one_is_ackno
     memory.bytes()[:16] = numbers().view(np.uint8)
     assert service.call(wire.ExecuteSynchronously(V1_3, 2)) is wire.DONE
     measured = service.call(wire.ExecuteSynchronously(V1_3, 2, True))
-    assert measured == wire.Executed(((4,),), (True,), timing_to_wire(Timing(10, 20)))
+    assert measured == wire.ExecutedReply(((4,),), (True,), timing_to_wire(Timing(10, 20)))
     service.bound(3, memory, provided=True)
     told = service.call(wire.ExecuteSynchronously(V1_3, 3))
-    assert told == wire.Executed(((4,),), (True,), wire.WireTiming(), (0,), (2 * numbers()).tobytes())
+    assert told == wire.ExecutedReply(((4,),), (True,), wire.WireTiming(), (0,), (2 * numbers()).tobytes())
 
 
 def test_an_execution_has_the_limits_of_its_call(service: Service) -> None:
@@ -355,13 +355,13 @@ def test_before_1_2_a_notification_of_an_execution_says_no_more_than_that_it_suc
     memory = service.bound()
     service.call(wire.Execute(3, form, 2, measure=form >= V1_2))
     notice, given = service.client.works.pop()()
-    whole = wire.Executed(((4,),), (True,), wire.WireTiming(10, 20))
-    assert notice == wire.NotifyExecuted(3, wire.Executed() if form == V1_0 else whole) and given == ()
+    whole = wire.ExecutedReply(((4,),), (True,), wire.WireTiming(10, 20))
+    assert notice == wire.NotifyExecuted(3, wire.ExecutedReply() if form == V1_0 else whole) and given == ()
     assert memory is not None
     service.prepared(4)
     service.bound(5, memory, 4)
     service.call(wire.Execute(3, form, 5))
-    assert service.client.works.pop()()[0] == wire.NotifyExecuted(3, wire.Executed())
+    assert service.client.works.pop()()[0] == wire.NotifyExecuted(3, wire.ExecutedReply())
 
 
 def test_a_number_is_taken_while_an_execution_goes_on_under_it_and_it_ends_where_that_is_cancelled(
@@ -413,7 +413,7 @@ def test_outputs_in_the_drivers_memory_are_in_the_answer_up_to_32_kib_and_else_i
         opened = Opened()
         reply, fds = service.handler.answer(wire.ExecuteSynchronously(V1_3, 2), _native.NONE, PLAIN, 10)
         wanted = 2 * np.arange(count, dtype=np.float32)
-        assert isinstance(reply, wire.Executed) and reply.shapes == ((count,),) and reply.provided == (0,)
+        assert isinstance(reply, wire.ExecutedReply) and reply.shapes == ((count,),) and reply.provided == (0,)
         assert len(fds) == (0 if inline else 1)
         opened.closed(but=len(fds))
         data = reply.data if inline else os.pread(fds[0], 4 * count, 0)
@@ -548,7 +548,7 @@ def test_arguments_lie_in_memories_and_in_buffers(service: Service) -> None:
     for number, request in ((4, to_memory), (5, to_buffer)):
         service.call(wire.Bind(number, 1, request), came(os.dup(room.fd)))
         assert len(service.handler.binding(number).memories) == 1
-        assert isinstance(service.call(wire.ExecuteSynchronously(V1_3, number)), wire.Acknowledged | wire.Executed)
+        assert isinstance(service.call(wire.ExecuteSynchronously(V1_3, number)), wire.Acknowledged | wire.ExecutedReply)
     assert np.array_equal(room.bytes().view(np.float32), 2 * numbers())
     room.bytes()[:] = 0
     service.call(wire.CopyTo(3, wire.Pool("ashmem", 16, 0, False)), came(os.dup(room.fd)))
@@ -588,7 +588,7 @@ def test_a_buffer_that_there_is_no_memory_for_is_refused_and_the_process_is_soun
 def test_what_is_held_for_later_messages_is_an_object_until_it_is_released(service: Service) -> None:
     memories = [Memory.allocate(8) for _ in range(2)]
     pools = tuple(wire.Pool("ashmem", 8, 0, False) for _ in memories)
-    service.call(wire.Hold(1, pools), came(*(os.dup(m.fd) for m in memories)))
+    service.call(wire.HoldMemory(1, pools), came(*(os.dup(m.fd) for m in memories)))
     assert service.more() == service.cost(objects=1, memories=2, addresses=2 * 4096)
     service.call(wire.Release((7, 1)))  # there is no 7
     assert service.more() == {}

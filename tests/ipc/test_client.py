@@ -36,7 +36,7 @@ from tests.waiting import Opened
 PATIENCE = int(LIMIT * 1e9)
 WELCOME = wire.Welcome(wire.VERSION, int(V1_3), "peer", os.getpid(), 0b101, True, {})
 ASK = wire.GetVersionString()
-ONE = wire.Word("1")
+ONE = wire.TextReply("1")
 
 
 def soon() -> int:
@@ -175,7 +175,7 @@ def service() -> Iterator[Service]:
 
 def test_calls_one_after_the_other_take_one_lane(service: Service) -> None:
     for _ in range(5):
-        assert service.session.call(ASK, wire.Word, UNLIMITED)[0] == ONE
+        assert service.session.call(ASK, wire.TextReply, UNLIMITED)[0] == ONE
     assert len(service.session._lanes) == 1 and len(service._lanes) == 3  # of calls; the first, of callbacks, of calls
     assert service.session.calls == {"getVersionString": 5}
 
@@ -186,11 +186,11 @@ def test_of_more_calls_than_32_at_once_the_others_wait_for_a_lane_and_past_their
     session = service.session
     service.waits = lambda call: call == ASK
     with ThreadPoolExecutor(33) as pool:
-        calls = [pool.submit(session.call, ASK, wire.Word, UNLIMITED) for _ in range(32)]
+        calls = [pool.submit(session.call, ASK, wire.TextReply, UNLIMITED) for _ in range(32)]
         wait_until(lambda: len(service.came) == 32, "32 calls at once")
         with pytest.raises(MissedDeadline, match="peer: no channel was free by the deadline"):
-            session.call(ASK, wire.Word, Control(soon()))
-        calls.append(pool.submit(session.call, ASK, wire.Word, UNLIMITED))
+            session.call(ASK, wire.TextReply, Control(soon()))
+        calls.append(pool.submit(session.call, ASK, wire.TextReply, UNLIMITED))
         assert len(session._lanes) == 32 and len(service.came) == 32
         service.gate.set()
         assert [call.result(LIMIT)[0] for call in calls] == [ONE] * 33
@@ -201,9 +201,9 @@ def test_who_is_cancelled_while_he_waits_for_a_lane_leaves_at_once(service: Serv
     session, cancelled = service.session, threading.Event()
     service.waits = lambda call: call == ASK
     with ThreadPoolExecutor(33) as pool:
-        calls = [pool.submit(session.call, ASK, wire.Word, UNLIMITED) for _ in range(32)]
+        calls = [pool.submit(session.call, ASK, wire.TextReply, UNLIMITED) for _ in range(32)]
         wait_until(lambda: len(service.came) == 32, "32 calls at once")
-        waits = pool.submit(session.call, ASK, wire.Word, Control(cancelled=cancelled))
+        waits = pool.submit(session.call, ASK, wire.TextReply, Control(cancelled=cancelled))
         wait_until(lambda: bool(session._in_want), "one that waits")
         cancelled.set()
         try:
@@ -217,9 +217,9 @@ def test_who_waits_for_a_lane_hears_of_a_death(service: Service) -> None:
     session = service.session
     service.waits = lambda call: True
     with ThreadPoolExecutor(33) as pool:
-        calls = [pool.submit(session.call, ASK, wire.Word, UNLIMITED) for _ in range(32)]
+        calls = [pool.submit(session.call, ASK, wire.TextReply, UNLIMITED) for _ in range(32)]
         wait_until(lambda: len(service.came) == 32, "32 calls at once")
-        calls.append(pool.submit(session.call, ASK, wire.Word, UNLIMITED))
+        calls.append(pool.submit(session.call, ASK, wire.TextReply, UNLIMITED))
         session.give_up("the test ends it")
         for call in calls:
             with pytest.raises(DeadObject, match="the test ends it"):
@@ -230,16 +230,16 @@ def test_after_32_calls_that_were_given_up_no_more_are_made_until_one_has_ended(
     session = service.session
     service.waits = lambda call: call == ASK
     for _ in range(32):
-        session.call(wire.GetType(), wire.Word, UNLIMITED)  # leaves a lane free
+        session.call(wire.GetType(), wire.TextReply, UNLIMITED)  # leaves a lane free
         with pytest.raises(MissedDeadline, match="peer: the deadline has passed without an answer"):
-            session.call(ASK, wire.Word, Control(soon()))
+            session.call(ASK, wire.TextReply, Control(soon()))
     assert len(session._given_up) == 32 and not session._lanes and session.dead is None
     with pytest.raises(ResourceExhausted, match="peer: 32 abandoned calls have not ended, must be fewer"):
-        session.call(wire.GetType(), wire.Word, UNLIMITED)
+        session.call(wire.GetType(), wire.TextReply, UNLIMITED)
     assert session.dead is None
     service.gate.set()
     wait_until(lambda: not session._given_up, "the ends of the calls")
-    assert session.call(wire.GetType(), wire.Word, UNLIMITED)[0] == ONE
+    assert session.call(wire.GetType(), wire.TextReply, UNLIMITED)[0] == ONE
 
 
 def test_an_own_process_in_which_32_calls_do_not_end_is_replaced(service: Service) -> None:
@@ -247,11 +247,11 @@ def test_an_own_process_in_which_32_calls_do_not_end_is_replaced(service: Servic
     session.process = process  # type: ignore[assignment]
     service.waits = lambda call: call == ASK
     for _ in range(32):
-        session.call(wire.GetType(), wire.Word, UNLIMITED)  # leaves a lane free
+        session.call(wire.GetType(), wire.TextReply, UNLIMITED)  # leaves a lane free
         with pytest.raises(MissedDeadline):
-            session.call(ASK, wire.Word, Control(soon()))
+            session.call(ASK, wire.TextReply, Control(soon()))
     with pytest.raises(DeadObject, match="peer: 32 abandoned calls do not end; it is replaced"):
-        session.call(wire.GetType(), wire.Word, UNLIMITED)
+        session.call(wire.GetType(), wire.TextReply, UNLIMITED)
     assert "kill" in process.done
 
 
@@ -259,7 +259,7 @@ def test_a_call_that_was_given_up_is_told_and_what_it_made_is_given_back(service
     session = service.session
     service.waits = lambda call: isinstance(call, wire.Bind)
     number = session.number()
-    session.call(wire.GetType(), wire.Word, UNLIMITED)  # leaves a lane free
+    session.call(wire.GetType(), wire.TextReply, UNLIMITED)  # leaves a lane free
     with pytest.raises(MissedDeadline):
         session.call(wire.Bind(number, 1, wire.WireRequest((), (), ())), wire.Acknowledged, Control(soon()))
     wait_until(lambda: bool(service.all(wire.Cancel)), "the service is told")
@@ -277,9 +277,9 @@ def test_a_cancelled_call_ends_and_others_go_on(service: Service) -> None:
     service.waits = lambda call: call == ASK
     threading.Timer(0.01, cancelled.set).start()
     with pytest.raises(Cancelled, match="execution: cancelled by its owner"):
-        session.call(ASK, wire.Word, Control(cancelled=cancelled))
-    assert session.call(wire.GetType(), wire.Word, Control(cancelled=threading.Event()))[0] == ONE
-    assert session.call(wire.GetType(), wire.Word, Control(time.monotonic_ns() + PATIENCE))[0] == ONE
+        session.call(ASK, wire.TextReply, Control(cancelled=cancelled))
+    assert session.call(wire.GetType(), wire.TextReply, Control(cancelled=threading.Event()))[0] == ONE
+    assert session.call(wire.GetType(), wire.TextReply, Control(time.monotonic_ns() + PATIENCE))[0] == ONE
 
 
 class Process:
@@ -314,7 +314,9 @@ def test_an_own_process_that_does_not_end_a_call_past_its_deadline_hangs_and_is_
     if own:
         session.process = process  # type: ignore[assignment]
     monkeypatch.setattr(subject, "HUNG_NS", 0)
-    session.call(wire.GetType(), wire.Word, UNLIMITED)  # leaves a lane free: else the deadline may pass before the call
+    session.call(
+        wire.GetType(), wire.TextReply, UNLIMITED
+    )  # leaves a lane free: else the deadline may pass before the call
     service.waits = lambda call: call == ASK
     cancelled = threading.Event()
     cancelled.set()
@@ -322,9 +324,9 @@ def test_an_own_process_that_does_not_end_a_call_past_its_deadline_hangs_and_is_
     monkeypatch.setattr(session, "_look_at_late", lambda: (look(), looked.set()))  # before what was given up can end
     with pytest.raises((MissedDeadline, Cancelled)):
         if how == "deadline":
-            session.call(ASK, wire.Word, Control(soon()))
+            session.call(ASK, wire.TextReply, Control(soon()))
         else:
-            session.call(ASK, wire.Word, Control(cancelled=cancelled))
+            session.call(ASK, wire.TextReply, Control(cancelled=cancelled))
     if own and how == "deadline":
         wait_until(lambda: session.dead is not None, "the end")
         assert str(session.dead) == "peer: the driver process hangs and was killed" and "kill" in process.done
@@ -332,7 +334,7 @@ def test_an_own_process_that_does_not_end_a_call_past_its_deadline_hangs_and_is_
     session._rouse()
     assert looked.wait(LIMIT)
     assert session.dead is None and "kill" not in process.done
-    assert session.call(wire.GetType(), wire.Word, UNLIMITED)[0] == ONE
+    assert session.call(wire.GetType(), wire.TextReply, UNLIMITED)[0] == ONE
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -353,7 +355,7 @@ def test_a_notification_that_does_not_come_by_its_deadline_nor_later_is_that_of_
         return
     assert session.dead is None and len(session._late) == 1
     assert service.callbacks is not None
-    service.callbacks.send(wire.encode(wire.NotifyExecuted(pending.number, wire.Executed())))
+    service.callbacks.send(wire.encode(wire.NotifyExecuted(pending.number, wire.ExecutedReply())))
     wait_until(lambda: not session._late, "it came after all")
     assert pending.came and session.dead is None and not session._pending
 
@@ -389,15 +391,15 @@ def test_a_slow_process_that_has_something_of_others_is_ended_13_s_later(service
 
 def test_an_answer_of_another_kind_or_none_ends_the_session(service: Service) -> None:
     session = service.session
-    service.says = wire.Names(())
+    service.says = wire.NamesReply(())
     with pytest.raises(DeadObject, match="peer: answered getVersionString with Names"):
-        session.call(ASK, wire.Word, UNLIMITED)
+        session.call(ASK, wire.TextReply, UNLIMITED)
     assert session.dead is not None
     with pytest.raises(DeadObject, match="answered getVersionString with Names"):
-        session.call(wire.GetType(), wire.Word, UNLIMITED)
+        session.call(wire.GetType(), wire.TextReply, UNLIMITED)
     peer = Peer(lambda lane, _: lane.answer(b"\xc0"))
     with peer as odd, pytest.raises(DeadObject, match="peer: answered getVersionString with an invalid message"):
-        odd.call(ASK, wire.Word, UNLIMITED)
+        odd.call(ASK, wire.TextReply, UNLIMITED)
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -407,13 +409,13 @@ def test_an_own_process_that_asks_for_it_is_replaced(service: Service, own: bool
         session.process = process  # type: ignore[assignment]
     service.says = wire.Failed(7, "ResourceExhausted", "no memory", recycle=True)
     with pytest.raises(ResourceExhausted, match="no memory"):
-        session.call(ASK, wire.Word, UNLIMITED)
+        session.call(ASK, wire.TextReply, UNLIMITED)
     assert (session.dead is not None) == own == ("kill" in process.done)
     assert not own or "peer: the process is replaced: no memory" in str(session.dead)
     service.says = wire.Failed(7, "ResourceExhausted", "no memory")
     if not own:
         with pytest.raises(ResourceExhausted):
-            session.call(ASK, wire.Word, UNLIMITED)
+            session.call(ASK, wire.TextReply, UNLIMITED)
         assert session.dead is None
 
 
@@ -430,17 +432,17 @@ def test_a_query_has_30_s_and_who_does_not_answer_it_is_given_up(
 ) -> None:
     assert subject.QUERY_NS == 30_000_000_000
     session = service.session
-    assert session.call(ASK, wire.Word, UNLIMITED)[0] == ONE
+    assert session.call(ASK, wire.TextReply, UNLIMITED)[0] == ONE
     service.says = wire.Failed(5, "MissedDeadline", "the driver says so")
     with pytest.raises(MissedDeadline, match="the driver says so"):
-        session.call(ASK, wire.Word, UNLIMITED)
+        session.call(ASK, wire.TextReply, UNLIMITED)
     assert session.dead is None
     monkeypatch.setattr(subject, "QUERY_NS", 2 * 10**9 // 1000)
     service.waits = lambda call: call == ASK
     with pytest.raises(
         DeviceUnavailable, match="device peer: did not answer getVersionString within 0 s; it is dropped"
     ):
-        session.call(ASK, wire.Word, UNLIMITED)
+        session.call(ASK, wire.TextReply, UNLIMITED)
     assert session.dead is not None and "it is dropped" in str(session.dead)
 
 
@@ -454,8 +456,8 @@ def test_memories_travel_with_their_message_up_to_60_and_more_are_sent_ahead(ser
         service.came.clear()
         with session.carrying(memories[:count], UNLIMITED) as packing:
             sent = [packing.pool(memory) for memory in memories[:count]]
-            assert [len(call.pools) for call in service.all(wire.Hold)] == holds
-            numbers = [call.object for call in service.all(wire.Hold)]
+            assert [len(call.pools) for call in service.all(wire.HoldMemory)] == holds
+            numbers = [call.object for call in service.all(wire.HoldMemory)]
             assert not service.all(wire.Release)
         assert len(packing.fds) == (0 if holds else count)
         placed = [(numbers[n // 60], n % 60) if holds else (0, 0) for n in range(count)]
@@ -465,7 +467,7 @@ def test_memories_travel_with_their_message_up_to_60_and_more_are_sent_ahead(ser
         assert sorted(released(service)) == sorted(numbers)
     service.came.clear()
     with session.carrying([*memories[:30], *memories[:31]], UNLIMITED) as packing:  # 61, of which each travels once
-        assert [len(call.pools) for call in service.all(wire.Hold)] == [31]
+        assert [len(call.pools) for call in service.all(wire.HoldMemory)] == [31]
 
 
 def released(service: Service) -> list[int]:
@@ -487,10 +489,10 @@ def test_a_wish_is_told_once_when_it_ends_unless_it_was_forgotten(service: Servi
     session = service.session
     wishes = {number: threading.Event() for number in (101, 102, 103)}
     for number, event in wishes.items():
-        session.watch_wish(number, event)
-    session.watch_wish(104, None)
-    session.forget_wish(102)
-    session.forget_wish(999)
+        session.watch_cancellation(number, event)
+    session.watch_cancellation(104, None)
+    session.unwatch_cancellation(102)
+    session.unwatch_cancellation(999)
     wishes[102].set()
     wishes[101].set()
     wait_until(lambda: bool(service.all(wire.Cancel)), "it is told")
@@ -533,7 +535,7 @@ def test_a_death_is_told_to_all_who_wait_and_to_all_who_come(service: Service) -
     assert told == ["before: peer: the end", "after: peer: the end"] and burst.died >= 1
     for act in (
         lambda: session.outcome(pending, UNLIMITED),
-        lambda: session.call(ASK, wire.Word, UNLIMITED),
+        lambda: session.call(ASK, wire.TextReply, UNLIMITED),
         lambda: session._attach(False),
     ):
         with pytest.raises(DeadObject, match="peer: the end"):
@@ -564,7 +566,7 @@ def test_a_death_is_the_drivers_fault_where_there_is_evidence(
     session, process = service.session, Process(service.session)
     session.process = process  # type: ignore[assignment]
     if what == "another answer":
-        service.says = wire.Names(())
+        service.says = wire.NamesReply(())
     elif what == "no message":
         service._answer = lambda lane, _: lane.answer(b"\xc0")
     elif what == "it asks to be replaced":
@@ -572,7 +574,7 @@ def test_a_death_is_the_drivers_fault_where_there_is_evidence(
     if what == "a notification of nothing":
         wait_until(lambda: service.callbacks is not None, "the lane for notifications")
         assert service.callbacks is not None
-        service.callbacks.send(wire.encode(wire.NotifyExecuted(99, wire.Executed())))
+        service.callbacks.send(wire.encode(wire.NotifyExecuted(99, wire.ExecutedReply())))
     elif what.startswith("it ended itself"):
         process.own_end = what.removeprefix("it ended itself: ")
         session._died(DeadObject("gone"))
@@ -584,25 +586,25 @@ def test_a_death_is_the_drivers_fault_where_there_is_evidence(
         monkeypatch.setattr(subject, "QUERY_NS", 2_000_000)
         service.waits = lambda call: call == ASK
         with pytest.raises(DeviceUnavailable):
-            session.call(ASK, wire.Word, UNLIMITED)
+            session.call(ASK, wire.TextReply, UNLIMITED)
     else:
         with pytest.raises(NnhalError):
-            session.call(ASK, wire.Word, UNLIMITED)
+            session.call(ASK, wire.TextReply, UNLIMITED)
     wait_until(lambda: session.dead is not None, "the end")
     assert session.dead is not None and session.dead.driver_fault == fault
     with pytest.raises(DeadObject) as raised:
-        session.call(ASK, wire.Word, UNLIMITED)
+        session.call(ASK, wire.TextReply, UNLIMITED)
     assert raised.value.driver_fault == fault
 
 
 def test_a_closed_session_is_closed_and_who_comes_is_told(service: Service) -> None:
     session = service.session
-    session.call(ASK, wire.Word, UNLIMITED)
+    session.call(ASK, wire.TextReply, UNLIMITED)
     session.close()
     session.close()
     assert not session._thread.is_alive() and session._control.socket.fileno() < 0
     with pytest.raises(Closed, match="peer: the connection was closed"):
-        session.call(ASK, wire.Word, UNLIMITED)
+        session.call(ASK, wire.TextReply, UNLIMITED)
     session.give_up("too late")
     assert isinstance(session.dead, Closed)
 
@@ -612,7 +614,7 @@ def test_a_session_of_the_process_that_this_one_was_forked_from_is_closed_and_it
 ) -> None:
     monkeypatch.setattr(subject, "_sessions", weakref.WeakSet())  # those of other tests are not forked
     with Service() as session:
-        session.call(ASK, wire.Word, UNLIMITED)
+        session.call(ASK, wire.TextReply, UNLIMITED)
         lanes = [session._control, session._callbacks, *session._lanes]
         watch, wake, locks = session.watch, session._wake, (session._death_lock, session._attaching)
         kept = os.dup(wake)
@@ -623,7 +625,7 @@ def test_a_session_of_the_process_that_this_one_was_forked_from_is_closed_and_it
         assert session.watch == -1 and watch >= 0 and not session._own.fds
         assert session._death_lock is not locks[0] and session._attaching is not locks[1]
         with pytest.raises(Closed):
-            session.call(ASK, wire.Word, UNLIMITED)
+            session.call(ASK, wire.TextReply, UNLIMITED)
         os.eventfd_write(kept, 1)  # the thread, which a child does not have, ends
         session._thread.join(LIMIT)
         session._wake = kept
@@ -656,11 +658,11 @@ def test_a_lane_that_the_service_does_not_give_is_an_error_of_the_call(
     session, attach = service.session, service._attach
     service._attach = lambda channel, _: channel.answer(answer)  # type: ignore[method-assign]
     with pytest.raises(kind, match=says):
-        session.call(ASK, wire.Word, UNLIMITED)
+        session.call(ASK, wire.TextReply, UNLIMITED)
     assert not session._lanes and not session._free and (session.dead is None) == (kind is not DeadObject)
     if session.dead is None:
         service._attach = attach  # type: ignore[method-assign]
-        assert session.call(ASK, wire.Word, UNLIMITED)[0] == ONE
+        assert session.call(ASK, wire.TextReply, UNLIMITED)[0] == ONE
 
 
 @pytest.mark.parametrize(
@@ -685,7 +687,7 @@ def test_what_comes_in_the_place_of_a_lane_ends_the_session_and_is_closed(
 
     service._attach = attach  # type: ignore[method-assign]
     with pytest.raises(DeadObject, match="sent no end of a channel"):
-        service.session.call(ASK, wire.Word, UNLIMITED)
+        service.session.call(ASK, wire.TextReply, UNLIMITED)
     os.close(fd)
     assert os.read(read, 1) == b""  # nobody holds the other end any more
     os.close(read)
@@ -700,14 +702,14 @@ def test_a_lane_that_comes_after_the_deadline_of_who_asked_for_it_is_for_the_nex
 
     service._attach = late  # type: ignore[method-assign]
     with pytest.raises(MissedDeadline, match="peer: the deadline has passed without an answer"):
-        session.call(ASK, wire.Word, Control(soon()))
+        session.call(ASK, wire.TextReply, Control(soon()))
     cancelled = threading.Event()
     cancelled.set()
     with pytest.raises(Cancelled):
-        session.call(ASK, wire.Word, Control(cancelled=cancelled))
+        session.call(ASK, wire.TextReply, Control(cancelled=cancelled))
     assert session._control.in_doubt and not session._lanes and session.dead is None
     gate.set()
-    assert session.call(ASK, wire.Word, UNLIMITED)[0] == ONE
+    assert session.call(ASK, wire.TextReply, UNLIMITED)[0] == ONE
     assert len(session._lanes) == 1 and len(service.all(wire.GetVersionString)) == 1 and not session._overdue
 
 
@@ -720,7 +722,7 @@ def test_an_own_process_that_gives_no_lane_by_a_deadline_and_long_after_it_is_en
     service._attach = lambda *_: gate.wait(LIMIT)  # type: ignore[method-assign, assignment]
     try:
         with pytest.raises(MissedDeadline):
-            session.call(ASK, wire.Word, Control(soon()))
+            session.call(ASK, wire.TextReply, Control(soon()))
         wait_until(lambda: "kill" in process.done, "its end")  # type: ignore[union-attr]
     finally:
         gate.set()
@@ -730,7 +732,7 @@ def test_what_a_lane_brings_with_its_answer_is_for_who_called(service: Service) 
     session = service.session
     read, write = os.pipe()
     service._answer = lambda lane, _: lane.answer(wire.encode(ONE), (write,))
-    word, fds = session.call(ASK, wire.Word, UNLIMITED)
+    word, fds = session.call(ASK, wire.TextReply, UNLIMITED)
     assert word == ONE and len(fds) == 1
     os.close(write)
     fds.close()
@@ -749,8 +751,8 @@ def test_descriptors_and_memories_of_a_call_travel_with_it(service: Service, mon
     monkeypatch.setattr(Channel, "call", watched)
     packing = session.packing()
     packing.pool(Memory.allocate(8))
-    session.call(ASK, wire.Word, UNLIMITED)
-    session.call(ASK, wire.Word, UNLIMITED, fds=(0, 1))
-    session.call(ASK, wire.Word, UNLIMITED, packing)
-    session.call(ASK, wire.Word, UNLIMITED, packing, fds=(0, 1))
+    session.call(ASK, wire.TextReply, UNLIMITED)
+    session.call(ASK, wire.TextReply, UNLIMITED, fds=(0, 1))
+    session.call(ASK, wire.TextReply, UNLIMITED, packing)
+    session.call(ASK, wire.TextReply, UNLIMITED, packing, fds=(0, 1))
     assert sent == [0, 2, 1, 3]

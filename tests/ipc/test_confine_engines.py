@@ -8,7 +8,7 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import DeviceUnavailable, OperationFailed
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.runtime import discovery
 from tests.ipc.support import doubling, own_process, prepare
 from tests.ipc.test_confine import CONFINE, child, said
@@ -21,7 +21,7 @@ FILES = [str(EXAMPLES / name) for name in ("my_driver.py", "my_hal_driver.py", "
 
 @pytest.mark.parametrize("driver", [*DRIVERS, *FILES], ids=lambda d: Path(d).name)
 def test_a_driver_compiles_and_runs_in_every_way(driver: str) -> None:
-    device = Resilient("tried", lambda: start(driver))
+    device = ReconnectingDevice("tried", lambda: start(driver))
     x = np.arange(64, dtype=np.float32)
     try:
         assert all(text.startswith("applied: ") for text in device.confinement.values()), device.confinement

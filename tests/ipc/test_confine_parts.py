@@ -225,7 +225,7 @@ def test_the_filter_is_set_for_all_threads_and_what_it_lets_through_is_said(
         asked.append((*arguments[:-1], ctypes.string_at(address, 8 * count)))
         return 0
 
-    monkeypatch.setattr(filter, "machine", lambda: machine)
+    monkeypatch.setattr(filter, "machine_name", lambda: machine)
     monkeypatch.setattr(filter, "syscall", syscall)
     said = filter.install(["flock", "bind"], devices=devices)
     code = filter.assemble(filter.program(machine, os.getpid(), ["flock", "bind"], devices=devices))
@@ -251,9 +251,9 @@ def test_a_thread_with_a_filter_of_its_own_is_named(monkeypatch: pytest.MonkeyPa
 
 def test_whether_filters_are_to_be_had_is_asked_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(filter, "machine", lambda: "x86_64")
+    monkeypatch.setattr(filter, "machine_name", lambda: "x86_64")
     monkeypatch.setattr(filter, "syscall", lambda *arguments: asked.append(arguments) or 0)
-    assert filter.offer() == "filters for x86_64"
+    assert filter.describe_filters() == "filters for x86_64"
     get_action_avail, return_error = 2, 0x00050000
     assert asked == [("seccomp", 317, get_action_avail, 0, struct.pack("=I", return_error))]
 
@@ -356,11 +356,11 @@ def test_machines_with_a_table_have_64_bits(
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine=name))
     monkeypatch.setattr(struct, "calcsize", {"P": pointer}.__getitem__)
     if fits:
-        assert kernel.machine() == name
+        assert kernel.machine_name() == name
         return
     says = f"system is {name} with {8 * pointer} bits, must be x86_64 or aarch64 with 64"
     with pytest.raises(OSError, match=says) as error:
-        kernel.machine()
+        kernel.machine_name()
     assert error.value.errno == 0
 
 
@@ -568,7 +568,7 @@ def test_what_is_closed_of_the_standard_descriptors_is_opened(monkeypatch: pytes
     given, closed = iter([1, 2, 3]), []
     monkeypatch.setattr(os, "open", lambda path, flags: next(given) if (path, flags) == NULL else -1)
     monkeypatch.setattr(os, "close", closed.append)
-    stdio.occupy()
+    stdio.open_standard_descriptors()
     assert closed == [3]
 
 

@@ -19,8 +19,8 @@ from nnhal.base.levels import FL8, V1_0, V1_3, Level
 from nnhal.base.memory import Memory
 from nnhal.drivers.null import Null
 from nnhal.drivers.reference import Reference
-from nnhal.hal.claims import considered_by
-from nnhal.hal.device import Device, Hints, Prepared, fenced_by, prepared_by
+from nnhal.hal.claims import consider_support
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared, fenced_by
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ipc.client.device import RemoteDevice
@@ -30,8 +30,8 @@ from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.service import connection as subject
 from nnhal.ipc.service import quota
 from nnhal.ipc.service.connection import Connection, refuse, serve_clients
-from nnhal.ipc.service.quota import Quotas, Share
-from nnhal.ipc.service.scope import Ends
+from nnhal.ipc.service.quota import ClientShare, Quotas
+from nnhal.ipc.service.scope import ObjectCloser
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel, end_of
 from nnhal.model.graph import Model
@@ -77,7 +77,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 class Client:
     """A client by hand: its first lane, and the connection in the service, which a thread serves."""
 
-    def __init__(self, device: Device | None = None, share: Share | None = None, **named: Any) -> None:
+    def __init__(self, device: Device | None = None, share: ClientShare | None = None, **named: Any) -> None:
         ours, theirs = pair()
         self.share = share or a_share()
         self.first = self.used()
@@ -174,18 +174,18 @@ def test_another_first_message_is_answered_with_what_it_must_be_and_ends_the_con
 def test_greetings_are_waited_for_10_s_and_ends_for_5(monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/contributing/ipc.md says so."""
     waited: list[float] = []
-    receive, finish = Channel.receive, Ends.finish
+    receive, finish = Channel.receive, ObjectCloser.finish
 
     def received(channel: Channel, timeout_ns: int = -1) -> Any:
         waited.append(timeout_ns)
         return receive(channel, timeout_ns)
 
-    def finished(ends: Ends, seconds: float) -> bool:
+    def finished(ends: ObjectCloser, seconds: float) -> bool:
         waited.append(seconds)
         return finish(ends, seconds)
 
     monkeypatch.setattr(Channel, "receive", received)
-    monkeypatch.setattr(Ends, "finish", finished)
+    monkeypatch.setattr(ObjectCloser, "finish", finished)
     client = Client()
     client.close()
     assert waited == [10 * SECONDS, 5]
@@ -200,7 +200,7 @@ def test_a_lane_of_the_clients_own_making_is_no_lane_and_is_closed(client: Clien
     with theirs:
         reply, fds = client.lane.call(wire.encode(wire.AttachLane(3, False)), (theirs.fileno(),), int(LIMIT * SECONDS))
     lane = Channel(end_of(fds))
-    assert reply == wire.ENCODED_DONE and client.ask(wire.GetVersionString(), lane=lane) == wire.Word("1")
+    assert reply == wire.ENCODED_DONE and client.ask(wire.GetVersionString(), lane=lane) == wire.TextReply("1")
     with ours:
         assert ours.recv(1) == b""  # the other end was closed
     lane.close()
@@ -208,7 +208,7 @@ def test_a_lane_of_the_clients_own_making_is_no_lane_and_is_closed(client: Clien
 
 def test_a_lane_that_nobody_can_be_given_ends(client: Client) -> None:
     client.lane.send(wire.encode(wire.AttachLane(3, False)))  # it wants no answer
-    assert client.ask(wire.GetVersionString()) == wire.Word("1")
+    assert client.ask(wire.GetVersionString()) == wire.TextReply("1")
     wait_until(lambda: client.used()["lanes"] == 0 and not client.connection._lanes, "its end")
 
 
@@ -220,7 +220,7 @@ def test_a_lane_for_which_there_are_no_descriptors_is_refused(client: Client, mo
     with monkeypatch.context() as patched:
         patched.setattr(socket, "socketpair", none)
         assert client.says(wire.AttachLane(3, False)) == "channel: cannot be opened: Too many open files"
-    assert client.used() == held and client.ask(wire.GetVersionString(), lane=client.attached(3)) == wire.Word("1")
+    assert client.used() == held and client.ask(wire.GetVersionString(), lane=client.attached(3)) == wire.TextReply("1")
 
 
 def test_lanes_answer_beside_one_another_and_end_by_themselves(client: Client) -> None:
@@ -229,13 +229,13 @@ def test_lanes_answer_beside_one_another_and_end_by_themselves(client: Client) -
     taken = client.used()
     assert (taken["lanes"], taken["threads"] - held["threads"]) == (2, 2)
     for lane in lanes:
-        assert client.ask(wire.GetVersionString(), lane=lane) == wire.Word("1")
+        assert client.ask(wire.GetVersionString(), lane=lane) == wire.TextReply("1")
     lanes[0].close()
     wait_until(lambda: client.used()["lanes"] == 1, "the end of a lane")
     wait_until(lambda: len(client.connection._lanes) == 1, "it is forgotten")
-    assert client.ask(wire.GetVersionString(), lane=lanes[1]) == wire.Word("1")
+    assert client.ask(wire.GetVersionString(), lane=lanes[1]) == wire.TextReply("1")
     again = client.attached(3)  # its number is free again
-    assert client.ask(wire.GetVersionString(), lane=again) == wire.Word("1")
+    assert client.ask(wire.GetVersionString(), lane=again) == wire.TextReply("1")
 
 
 def test_a_lane_that_is_refused_says_why_and_counts_for_nothing(client: Client) -> None:
@@ -248,7 +248,7 @@ def test_a_lane_that_is_refused_says_why_and_counts_for_nothing(client: Client) 
         assert says in client.says(wire.AttachLane(*fields))
     assert client.used() == held and len(client.connection._lanes) == 1
     opened.closed()
-    assert client.ask(wire.GetVersionString(), lane=lane) == wire.Word("1")
+    assert client.ask(wire.GetVersionString(), lane=lane) == wire.TextReply("1")
     callbacks.close()
 
 
@@ -267,7 +267,7 @@ def test_a_lane_that_gets_no_thread_is_refused_and_its_number_is_free(
         patched.setattr(threading.Thread, "start", start)
         assert "no thread for another channel" in client.says(wire.AttachLane(3, False))
     assert client.used() == held and not client.connection._lanes
-    assert client.ask(wire.GetVersionString(), lane=client.attached(3)) == wire.Word("1")
+    assert client.ask(wire.GetVersionString(), lane=client.attached(3)) == wire.TextReply("1")
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -283,7 +283,7 @@ def test_a_long_message_waits_for_its_turn_in_a_shared_service_and_no_longer_tha
     lane.ask(b"\xc0" + bytes(wire.INLINE))
     if shared:
         wait_until(lambda: bool(paused), "it waits")
-        assert client.ask(wire.GetVersionString()) == wire.Word("1")  # other lanes do not
+        assert client.ask(wire.GetVersionString()) == wire.TextReply("1")  # other lanes do not
         client.close()
         with pytest.raises(DeadObject):
             lane.receive(int(LIMIT * SECONDS))
@@ -307,7 +307,7 @@ def test_a_message_that_others_would_wait_for_is_refused_by_a_shared_service_alo
     reply = wire.decode_reply(client.lane.call(b"\xc1" + bytes(quota.LONGEST - 1 + more), (), int(LIMIT * SECONDS))[0])
     assert isinstance(reply, wire.Failed)
     assert (reply.kind == "ResourceExhausted" and f"must be at most {quota.LONGEST} in" in reply.message) == refused
-    assert client.ask(wire.GetVersionString()) == wire.Word("1")
+    assert client.ask(wire.GetVersionString()) == wire.TextReply("1")
     client.close()
 
 
@@ -339,7 +339,7 @@ def test_a_call_on_a_lane_is_cancelled_by_the_number_of_the_lane_and_the_others_
     call.start()
     assert begun.wait(LIMIT)
     client.lane.send(wire.encode(wire.Cancel((4,))))
-    assert client.ask(wire.GetVersionString(), lane=other) == wire.Word("1") and not replies
+    assert client.ask(wire.GetVersionString(), lane=other) == wire.TextReply("1") and not replies
     client.lane.send(wire.encode(wire.Cancel((3,))))
     call.join(LIMIT)
     assert replies[0].kind == "Cancelled"
@@ -352,7 +352,7 @@ def test_a_message_that_is_refused_is_answered_and_the_lane_is_sound(client: Cli
     for data, says in ((b"\xc0", "message: "), (wire.encode(HELLO), "was greeted before, must be once")):
         reply = wire.decode_reply(client.lane.call(data, (), int(LIMIT * SECONDS))[0])
         assert isinstance(reply, wire.Failed) and says in reply.message
-        assert client.ask(wire.GetVersionString()) == wire.Word("1")
+        assert client.ask(wire.GetVersionString()) == wire.TextReply("1")
 
 
 @pytest.mark.parametrize(("level", "taken"), [(V1_0, False), (FL8, True)])
@@ -360,7 +360,7 @@ def test_methods_of_later_levels_are_refused_by_the_devices_level(level: Level, 
     client = Client(Odd(level))
     client.ask(HELLO)
     reply = client.ask(wire.GetType())
-    assert isinstance(reply, wire.Word) == taken
+    assert isinstance(reply, wire.TextReply) == taken
     assert taken or "getType requires HAL version 1.2, the service has 1.0" in reply.message
     client.close()
 
@@ -394,32 +394,32 @@ def test_a_long_message_counts_while_it_is_at_hand_and_is_refused_where_there_is
 def test_descriptors_that_nobody_asked_for_are_closed(client: Client) -> None:
     opened = Opened()
     for _ in range(3):
-        assert client.ask(wire.GetVersionString(), (0, 1, 2)) == wire.Word("1")
+        assert client.ask(wire.GetVersionString(), (0, 1, 2)) == wire.TextReply("1")
         opened.closed()
 
 
 def test_an_answer_that_cannot_travel_is_an_error_that_says_so() -> None:
     surrogate = "\ud800"
-    failed = wire.decode_reply(subject._encoded(wire.Word(surrogate)))
+    failed = wire.decode_reply(subject._encoded(wire.TextReply(surrogate)))
     assert isinstance(failed, wire.Failed) and "driver: its answer cannot be sent: " in failed.message
     for kind in (wire.NotifyPrepared, wire.NotifyExecuted):
         notice = wire.decode_callback(subject._encoded(kind(7, wire.Failed(1, surrogate, ""))))
         assert type(notice) is kind and notice.object == 7
         assert isinstance(notice.result, wire.Failed) and "cannot be sent" in notice.result.message
-    assert subject._encoded(wire.Word("good")) == wire.encode(wire.Word("good"))
+    assert subject._encoded(wire.TextReply("good")) == wire.encode(wire.TextReply("good"))
 
 
 def test_a_release_that_is_to_be_answered_is_when_what_was_released_has_ended(client: Client) -> None:
     settled: list[int] = []
     client.connection._calls.settle = lambda: settled.append(1)  # type: ignore[method-assign]
     client.lane.send(wire.encode(wire.Release((5,))))  # wants no answer, and is not waited for
-    assert client.ask(wire.GetVersionString()) == wire.Word("1") and settled == []
+    assert client.ask(wire.GetVersionString()) == wire.TextReply("1") and settled == []
     assert client.ask(wire.Release((5,))) == wire.DONE and settled == [1]
 
 
 def test_outputs_that_travel_in_a_memory_leave_no_descriptor_here() -> None:
     with served_here(Null()) as device:
-        prepared = prepared_by(device, doubling(100_000), Hints())
+        prepared = checked_prepared(device, doubling(100_000), Hints())
         requests.run(prepared, [numbers(100_000)])
         opened = Opened()
         for _ in range(3):
@@ -451,14 +451,14 @@ def test_what_notifies_needs_a_lane_for_it_and_counts_until_it_has(client: Clien
 
     def work() -> tuple[wire.ServiceCall, Sequence[int]]:
         assert go.wait(LIMIT)
-        return wire.NotifyExecuted(8, wire.Executed()), (write,)
+        return wire.NotifyExecuted(8, wire.ExecutedReply()), (write,)
 
     client.connection.in_background(work)
     waiting = client.used()
     assert waiting["background"] == 1 and waiting["threads"] == held["threads"] + 1
     go.set()
     data, fds = callbacks.receive(int(LIMIT * SECONDS))
-    assert wire.decode_callback(data) == wire.NotifyExecuted(8, wire.Executed()) and len(fds) == 1
+    assert wire.decode_callback(data) == wire.NotifyExecuted(8, wire.ExecutedReply()) and len(fds) == 1
     fds.close()
     assert os.read(read, 1) == b""  # no end to write to is left here
     os.close(read)
@@ -468,7 +468,7 @@ def test_what_notifies_needs_a_lane_for_it_and_counts_until_it_has(client: Clien
 def test_a_client_that_cannot_be_notified_is_hung_up_on(client: Client) -> None:
     callbacks = client.attached(3, True)
     callbacks.close()
-    client.connection.in_background(lambda: (wire.NotifyExecuted(8, wire.Executed()), ()))
+    client.connection.in_background(lambda: (wire.NotifyExecuted(8, wire.ExecutedReply()), ()))
     client.ended()
     with pytest.raises(DeadObject):
         client.lane.receive(int(LIMIT * SECONDS))
@@ -497,7 +497,7 @@ def test_when_the_client_is_gone_its_lanes_end_and_nothing_is_left_open(caplog: 
     opened.closed()
     wait_until(lambda: client.used() == client.first, "all is given back")
     with pytest.raises(DeadObject, match="connection: is ending"):
-        client.connection._call_back(wire.NotifyExecuted(8, wire.Executed()))
+        client.connection._call_back(wire.NotifyExecuted(8, wire.ExecutedReply()))
     late, theirs = pair()
     with late, pytest.raises(DeadObject, match="connection: is ending"):
         client.connection._take_lane(Channel(theirs), wire.AttachLane(9, False))
@@ -511,8 +511,8 @@ def of_services() -> Counter[str]:
 
 def all_kinds_of_calls(device: RemoteDevice) -> None:
     """What a client may ask for, some of it refused; it lets go of a part of it, and has the rest to the end."""
-    claims = considered_by(device, doubling(), Hints())
-    prepared, other = (prepared_by(device, doubling(), hints) for hints in (claims.hints(Hints()), Hints()))
+    claims = consider_support(device, doubling(), Hints())
+    prepared, other = (checked_prepared(device, doubling(), hints) for hints in (claims.hints(Hints()), Hints()))
     assert run(prepared, numbers()).tolist() == [0, 2, 4, 6]
     kept, given_up = prepared.burst(), other.burst()
     for of, burst in ((prepared, kept), (other, given_up)):
@@ -705,7 +705,7 @@ def test_no_thread_of_a_service_or_a_session_keeps_its_process(monkeypatch: pyte
     assert serve_clients(Odd(), Listener(theirs, refused), {}, table) == 0  # type: ignore[arg-type]
     Channel(more).close()
     device = RemoteDevice(Session(ours, "here"))
-    prepared = prepared_by(device, doubling(), Hints())
+    prepared = checked_prepared(device, doubling(), Hints())
     with prepared.burst() as burst:
         assert burst is not None
     prepared.close()

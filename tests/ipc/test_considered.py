@@ -13,14 +13,14 @@ import pytest
 import nnhal
 from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, ResourceExhausted
 from nnhal.frontends.python import Builder
-from nnhal.hal.claims import Claims, considered_by
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.claims import SupportReport, consider_support
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.hal.request import UNLIMITED
 from nnhal.ipc.client.device import RemoteDevice
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.ipc.protocol import wire
 from nnhal.model.graph import Model
-from nnhal.model.parts import cut
+from nnhal.model.parts import extract_part
 from nnhal.runtime import discovery
 from tests import requests
 from tests.ipc.drivers.considering import Considering, Made
@@ -55,7 +55,7 @@ def named(monkeypatch) -> str:
 
 
 def told(device: Any) -> dict[str, Any]:
-    (verdict,) = considered_by(device, chain(1), Hints(options={"tell": True})).verdicts
+    (verdict,) = consider_support(device, chain(1), Hints(options={"tell": True})).verdicts
     return dict(json.loads(verdict.reason))
 
 
@@ -72,13 +72,13 @@ def nothing_left(device: RemoteDevice) -> None:
 def test_the_whole_model_is_prepared_from_what_was_considered_and_travels_once(served):
     device, driver = served
     model = chain(3)
-    claims = considered_by(device, model, Hints())
+    claims = consider_support(device, model, Hints())
     assert usage(device)["considered"] == 1
-    prepared = prepared_by(device, model, claims.hints(Hints()))
+    prepared = checked_prepared(device, model, claims.hints(Hints()))
     assert driver.came == [["Made", [0, 1, 2], True, True]]
     assert requests.run(prepared, [X]).results[0].tolist() == [0, 0, 2, 3]
     assert device.session.calls["getSupportedOperations_1_3"] == device.session.calls["prepareModel_1_3"] == 1
-    claims.let_go()
+    claims.release_work()
     nothing_left(device)
     assert requests.run(prepared, [X]).results[0].tolist() == [0, 0, 2, 3]
 
@@ -86,46 +86,46 @@ def test_the_whole_model_is_prepared_from_what_was_considered_and_travels_once(s
 def test_a_part_is_cut_in_the_drivers_process(served):
     device, driver = served
     model = chain(4)
-    claims = considered_by(device, model, Hints())
-    part = cut(model, (1, 2))
-    prepared = prepared_by(device, part.model, claims.hints(Hints(), (1, 2)))
+    claims = consider_support(device, model, Hints())
+    part = extract_part(model, (1, 2))
+    prepared = checked_prepared(device, part.model, claims.hints(Hints(), (1, 2)))
     assert driver.came == [["Made", [1, 2], False, False]]
     assert requests.run(prepared, [X]).results[0].tolist() == [0, 0, 2, 3]
-    claims.let_go()
+    claims.release_work()
     nothing_left(device)
 
 
 def test_what_was_considered_under_other_hints_is_not_taken(served):
     device, driver = served
     model = chain(1)
-    claims = considered_by(device, model, Hints())
-    prepared_by(device, model, claims.hints(Hints(options={"other": 1}))).close()
+    claims = consider_support(device, model, Hints())
+    checked_prepared(device, model, claims.hints(Hints(options={"other": 1}))).close()
     assert driver.came == [None]
-    claims.let_go()
+    claims.release_work()
     nothing_left(device)
 
 
 def test_who_considers_too_much_is_answered_and_nothing_is_kept(served):
     device, driver = served
     model = chain(1)
-    several = [considered_by(device, model, Hints()) for _ in range(3)]
+    several = [consider_support(device, model, Hints()) for _ in range(3)]
     assert usage(device)["considered"] == 2 and [c.verdicts[0].ok for c in several] == [True] * 3
     for claims in several:
-        prepared_by(device, model, claims.hints(Hints())).close()
+        checked_prepared(device, model, claims.hints(Hints())).close()
     assert [came is not None for came in driver.came] == [True, True, False]
     for claims in several:
-        claims.let_go()
+        claims.release_work()
     nothing_left(device)
-    again = considered_by(device, model, Hints())
+    again = consider_support(device, model, Hints())
     assert again.hints(Hints()).worked_out is not None
-    again.let_go()
+    again.release_work()
     nothing_left(device)
 
 
 def test_operations_that_are_no_part_are_refused(served):
     device, _ = served
     session, number = device.session, device.session.number()
-    claims = considered_by(device, chain(3), Hints())
+    claims = consider_support(device, chain(3), Hints())
     kept = claims.hints(Hints()).worked_out.given.number
     for places in ((1, 0), (1, 1), (3,), (0, 2**32 - 1)):
         with pytest.raises(InvalidArgument, match="operations of a partition must be in order, each once, and below 3"):
@@ -137,7 +137,7 @@ def test_operations_that_are_no_part_are_refused(served):
 def test_what_is_kept_goes_with_the_client():
     driver, Made.made, Made.gone = Considering(), 0, 0
     with served_here(driver) as device:
-        kept = considered_by(device, chain(1), Hints())
+        kept = consider_support(device, chain(1), Hints())
         assert (Made.made, Made.gone) == (1, 0)
     assert kept.verdicts
     wait_until(lambda: (Made.made, Made.gone) == (1, 1), "it was let go of")
@@ -208,31 +208,31 @@ def test_options_that_do_not_travel_are_the_applications_error(named):
 
 
 def test_a_driver_that_dies_meanwhile_begins_anew_in_its_next_process():
-    device = Resilient("considering", lambda: start(str(DRIVER)))
+    device = ReconnectingDevice("considering", lambda: start(str(DRIVER)))
     try:
         model = chain(2)
-        claims = considered_by(device, model, Hints())
+        claims = consider_support(device, model, Hints())
         with pytest.raises(DeadObject):
-            considered_by(device, model, Hints(options={"die": True}))
-        prepared = prepared_by(device, model, claims.hints(Hints()))
+            consider_support(device, model, Hints(options={"die": True}))
+        prepared = checked_prepared(device, model, claims.hints(Hints()))
         assert told(device) == {"made": 0, "gone": 0, "came": [None]}
         assert requests.run(prepared, [X]).results[0].tolist() == [0, 0, 2, 3]
-        claims.let_go()
-        again = considered_by(device, model, Hints(options={"die later": True}))
+        claims.release_work()
+        again = consider_support(device, model, Hints(options={"die later": True}))
         with pytest.raises(DeadObject):
-            prepared_by(device, model, again.hints(Hints(options={"die later": True})))
+            checked_prepared(device, model, again.hints(Hints(options={"die later": True})))
     finally:
         device.close()
 
 
 def test_a_model_that_is_prepared_again_after_a_death_remembers_nothing_of_the_compilation():
-    device = Resilient("considering", lambda: start(str(DRIVER)))
+    device = ReconnectingDevice("considering", lambda: start(str(DRIVER)))
     try:
-        claims: Claims = considered_by(device, chain(1), Hints())
-        prepared = prepared_by(device, chain(1), claims.hints(Hints()))
-        claims.let_go()
+        claims: SupportReport = consider_support(device, chain(1), Hints())
+        prepared = checked_prepared(device, chain(1), claims.hints(Hints()))
+        claims.release_work()
         with contextlib.suppress(DeadObject):
-            considered_by(device, chain(1), Hints(options={"die": True}))
+            consider_support(device, chain(1), Hints(options={"die": True}))
         assert requests.run(prepared, [X]).results[0].tolist() == [0, 0, 2, 3]
         assert told(device)["came"] == [None] and prepared._hints.worked_out is None
     finally:
@@ -242,17 +242,17 @@ def test_a_model_that_is_prepared_again_after_a_death_remembers_nothing_of_the_c
 def test_a_model_that_there_is_no_memory_for_is_considered_and_not_kept(monkeypatch):
     driver, Made.made, Made.gone = Considering(), 0, 0
     with served_here(driver) as device:
-        from nnhal.ipc.service.quota import Share
+        from nnhal.ipc.service.quota import ClientShare
 
-        take = Share.take
+        take = ClientShare.take
 
         def refusing(self, **units):
             if "considered" in units:
                 raise ResourceExhausted("memory: none")
             return take(self, **units)
 
-        monkeypatch.setattr(Share, "take", refusing)
-        claims = considered_by(device, chain(1), Hints())
+        monkeypatch.setattr(ClientShare, "take", refusing)
+        claims = consider_support(device, chain(1), Hints())
         assert claims.verdicts[0].ok and claims.hints(Hints()).worked_out is None
         gc.collect()
         wait_until(lambda: Made.made == Made.gone == 1, "it was let go of")

@@ -18,7 +18,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant
 from nnhal.conformance.vectors import index, read
 from nnhal.drivers.reference import Reference
-from nnhal.hal.device import Capabilities, Hints, Performance, prepared_by
+from nnhal.hal.device import Capabilities, Hints, Performance, checked_prepared
 from nnhal.hal.lowering import lowered
 from nnhal.hal.request import Timing
 from nnhal.ipc.protocol import wire
@@ -123,7 +123,7 @@ def test_constants_in_pools_give_the_same_results_after_the_wire() -> None:
     assert len(model.pools) == 1  # what is longer than 128 bytes lies in a pool
     back = through(model)
     assert back.pools == model.pools
-    done = requests.run(prepared_by(Reference(), back, Hints()), [numbers(64)])
+    done = requests.run(checked_prepared(Reference(), back, Hints()), [numbers(64)])
     assert np.array_equal(done.results[0], 2 * numbers(64))
 
 
@@ -198,7 +198,7 @@ def test_capabilities_of_old_forms_keep_what_these_have(form: int) -> None:
 @pytest.mark.parametrize("form", [V1_0, V1_1])
 def test_capabilities_without_what_the_form_has_are_refused(form: int) -> None:
     with pytest.raises(OperationFailed, match="is missing, must be declared"):
-        capabilities_from_wire(wire.Stated({}, ()), form)
+        capabilities_from_wire(wire.CapabilitiesReply({}, ()), form)
 
 
 def test_stated_numbers_travel_bit_by_bit_for_the_check_to_see() -> None:

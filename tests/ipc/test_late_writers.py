@@ -12,7 +12,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.drivers.reference import Reference
 from nnhal.hal.device import Hints, Prepared
-from nnhal.hal.host import HostBuffer, Writing, contents_of, fill
+from nnhal.hal.host import BufferWrite, HostBuffer, contents_of, fill
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.hal.wrappers import PreparedWrapper
@@ -43,7 +43,7 @@ class GatedHostBuffer(HostBuffer):
 
     gate: Gate
 
-    def begin(self, control: Control = UNLIMITED, request: Request | None = None) -> Writing:
+    def begin(self, control: Control = UNLIMITED, request: Request | None = None) -> BufferWrite:
         self.gate()
         return super().begin(control, request)
 

@@ -453,7 +453,7 @@ class Asked:
         sock = self._sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         sock.connect(str(self._path))
         sock.sendall(question)
-        self.server.turn()
+        self.server.handle_event()
         sock.setblocking(False)
         return sock
 
@@ -505,7 +505,7 @@ def test_all_that_ask_are_told_of_one_collection_which_takes_a_tenth_of_the_time
         with pytest.raises(BlockingIOError):
             sock.recv(1)
     asked.now += 0.002
-    asked.server.turn()
+    asked.server.handle_event()
     assert all(sock.recv(4096).endswith(b"told") for sock in askers) and len(asked.collected) == 2
 
 
@@ -514,7 +514,7 @@ def test_a_connection_has_so_long_for_its_question_and_no_longer(asked: Asked) -
     asked.now += scrapes.SECONDS - 0.001
     assert 0 < (asked.server._pause() or 0) <= 2
     asked.now += 0.001
-    asked.server.turn()
+    asked.server.handle_event()
     assert silent.recv(1) == b"" and not asked.server._callers
 
 

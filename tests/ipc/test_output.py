@@ -127,15 +127,15 @@ def test_how_a_process_ended_is_told_with_its_last_words(body: str, how: str, en
     """Signals that anybody may send, or the kernel where memory is short, are no evidence against it."""
     process = says(body)
     process.wait(LIMIT)
-    assert process.fate() == f"the driver process {how}"
-    assert process.own_end == end
+    assert process.exit_description() == f"the driver process {how}"
+    assert process.exit_by_itself == end
 
 
 def test_the_fate_of_who_has_ended_is_told_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     process = says("os._exit(3)")
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     monkeypatch.setattr(process, "wait", lambda _: pytest.fail("waits"))
-    assert process.fate() == "the driver process ended with exit status 3"
+    assert process.exit_description() == "the driver process ended with exit status 3"
 
 
 @pytest.mark.parametrize("by", ["wait", "SIGCHLD"])
@@ -150,12 +150,12 @@ def test_of_an_exit_status_that_the_program_took_itself_nothing_is_known(by: str
         process.wait(LIMIT)
     finally:
         signal.signal(signal.SIGCHLD, before)
-    assert "ended with an unknown status" in process.fate() and process.own_end == ""
+    assert "ended with an unknown status" in process.exit_description() and process.exit_by_itself == ""
 
 
 def test_of_a_process_that_goes_on_there_is_no_fate_to_tell() -> None:
     process = says("time.sleep(60)")
-    assert process.fate() == "" and process.returncode is None and process.own_end == ""
+    assert process.exit_description() == "" and process.returncode is None and process.exit_by_itself == ""
     process.kill()
     process.wait(LIMIT)
 

@@ -20,7 +20,7 @@ from nnhal.ipc.client.pools import ClientPools, Packing
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.service.pools import ServicePools
-from nnhal.ipc.service.quota import Share
+from nnhal.ipc.service.quota import ClientShare
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import MARK, whole
 from tests.faults.support import MFD_HUGETLB, huge_pages
@@ -49,7 +49,7 @@ def copy_of(memory: Memory) -> _native.Descriptors:
 
 
 def service(
-    *, shared: bool = True, held: "dict[int, list[Memory]] | None" = None, share: Share | None = None
+    *, shared: bool = True, held: "dict[int, list[Memory]] | None" = None, share: ClientShare | None = None
 ) -> ServicePools:
     return ServicePools((held or {}).__getitem__, share or a_share(), shared=shared)
 
@@ -247,7 +247,7 @@ def test_memories_past_a_limit_are_refused_until_one_has_gone(name: str, left: i
     others.give()
 
 
-def used(share: Share) -> dict[str, int]:
+def used(share: ClientShare) -> dict[str, int]:
     return share.quotas.usage()[0][1]
 
 
@@ -406,7 +406,7 @@ def test_memory_that_a_driver_provides_is_read_and_kills_nobody_whatever_becomes
     b = Builder()
     x = b.input((0,))
     given = np.zeros(1 << 17, np.float32)
-    told = wire.Executed(((given.size,),), (True,), provided=(0,))
+    told = wire.ExecutedReply(((given.size,),), (True,), provided=(0,))
     fd, ending = (PROVIDED | {"has huge pages": huge})[what](), threading.Event()
 
     def change() -> None:

@@ -17,7 +17,15 @@ import pytest
 from nnhal.base.codes import DeviceStatus
 from nnhal.base.errors import Cancelled, Closed, DeadObject, DeviceUnavailable, MissedDeadline
 from nnhal.hal.request import Control
-from nnhal.ipc.client.process import DEATHS, FIRST_PAUSE_NS, LONGEST_PAUSE_NS, WINDOW_NS, Health, Resilient, start
+from nnhal.ipc.client.process import (
+    DEATHS,
+    FIRST_PAUSE_NS,
+    LONGEST_PAUSE_NS,
+    WINDOW_NS,
+    ProcessHealth,
+    ReconnectingDevice,
+    start,
+)
 from nnhal.ipc.client.session import Session
 from tests.ipc.support import LIMIT, PROBE, inside, numbers, prepare, request_for, run, wait_until
 
@@ -35,14 +43,14 @@ class Clock:
 
 
 @pytest.fixture
-def device() -> Iterator[Resilient]:
-    device = Resilient("probe", lambda: start(PROBE))
+def device() -> Iterator[ReconnectingDevice]:
+    device = ReconnectingDevice("probe", lambda: start(PROBE))
     device.health.clock = Clock()
     yield device
     device.close()
 
 
-def kill(device: Resilient, how: signal.Signals = signal.SIGKILL) -> None:
+def kill(device: ReconnectingDevice, how: signal.Signals = signal.SIGKILL) -> None:
     """Kill the process and wait until the client knows. how: SIGABRT looks as if it did that itself."""
     deaths = device.health.total
     os.kill(device.pid, how)
@@ -79,7 +87,7 @@ def test_a_process_that_loads_other_code_than_the_one_that_died_is_another_devic
     driver = tmp_path / "mine.py"
     text = Path(PROBE).read_text(encoding="utf-8")
     driver.write_text(text, encoding="utf-8")
-    device = Resilient("mine", lambda: start(str(driver)))
+    device = ReconnectingDevice("mine", lambda: start(str(driver)))
     device.health.clock = Clock()
     prepared = prepare(device)
     kill(device)
@@ -91,7 +99,7 @@ def test_a_process_that_loads_other_code_than_the_one_that_died_is_another_devic
     device.close()
 
 
-def test_the_next_use_starts_the_process_again(device: Resilient) -> None:
+def test_the_next_use_starts_the_process_again(device: ReconnectingDevice) -> None:
     first = device.pid
     kill(device)
     prepared = prepare(device)
@@ -100,7 +108,9 @@ def test_the_next_use_starts_the_process_again(device: Resilient) -> None:
     assert "SIGKILL" in str(device.health) and "died 1 times, in use" in str(device.health)
 
 
-def test_a_model_is_prepared_again_once_for_all_threads(device: Resilient, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_is_prepared_again_once_for_all_threads(
+    device: ReconnectingDevice, caplog: pytest.LogCaptureFixture
+) -> None:
     prepared = prepare(device, meet=8)
     kill(device)
     with caplog.at_level("INFO"), ThreadPoolExecutor(8) as pool:
@@ -110,7 +120,7 @@ def test_a_model_is_prepared_again_once_for_all_threads(device: Resilient, caplo
     assert inside(device)["prepared"] == 1
 
 
-def test_being_prepared_again_is_traced(device: Resilient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_being_prepared_again_is_traced(device: ReconnectingDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     from nnhal.ipc.client import process
 
     lines: list[str] = []
@@ -122,7 +132,7 @@ def test_being_prepared_again_is_traced(device: Resilient, monkeypatch: pytest.M
     assert any("was prepared again" in line for line in lines)
 
 
-def test_who_waits_gets_dead_object_and_the_next_execution_succeeds(device: Resilient) -> None:
+def test_who_waits_gets_dead_object_and_the_next_execution_succeeds(device: ReconnectingDevice) -> None:
     prepared = prepare(device, sleep=LIMIT)
     errors: list[Exception] = []
 
@@ -143,7 +153,7 @@ def test_who_waits_gets_dead_object_and_the_next_execution_succeeds(device: Resi
     assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
 
 
-def test_a_burst_opens_again_after_a_death(device: Resilient) -> None:
+def test_a_burst_opens_again_after_a_death(device: ReconnectingDevice) -> None:
     prepared = prepare(device)
     with prepared.burst() as burst:
         for round_ in range(2):
@@ -174,7 +184,7 @@ def test_an_execution_does_not_outlast_its_limits_for_a_process_that_comes_back_
         assert may_start.wait(LIMIT)
         return start(PROBE)
 
-    device = Resilient("probe", connect)
+    device = ReconnectingDevice("probe", connect)
     try:
         prepared = prepare(device)
         burst = prepared.burst()
@@ -201,7 +211,7 @@ def test_an_execution_does_not_outlast_its_limits_for_a_process_that_comes_back_
         device.close()
 
 
-def test_options_of_the_first_preparation_hold_for_the_second(device: Resilient) -> None:
+def test_options_of_the_first_preparation_hold_for_the_second(device: ReconnectingDevice) -> None:
     prepared = prepare(device, sleep=0.2)
     run(prepared, numbers())
     kill(device)
@@ -211,7 +221,7 @@ def test_options_of_the_first_preparation_hold_for_the_second(device: Resilient)
     thread.join(LIMIT)
 
 
-def test_a_closed_device_does_not_come_back(device: Resilient) -> None:
+def test_a_closed_device_does_not_come_back(device: ReconnectingDevice) -> None:
     prepared = prepare(device)
     device.close()
     with pytest.raises(Closed):
@@ -232,7 +242,7 @@ def test_a_device_that_is_closed_while_it_starts_again_does_not_come_back() -> N
         sessions.append(start(PROBE))
         return sessions[-1]
 
-    device = Resilient("probe", connect)
+    device = ReconnectingDevice("probe", connect)
     kill(device)
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(device.status)
@@ -248,7 +258,7 @@ def test_a_device_that_is_closed_while_it_starts_again_does_not_come_back() -> N
 
 
 def test_a_device_that_is_dropped_ends_its_process_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Resilient("probe", lambda: start(PROBE))
+    device = ReconnectingDevice("probe", lambda: start(PROBE))
     session, waits = device.remote().session, []
     monkeypatch.setattr(session._thread, "join", waits.append)
     process = session.process
@@ -271,7 +281,7 @@ def test_a_device_that_comes_back_as_another_version_is_refused(tmp_path: os.Pat
             )
 
     write("1")
-    device = Resilient("changing", lambda: start(file))
+    device = ReconnectingDevice("changing", lambda: start(file))
     try:
         kill(device)
         write("2")
@@ -296,7 +306,7 @@ def test_a_process_that_does_not_start_says_why(tmp_path: os.PathLike[str]) -> N
 
 def test_pauses_double_from_death_to_death() -> None:
     clock = Clock()
-    health = Health("x", clock)
+    health = ProcessHealth("x", clock)
     assert health.pause_ns() == 0
     pauses = []
     for _ in range(2):
@@ -310,7 +320,7 @@ def test_pauses_double_from_death_to_death() -> None:
 
 def test_three_deaths_within_a_minute_are_quarantine_and_a_quiet_minute_ends_it() -> None:
     clock = Clock()
-    health = Health("npu", clock)
+    health = ProcessHealth("npu", clock)
     for at in (0, 10, 20):
         clock.now = (1000 + at) * SECOND
         health.check()
@@ -333,7 +343,7 @@ def test_three_deaths_within_a_minute_are_quarantine_and_a_quiet_minute_ends_it(
 
 def test_deaths_that_lie_far_apart_are_no_quarantine() -> None:
     clock = Clock()
-    health = Health("x", clock)
+    health = ProcessHealth("x", clock)
     for _ in range(10):
         health.died("killed")
         clock.now += WINDOW_NS // 2 + SECOND
@@ -341,7 +351,7 @@ def test_deaths_that_lie_far_apart_are_no_quarantine() -> None:
     assert health.total == 10 and DEATHS == 3
 
 
-def test_a_device_in_quarantine_is_offline_and_not_started_until_forgiven(device: Resilient) -> None:
+def test_a_device_in_quarantine_is_offline_and_not_started_until_forgiven(device: ReconnectingDevice) -> None:
     clock = device.health.clock
     assert isinstance(clock, Clock)
     prepared = prepare(device)
@@ -359,7 +369,7 @@ def test_a_device_in_quarantine_is_offline_and_not_started_until_forgiven(device
     assert device.status() == DeviceStatus.AVAILABLE and device.pid != pid
 
 
-def test_a_process_that_others_kill_is_started_again_each_time(device: Resilient) -> None:
+def test_a_process_that_others_kill_is_started_again_each_time(device: ReconnectingDevice) -> None:
     clock, prepared = device.health.clock, prepare(device)
     assert isinstance(clock, Clock)
     for death in range(DEATHS + 1):
@@ -371,7 +381,7 @@ def test_a_process_that_others_kill_is_started_again_each_time(device: Resilient
 
 def test_a_device_that_nobody_holds_is_ended_and_not_waited_for(monkeypatch):
     """The finalizer runs wherever the garbage collector does; its driver may take as long as it likes."""
-    device = Resilient("probe", lambda: start(PROBE))
+    device = ReconnectingDevice("probe", lambda: start(PROBE))
     session, gate = device.remote().session, threading.Event()
     tidy = session._tidy
     waited: list[object] = []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nnhal.base.errors import ResourceExhausted
 from nnhal.ipc.service import quota
-from nnhal.ipc.service.quota import Capacity, Claim, Quotas, QuotaTable, Share
+from nnhal.ipc.service.quota import Capacity, Claim, ClientShare, Quotas, QuotaTable
 from tests.ipc.support import CAPACITY, a_share
 
 TERA = 1 << 40
@@ -47,7 +47,7 @@ def test_what_is_kept_for_a_client_is_enough_to_connect_and_to_execute(capacity:
     quotas = Quotas(table)
     for n in range(table.clients):
         share = quotas.connect(n)
-        share.base = None if share.base is None else share.base.passed()
+        share.base = None if share.base is None else share.base.moved_to()
         keep = [share.take(**quota.ENDS), share.take(**table.worker), share.take(lanes=1), share.take(lanes=1)]
         share.kept = keep  # type: ignore[attr-defined]
     for name, total in table.capacity._asdict().items():
@@ -202,7 +202,7 @@ def test_the_count_is_never_over_a_limit_never_below_zero_and_zero_at_the_end(
     steps: list[tuple[str, int, dict]],
 ) -> None:
     table = QuotaTable(SMALL, shared=True)
-    quotas, shares, claims = Quotas(table), list[Share](), list[tuple[Share, dict[str, int], Claim]]()
+    quotas, shares, claims = Quotas(table), list[ClientShare](), list[tuple[ClientShare, dict[str, int], Claim]]()
     for what, n, units in steps:
         if what == "connect":
             try:
@@ -222,7 +222,7 @@ def test_the_count_is_never_over_a_limit_never_below_zero_and_zero_at_the_end(
         elif claims and what in ("give", "pass", "drop"):
             share, cost, claim = claims.pop(n % len(claims))
             if what == "pass":
-                claims.append((share, cost, claim.passed()))
+                claims.append((share, cost, claim.moved_to()))
                 claim.give()
             elif what == "give":
                 claim.give()
@@ -235,7 +235,7 @@ def test_the_count_is_never_over_a_limit_never_below_zero_and_zero_at_the_end(
     assert quotas.usage() == [] and not any(quotas._common.values())
 
 
-def _sound(quotas: Quotas, shares: list[Share], claims: list[tuple[Share, dict[str, int], Claim]]) -> None:
+def _sound(quotas: Quotas, shares: list[ClientShare], claims: list[tuple[ClientShare, dict[str, int], Claim]]) -> None:
     """What is counted is what is held: by hand, and within the limits."""
     table, usage = quotas.table, quotas.usage()
     for share in shares:
@@ -322,10 +322,10 @@ def test_takes_and_gives_of_many_threads_leave_nothing() -> None:
     share, other = quotas.connect(1), quotas.connect(2)
     before = quotas.usage()
 
-    def work(mine: Share) -> None:
+    def work(mine: ClientShare) -> None:
         for n in range(500):
             with mine.take(bursts=n % 3, memory=n) as claim:
-                (claim.passed() if n % 2 else claim).give()
+                (claim.moved_to() if n % 2 else claim).give()
 
     threads = [threading.Thread(target=work, args=(mine,)) for mine in (share, other) * 4]
     for thread in threads:
@@ -377,11 +377,11 @@ def test_long_messages_have_8_mib_at_once_and_512_kib_a_second() -> None:
     long = quota.LongMessages(clock)
     assert [long.pause(4 * MIB) for _ in range(4)] == [0, 0, 8, 16]  # whoever comes later waits longer
     clock.now = 16
-    assert long.pause(MIB) == 2 and not long.rested
+    assert long.pause(MIB) == 2 and not long.has_recovered
     clock.now = 18 + 15.9
-    assert not long.rested
+    assert not long.has_recovered
     clock.now = 18 + 16
-    assert long.rested and long.pause(20 * MIB) == 0  # one that is larger than that waits for no more
+    assert long.has_recovered and long.pause(20 * MIB) == 0  # one that is larger than that waits for no more
     assert long.pause(1) == pytest.approx(12 * MIB / quota.LONG_A_SECOND, rel=1e-3)
 
 

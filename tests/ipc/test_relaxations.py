@@ -5,8 +5,8 @@ from pathlib import Path
 
 from nnhal.base.levels import FL8, V1_0
 from nnhal.hal.device import RELAXATIONS
-from nnhal.hal.wrappers import AtLevel
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.hal.wrappers import WithHalLevel
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.runtime import discovery
 from tests.cli.test_cli import nnhal
 from tests.ipc.support import own_process
@@ -25,7 +25,7 @@ def test_what_a_driver_says_of_its_results_is_known_outside_of_its_process(tmp_p
     with own_process(str(file)) as remote:
         assert tuple(remote.relaxations) == ("subnormals", "infinities")
         assert tuple(remote.extensions) == ()
-    device = Resilient("relaxed", lambda: start(str(file)))
+    device = ReconnectingDevice("relaxed", lambda: start(str(file)))
     try:
         assert tuple(device.relaxations) == ("subnormals", "infinities")
     finally:
@@ -34,8 +34,8 @@ def test_what_a_driver_says_of_its_results_is_known_outside_of_its_process(tmp_p
 
 def test_a_wrapped_device_has_the_relaxations_of_the_one_inside() -> None:
     (litert,) = discovery.select(["litert"])
-    assert tuple(AtLevel(litert, V1_0).relaxations) == ("float16", "infinities", "long_sums", "subnormals")
-    assert tuple(AtLevel(discovery.cpu(), FL8).relaxations) == ()
+    assert tuple(WithHalLevel(litert, V1_0).relaxations) == ("float16", "infinities", "long_sums", "subnormals")
+    assert tuple(WithHalLevel(discovery.cpu(), FL8).relaxations) == ()
 
 
 def test_devices_say_what_their_results_may_do() -> None:

@@ -21,8 +21,8 @@ from nnhal.base.errors import (
 from nnhal.base.levels import FL8, V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
-from nnhal.hal.claims import considered_by
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.claims import consider_support
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.memory_use import MemoryUse
@@ -47,19 +47,19 @@ class Told(Peer):
     def __init__(self, level: Level = V1_3) -> None:
         self.came: list[Any] = []
         self.says: dict[type[wire.ClientCall], wire.Reply] = {
-            wire.GetVersionString: wire.Word("7"),
-            wire.GetType: wire.Word(int(DeviceType.GPU)),
-            wire.GetSupportedExtensions: wire.Names(("com.example.mine",)),
-            wire.GetRelaxations: wire.Names(()),
-            wire.GetCapabilities: wire.Stated({F32: ONE, Q8: ONE}, (ONE,) * (level > V1_0)),
-            wire.GetStatus: wire.Word(int(DeviceStatus.BUSY)),
+            wire.GetVersionString: wire.TextReply("7"),
+            wire.GetType: wire.TextReply(int(DeviceType.GPU)),
+            wire.GetSupportedExtensions: wire.NamesReply(("com.example.mine",)),
+            wire.GetRelaxations: wire.NamesReply(()),
+            wire.GetCapabilities: wire.CapabilitiesReply({F32: ONE, Q8: ONE}, (ONE,) * (level > V1_0)),
+            wire.GetStatus: wire.TextReply(int(DeviceStatus.BUSY)),
             wire.GetSupportedOperations: wire.Verdicts(((True, "yes"),)),
-            wire.Consider: wire.Claimed(((True, "yes"),), (), True),
+            wire.Consider: wire.SupportReply(((True, "yes"),), (), True),
             wire.GetMemoryUse: wire.WireMemoryUse(1, None, 3, 4),
             wire.ExecuteSynchronously: wire.DONE,
         }
         self.prepared: wire.Acknowledged | wire.PreparedTraits = wire.DONE
-        self.executed: wire.Executed | wire.Failed = wire.Executed()
+        self.executed: wire.ExecutedReply | wire.Failed = wire.ExecutedReply()
         super().__init__(self._speak, int(level))
 
     def _speak(self, lane: Channel, call: wire.ClientCall) -> None:
@@ -129,7 +129,7 @@ def test_a_device_is_asked_by_the_newest_forms_of_its_level(level: Level) -> Non
 
 
 def test_words_that_are_no_codes_are_other_and_unknown(told: Told) -> None:
-    told.says[wire.GetType] = told.says[wire.GetStatus] = wire.Word(77)
+    told.says[wire.GetType] = told.says[wire.GetStatus] = wire.TextReply(77)
     device = RemoteDevice(told.session)
     assert device.type == DeviceType.OTHER and device.status() == DeviceStatus.UNKNOWN
     assert device.preferred_layout is None
@@ -153,8 +153,8 @@ def open_doubling() -> Model:
 def test_what_a_driver_keeps_is_prepared_by_its_number_while_the_hints_are_those(told: Told) -> None:
     device, model = RemoteDevice(told.session), twice()
     hints, both = Hints(threads=1), ((True, "yes"), (True, "yes"))
-    told.says[wire.Consider] = wire.Claimed(both, (), True)
-    claims = considered_by(device, model, hints)
+    told.says[wire.Consider] = wire.SupportReply(both, (), True)
+    claims = consider_support(device, model, hints)
     (considered,) = told.all(wire.Consider)
     device.prepare(model, claims.hints(hints))
     device.prepare(model, claims.hints(hints, (0,)))
@@ -170,12 +170,12 @@ def test_what_a_driver_keeps_is_prepared_by_its_number_while_the_hints_are_those
     assert len(told.all(wire.PrepareModel)) == 2 and not told.all(wire.PrepareConsidered)
     told.all(wire.Release)
     del other
-    claims.let_go()
+    claims.release_work()
     wait_until(
         lambda: any(considered.object in c.objects for c in list(told.came) if isinstance(c, wire.Release)), "it"
     )
-    told.says[wire.Consider] = wire.Claimed(both, (), False)
-    claims = considered_by(device, model, hints)
+    told.says[wire.Consider] = wire.SupportReply(both, (), False)
+    claims = consider_support(device, model, hints)
     device.prepare(model, claims.hints(hints))
     assert len(told.all(wire.PrepareModel)) == 1
 
@@ -202,7 +202,7 @@ def test_traits_of_a_prepared_model_are_those_that_its_notification_told(told: T
     forgotten: list[int] = []
     told.session.pools.forget = lambda pools: forgotten.append(len(tuple(pools)))  # type: ignore[method-assign]
     told.prepared = wire.PreparedTraits(True, ("speed",))
-    for hints in (Hints(), considered_by(device, model, Hints()).hints(Hints())):
+    for hints in (Hints(), consider_support(device, model, Hints()).hints(Hints())):
         prepared = device.prepare(model, hints)
         assert (prepared.weights_consumed, tuple(prepared.changeable)) == (True, ("speed",))
     assert forgotten == [1, 1]
@@ -233,7 +233,7 @@ def test_an_execution_is_called_by_the_form_of_the_level_with_the_limits_that_it
     peer = Told(level)
     with peer as session:
         prepared = RemoteDevice(session).prepare(doubling(), Hints())
-        peer.says[wire.ExecuteSynchronously] = wire.Executed()
+        peer.says[wire.ExecuteSynchronously] = wire.ExecutedReply()
         control = Control(LATE, 3_000_000_000, True)
         run(prepared, numbers(), control)
         run(prepared, numbers())
@@ -254,11 +254,19 @@ def test_an_execution_is_called_by_the_form_of_the_level_with_the_limits_that_it
 
 NOT_MEASURED = wire.WireTiming()
 WRONG: dict[str, tuple[wire.Reply, type[Exception], str]] = {
-    "kind": (wire.Word("x"), OperationFailed, "peer: answered an execution with Word"),
-    "past the end": (wire.Executed(((4,),), (True,), NOT_MEASURED, (1,)), ContractBroken, r"provided outputs \[1\]"),
-    "no shape": (wire.Executed((), (), NOT_MEASURED, (0,), bytes(16)), ContractBroken, r"provided outputs \[0\]"),
-    "less": (wire.Executed(((4,),), (True,), NOT_MEASURED, (0,), bytes(15)), ContractBroken, "provided 15 bytes of"),
-    "more": (wire.Executed(((4,),), (True,), NOT_MEASURED, (0,), bytes(17)), ContractBroken, "must be 16"),
+    "kind": (wire.TextReply("x"), OperationFailed, "peer: answered an execution with Word"),
+    "past the end": (
+        wire.ExecutedReply(((4,),), (True,), NOT_MEASURED, (1,)),
+        ContractBroken,
+        r"provided outputs \[1\]",
+    ),
+    "no shape": (wire.ExecutedReply((), (), NOT_MEASURED, (0,), bytes(16)), ContractBroken, r"provided outputs \[0\]"),
+    "less": (
+        wire.ExecutedReply(((4,),), (True,), NOT_MEASURED, (0,), bytes(15)),
+        ContractBroken,
+        "provided 15 bytes of",
+    ),
+    "more": (wire.ExecutedReply(((4,),), (True,), NOT_MEASURED, (0,), bytes(17)), ContractBroken, "must be 16"),
 }
 
 
@@ -274,7 +282,7 @@ def test_an_answer_to_an_execution_that_cannot_be_is_an_error(told: Told, what: 
 
 def test_outputs_that_a_driver_provides_are_the_bytes_of_the_answer(told: Told) -> None:
     prepared = RemoteDevice(told.session).prepare(open_doubling(), Hints())
-    provided = wire.Executed(((4,),), (True,), wire.WireTiming(5, 9), (0,), numbers().tobytes())
+    provided = wire.ExecutedReply(((4,),), (True,), wire.WireTiming(5, 9), (0,), numbers().tobytes())
     told.says[wire.ExecuteSynchronously] = provided
     request = prepared.request([numbers()], [None])
     assert request.execute(prepared.run, Control(measure=True)) == Timing(5, 9)
@@ -287,7 +295,7 @@ def test_outputs_that_a_driver_provides_are_the_bytes_of_the_answer(told: Told) 
 )
 def test_shapes_are_believed_where_all_outputs_have_room(told: Told, shapes: Any, sufficient: Any, small: bool) -> None:
     prepared = RemoteDevice(told.session).prepare(doubling(), Hints())
-    told.says[wire.ExecuteSynchronously] = wire.Executed(shapes, sufficient)
+    told.says[wire.ExecuteSynchronously] = wire.ExecutedReply(shapes, sufficient)
     request = prepared.request([numbers()], [np.zeros(4, np.float32)])
     assert request.execute(prepared.run, UNLIMITED) is None
     assert request.shapes == [(4,)] and bool(request.small) == small
@@ -298,7 +306,7 @@ def test_a_frame_is_bound_once_and_its_calls_are_encoded_once(told: Told) -> Non
     assert isinstance(prepared, RemotePrepared) and prepared.timely
     for n in range(3):
         run(prepared, numbers(start=n))
-        told.says[wire.ExecuteSynchronously] = wire.Executed()
+        told.says[wire.ExecuteSynchronously] = wire.ExecutedReply()
         run(prepared, numbers(start=n), Control(measure=True))
         told.says[wire.ExecuteSynchronously] = wire.DONE
     (bound,) = told.all(wire.Bind)
@@ -313,7 +321,7 @@ def test_a_frame_is_bound_once_and_its_calls_are_encoded_once(told: Told) -> Non
 def test_the_end_of_a_model_is_waited_for_once() -> None:
     driver = Watched()
     with served_here(driver) as device:
-        first, second = (prepared_by(device, doubling(), Hints()) for _ in range(2))
+        first, second = (checked_prepared(device, doubling(), Hints()) for _ in range(2))
         assert isinstance(first, RemotePrepared) and isinstance(second, RemotePrepared)
         first.end()
         assert driver.closed == 1
@@ -337,7 +345,7 @@ def fenced(told: Told, control: Control = UNLIMITED, after: int | None = None) -
 
 
 def test_a_fenced_execution_has_the_limits_of_its_control(told: Told) -> None:
-    told.says[wire.GetExecutionInfo] = wire.Info(wire.WireTiming(1, 2), wire.WireTiming())
+    told.says[wire.GetExecutionInfo] = wire.ExecutionInfoReply(wire.WireTiming(1, 2), wire.WireTiming())
     execution, _ = fenced(told, Control(LATE, 3_000_000_000, True), 5)
     (call,) = told.all(wire.ExecuteFenced)
     assert (call.fences, call.measure, call.deadline, call.loop_timeout, call.after) == (
@@ -360,7 +368,7 @@ def test_a_fenced_execution_has_the_limits_of_its_control(told: Told) -> None:
     ("shapes", "says"), [(((4,), (4,)), "reported 2 shapes, must be 1"), (((5,),), "output|shape"), (((4,),), "")]
 )
 def test_shapes_of_a_fenced_execution_are_looked_at(told: Told, shapes: Any, says: str) -> None:
-    told.says[wire.GetExecutionInfo] = wire.Info(wire.WireTiming(), wire.WireTiming(), shapes)
+    told.says[wire.GetExecutionInfo] = wire.ExecutionInfoReply(wire.WireTiming(), wire.WireTiming(), shapes)
     execution, request = fenced(told)
     for _ in range(2):
         if says:
@@ -371,7 +379,7 @@ def test_shapes_of_a_fenced_execution_are_looked_at(told: Told, shapes: Any, say
 
 
 def test_a_wish_is_watched_until_the_outcome_of_a_fenced_execution_is_known(told: Told) -> None:
-    told.says[wire.GetExecutionInfo] = wire.Info(wire.WireTiming(), wire.WireTiming())
+    told.says[wire.GetExecutionInfo] = wire.ExecutionInfoReply(wire.WireTiming(), wire.WireTiming())
     cancelled = threading.Event()
     execution, _ = fenced(told, Control(cancelled=cancelled))
     assert list(told.session._wishes) == [execution._number]
@@ -423,7 +431,7 @@ def test_a_buffer_is_of_its_device_and_its_shape_what_it_may_be(told: Told) -> N
 
 def test_contents_are_copied_as_they_are_now_and_back_into_arrays() -> None:
     with served_here(Watched()) as device:
-        prepared = prepared_by(device, doubling(), Hints())
+        prepared = checked_prepared(device, doubling(), Hints())
         buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0)])
         array, room = numbers(), np.zeros(4, np.float32)
         for memory in (Memory.wrap(array), Memory.from_array(array.view(np.uint8))):

@@ -20,14 +20,14 @@ from nnhal.base.errors import Closed, DeadObject, DeviceUnavailable, NnhalError,
 from nnhal.base.levels import FL8, V1_0, V1_2
 from nnhal.base.memory import Memory
 from nnhal.hal.cache.files import CacheFiles
-from nnhal.hal.claims import considered_by
-from nnhal.hal.device import Capabilities, Hints, prepared_by
+from nnhal.hal.claims import consider_support
+from nnhal.hal.device import Capabilities, Hints, checked_prepared
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client import process as subject
 from nnhal.ipc.client.device import RemoteDevice
-from nnhal.ipc.client.process import Health, Resilient, ResilientPrepared, start
+from nnhal.ipc.client.process import ProcessHealth, ReconnectingDevice, ReconnectingModel, start
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.service.connection import Loaded, serve_one
 from nnhal.ipc.transport.channel import NoProtocol
@@ -51,10 +51,10 @@ class Clock:
 # -------------------------------------------------------------------------------------------------------------- health
 
 
-def deaths(*seconds: float) -> tuple[Health, Clock]:
+def deaths(*seconds: float) -> tuple[ProcessHealth, Clock]:
     """The health of a process that died so many seconds after the start, now at the last of them."""
     clock = Clock()
-    health, begin = Health("x", clock), clock.now
+    health, begin = ProcessHealth("x", clock), clock.now
     for n, after in enumerate(seconds):
         clock.now = begin + int(after * SECOND)
         health.died(f"death {n}")
@@ -85,7 +85,7 @@ def test_three_deaths_within_a_minute_are_a_quarantine_of_a_minute() -> None:
 
 def test_deaths_that_the_process_did_not_cause_delay_its_start_and_are_no_quarantine() -> None:
     clock = Clock()
-    health = Health("x", clock)
+    health = ProcessHealth("x", clock)
     pauses = []
     for number in range(8):
         health.died(f"death {number}", fault=number in (3, 5))
@@ -100,7 +100,7 @@ def test_deaths_that_the_process_did_not_cause_delay_its_start_and_are_no_quaran
 
 def test_pauses_are_20_ms_and_double_up_to_a_second_and_are_counted_from_the_death() -> None:
     milliseconds = 1_000_000
-    assert Health("x", Clock()).pause_ns() == 0
+    assert ProcessHealth("x", Clock()).pause_ns() == 0
     for count, pause in ((1, 20), (2, 40), (3, 80)):
         health, clock = deaths(*[n / 10 for n in range(count)])
         assert health.pause_ns() == pause * milliseconds
@@ -224,20 +224,20 @@ def connect() -> Iterator[Connect]:
 
 
 @pytest.fixture
-def device(connect: Connect) -> Iterator[Resilient]:
-    device = Resilient("mine", connect)
+def device(connect: Connect) -> Iterator[ReconnectingDevice]:
+    device = ReconnectingDevice("mine", connect)
     device.health.clock = Clock()
     yield device
     device.close()
 
 
-def ready(device: Resilient) -> None:
+def ready(device: ReconnectingDevice) -> None:
     """The pause after a death has passed."""
     assert isinstance(device.health.clock, Clock)
     device.health.clock.now += SECOND
 
 
-def test_a_device_is_what_its_driver_says(device: Resilient, connect: Connect) -> None:
+def test_a_device_is_what_its_driver_says(device: ReconnectingDevice, connect: Connect) -> None:
     driver = connect.driver
     assert (device.name, device.version, device.type, device.level) == ("mine", "7", DeviceType.ACCELERATOR, FL8)
     assert (tuple(device.extensions), tuple(device.relaxations)) == (
@@ -245,16 +245,16 @@ def test_a_device_is_what_its_driver_says(device: Resilient, connect: Connect) -
         tuple(driver.relaxations),
     )
     assert device.preferred_layout == "nchw" and device.confinement == {"seccomp": "applied"}
-    assert device.isolated is False and device.unusable is False and device.restarts == 0
+    assert device.isolated is False and device.is_unusable is False and device.restarts == 0
     assert device.pid == connect.sessions[0].welcome.pid and device.calls is connect.sessions[0].calls
     assert device.status() == DeviceStatus.BUSY and device.capabilities() == driver.capabilities()
     assert [v.reason for v in device.supports(doubling())] == ["said"]
-    assert considered_by(device, doubling(), Hints()).hints(Hints()).worked_out is not None
+    assert consider_support(device, doubling(), Hints()).hints(Hints()).worked_out is not None
     assert device.remote() is device.remote()
 
 
 def test_after_a_death_the_next_use_connects_again_and_waits_for_the_pause(
-    device: Resilient, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    device: ReconnectingDevice, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr(subject.time, "sleep", slept.append)
@@ -266,7 +266,7 @@ def test_after_a_death_the_next_use_connects_again_and_waits_for_the_pause(
     assert device.capabilities() is not None and len(connect.sessions) == 2
 
 
-def test_two_who_come_after_a_death_connect_once(device: Resilient, connect: Connect) -> None:
+def test_two_who_come_after_a_death_connect_once(device: ReconnectingDevice, connect: Connect) -> None:
     connect.kill()
     ready(device)
     with ThreadPoolExecutor(4) as pool:
@@ -274,7 +274,7 @@ def test_two_who_come_after_a_death_connect_once(device: Resilient, connect: Con
     assert len({id(each) for each in found}) == 1 and device.restarts == 1 and len(connect.sessions) == 2
 
 
-def test_a_closed_connection_is_no_death(device: Resilient, connect: Connect) -> None:
+def test_a_closed_connection_is_no_death(device: ReconnectingDevice, connect: Connect) -> None:
     connect.sessions[0].end()
     assert device.health.total == 0
 
@@ -286,9 +286,9 @@ def test_a_process_that_ends_before_it_serves_has_died_once_more_and_a_client_th
     connect.refuses = DeviceUnavailable("no such accelerator")
     connect.refuses.driver_fault = fault
     with pytest.raises(DeviceUnavailable, match="no such accelerator"):
-        Resilient("mine", connect)
+        ReconnectingDevice("mine", connect)
     connect.refuses = None
-    device = Resilient("mine", connect)
+    device = ReconnectingDevice("mine", connect)
     device.health.clock = Clock()
     connect.kill()
     ready(device)
@@ -309,7 +309,7 @@ def test_a_driver_that_answers_nonsense_leaves_no_session(connect: Connect, monk
 
     monkeypatch.setattr(RemoteDevice, "__init__", nonsense)
     with pytest.raises(ValueError, match="nonsense"):
-        Resilient("mine", connect)
+        ReconnectingDevice("mine", connect)
     assert isinstance(connect.sessions[0].dead, Closed)
 
 
@@ -330,10 +330,10 @@ def test_a_driver_that_answers_nonsense_leaves_no_session(connect: Connect, monk
     ],
 )
 def test_another_device_in_the_place_of_one_that_died_is_refused_for_good(
-    device: Resilient, connect: Connect, what: str, other: Any, says: str
+    device: ReconnectingDevice, connect: Connect, what: str, other: Any, says: str
 ) -> None:
     """Whatever it says otherwise; a model that was prepared before is not prepared on it."""
-    prepared = prepared_by(device, doubling(), Hints())
+    prepared = checked_prepared(device, doubling(), Hints())
     assert device.number_of_cache_files() == CacheFiles()
     if what in Loaded._fields:
         connect.loaded = connect.loaded._replace(**{what: other})
@@ -344,7 +344,7 @@ def test_another_device_in_the_place_of_one_that_died_is_refused_for_good(
     with pytest.raises(DeviceUnavailable, match=refusal):
         run(prepared, numbers())
     assert connect.sessions[1].dead is not None and device.restarts == 0 and not connect.driver.models
-    assert device.unusable  # who asks for it by its name gets a new one
+    assert device.is_unusable  # who asks for it by its name gets a new one
     with pytest.raises(DeviceUnavailable, match=refusal):
         device.status()
     assert len(connect.sessions) == 2 and device.health.total == 1
@@ -353,7 +353,7 @@ def test_another_device_in_the_place_of_one_that_died_is_refused_for_good(
 def test_a_device_whose_names_come_back_in_another_order_is_the_same() -> None:
     connect = Connect(Watched())
     connect.driver.relaxations = ("float16", "infinities")
-    device = Resilient("mine", connect)
+    device = ReconnectingDevice("mine", connect)
     connect.driver = Watched()
     connect.driver.relaxations = ("infinities", "float16")
     connect.kill()
@@ -362,15 +362,17 @@ def test_a_device_whose_names_come_back_in_another_order_is_the_same() -> None:
     connect.end()
 
 
-def test_a_closed_device_is_closed_and_does_not_come_back(device: Resilient, connect: Connect) -> None:
+def test_a_closed_device_is_closed_and_does_not_come_back(device: ReconnectingDevice, connect: Connect) -> None:
     device.close()
-    assert device.unusable and isinstance(connect.sessions[0].dead, Closed)
+    assert device.is_unusable and isinstance(connect.sessions[0].dead, Closed)
     with pytest.raises(Closed, match="device mine: was closed"):
         device.status()
     assert len(connect.sessions) == 1 and device.health.total == 0
 
 
-def test_a_device_that_is_closed_while_it_connects_again_is_closed(device: Resilient, connect: Connect) -> None:
+def test_a_device_that_is_closed_while_it_connects_again_is_closed(
+    device: ReconnectingDevice, connect: Connect
+) -> None:
     connect.kill()
     ready(device)
     fresh = device._connect
@@ -390,18 +392,18 @@ def test_a_device_of_the_process_that_this_one_was_forked_from_does_not_connect(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subject, "_resilient", weakref.WeakSet())  # those of other tests are not forked
-    device = Resilient("mine", connect)
+    device = ReconnectingDevice("mine", connect)
     connect.kill()
     lock = device._lock
     subject._after_fork()
-    assert device.unusable and device._lock is not lock
+    assert device.is_unusable and device._lock is not lock
     with pytest.raises(DeadObject, match="killed"):
         device.status()
     assert len(connect.sessions) == 1
     device.close()
 
 
-def test_a_device_in_quarantine_is_offline(device: Resilient, connect: Connect) -> None:
+def test_a_device_in_quarantine_is_offline(device: ReconnectingDevice, connect: Connect) -> None:
     for _ in range(3):
         assert device.status() == DeviceStatus.BUSY
         connect.kill()
@@ -418,7 +420,7 @@ def test_a_device_in_quarantine_is_offline(device: Resilient, connect: Connect) 
 
 
 def test_a_device_that_nobody_holds_ends_its_last_connection(connect: Connect) -> None:
-    device = Resilient("mine", connect)
+    device = ReconnectingDevice("mine", connect)
     connect.kill()
     assert device.status() == DeviceStatus.BUSY
     weak = weakref.ref(device)
@@ -431,13 +433,13 @@ def test_a_device_that_nobody_holds_ends_its_last_connection(connect: Connect) -
 
 
 def test_a_model_is_prepared_again_once_without_the_deadline_and_what_was_worked_out(
-    device: Resilient, connect: Connect
+    device: ReconnectingDevice, connect: Connect
 ) -> None:
     model, deadline = doubling(), time.monotonic_ns() + int(LIMIT * SECOND)
-    claims = considered_by(device, model, Hints(deadline=deadline, options={"a": 1}))
+    claims = consider_support(device, model, Hints(deadline=deadline, options={"a": 1}))
     hints = claims.hints(Hints(deadline=deadline, options={"a": 1}))
     prepared = device.prepare(model, hints)
-    assert isinstance(prepared, ResilientPrepared) and prepared.timely and prepared.prepared_again == 0
+    assert isinstance(prepared, ReconnectingModel) and prepared.timely and prepared.prepared_again == 0
     assert connect.driver.hints[-1].worked_out is not None
     first = prepared.remote
     assert prepared.alive and prepared.remote is first and prepared.model is model
@@ -451,9 +453,11 @@ def test_a_model_is_prepared_again_once_without_the_deadline_and_what_was_worked
     assert np.array_equal(run(prepared, numbers()), 2 * numbers()) and prepared.prepared_again == 1
 
 
-def test_options_that_changed_hold_for_the_model_that_takes_its_place(device: Resilient, connect: Connect) -> None:
+def test_options_that_changed_hold_for_the_model_that_takes_its_place(
+    device: ReconnectingDevice, connect: Connect
+) -> None:
     connect.driver.changes = ("speed",)
-    prepared = prepared_by(device, doubling(), Hints(options={"speed": 1}))
+    prepared = checked_prepared(device, doubling(), Hints(options={"speed": 1}))
     assert prepared.changeable == ("speed",) and prepared.memory() == MemoryUse(1, 2, 3, 4)
     prepared.reconfigure({"speed": 2})
     assert connect.driver.options == [{"speed": 2}]
@@ -464,8 +468,8 @@ def test_options_that_changed_hold_for_the_model_that_takes_its_place(device: Re
 
 
 @pytest.mark.parametrize("way", ["run", "execute", "fenced"])
-def test_each_way_to_execute_finds_the_living_process(device: Resilient, connect: Connect, way: str) -> None:
-    prepared = prepared_by(device, doubling(), Hints())
+def test_each_way_to_execute_finds_the_living_process(device: ReconnectingDevice, connect: Connect, way: str) -> None:
+    prepared = checked_prepared(device, doubling(), Hints())
     for round_ in range(2):
         request = request_for(prepared, numbers())
         if way == "run":
@@ -486,7 +490,7 @@ def test_each_way_to_execute_finds_the_living_process(device: Resilient, connect
     assert device.restarts == 1
 
 
-def test_a_model_is_let_go_of_in_its_process(device: Resilient, connect: Connect) -> None:
+def test_a_model_is_let_go_of_in_its_process(device: ReconnectingDevice, connect: Connect) -> None:
     first, second = (device.prepare(doubling(), Hints()) for _ in range(2))
     first.close()
     wait_until(lambda: connect.driver.closed == 1, "it is closed")
@@ -494,8 +498,8 @@ def test_a_model_is_let_go_of_in_its_process(device: Resilient, connect: Connect
     assert connect.driver.closed == 2
 
 
-def test_a_buffer_lives_in_the_process_that_made_it(device: Resilient, connect: Connect) -> None:
-    prepared = prepared_by(device, doubling(), Hints())
+def test_a_buffer_lives_in_the_process_that_made_it(device: ReconnectingDevice, connect: Connect) -> None:
+    prepared = checked_prepared(device, doubling(), Hints())
     buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0)])
     buffer.copy_from(Memory.from_array(numbers().view(np.uint8)), (4,))
     assert buffer.shape == (4,)
@@ -507,9 +511,9 @@ def test_a_buffer_lives_in_the_process_that_made_it(device: Resilient, connect: 
 
 
 def test_buffers_and_results_behind_fences_are_what_a_slow_process_is_kept_for(
-    device: Resilient, connect: Connect
+    device: ReconnectingDevice, connect: Connect
 ) -> None:
-    prepared, session = prepared_by(device, doubling(), Hints()), connect.sessions[0]
+    prepared, session = checked_prepared(device, doubling(), Hints()), connect.sessions[0]
     run(prepared, numbers())
     assert not session._has_others()
     buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0)])
@@ -535,8 +539,10 @@ def by(burst: Any, prepared: Any, control: Control = UNLIMITED) -> bool:
     return bool(np.array_equal(request.results[0], 2 * numbers()))
 
 
-def test_a_burst_is_opened_again_after_a_death_or_the_end_of_its_queues(device: Resilient, connect: Connect) -> None:
-    prepared = prepared_by(device, doubling(), Hints())
+def test_a_burst_is_opened_again_after_a_death_or_the_end_of_its_queues(
+    device: ReconnectingDevice, connect: Connect
+) -> None:
+    prepared = checked_prepared(device, doubling(), Hints())
     burst = prepared.burst()
     first = burst._inner  # type: ignore[attr-defined]
     assert by(burst, prepared) and by(burst, prepared) and burst._inner is first  # type: ignore[attr-defined]
@@ -562,8 +568,8 @@ def test_a_burst_is_opened_again_after_a_death_or_the_end_of_its_queues(device: 
 
 def test_before_1_2_a_burst_has_no_queues(connect: Connect) -> None:
     connect.driver.level = V1_0
-    device = Resilient("mine", connect)
-    prepared = prepared_by(device, doubling(), Hints())
+    device = ReconnectingDevice("mine", connect)
+    prepared = checked_prepared(device, doubling(), Hints())
     with prepared.burst() as burst:
         assert by(burst, prepared) and burst.stats() == {}  # type: ignore[attr-defined]
     device.close()

@@ -9,13 +9,13 @@ import pytest
 from nnhal.base.codes import Priority
 from nnhal.base.errors import DeadObject, InvalidArgument, ResourceExhausted
 from nnhal.ipc.service.exports import Exports
-from nnhal.ipc.service.quota import Claim, Share
-from nnhal.ipc.service.scope import KEPT, Ends, Wanted, Workers
+from nnhal.ipc.service.quota import Claim, ClientShare
+from nnhal.ipc.service.scope import KEPT, CallScope, ObjectCloser, Workers
 from tests.ipc.support import LIMIT, a_share, wait_until
 
 
 def test_what_is_cancelled_is_not_wanted_any_more_and_what_goes_on_beside_it_is():
-    wanted = Wanted()
+    wanted = CallScope()
     one, other = wanted.begin(1), wanted.begin(2)
     wanted.cancel(1)
     wanted.cancel(3)  # there is none
@@ -25,25 +25,25 @@ def test_what_is_cancelled_is_not_wanted_any_more_and_what_goes_on_beside_it_is(
 
 
 def test_a_number_under_which_something_goes_on_is_refused():
-    wanted = Wanted()
+    wanted = CallScope()
     wanted.begin(1)
     with pytest.raises(InvalidArgument, match="1 is the number of work in progress, must be a new one"):
         wanted.begin(1)
 
 
 def test_when_the_client_is_gone_nothing_is_wanted():
-    wanted = Wanted()
+    wanted = CallScope()
     before = wanted.begin(1)
     wanted.end()
     assert before.is_set() and wanted.gone.is_set() and wanted.begin(2).is_set()
 
 
 @pytest.fixture
-def share() -> Share:
+def share() -> ClientShare:
     return a_share()
 
 
-def room(share: Share) -> Claim:
+def room(share: ClientShare) -> Claim:
     return share.take(threads=1)
 
 
@@ -58,7 +58,7 @@ class Thing:
 
 
 def test_objects_end_one_after_the_other_whatever_one_of_them_raises_and_are_not_held(share):
-    ends, done = Ends(room(share)), []
+    ends, done = ObjectCloser(room(share)), []
     things = [Thing(done, name) for name in ("first", "bad", "last")]
     weak = [weakref.ref(thing) for thing in things if thing.name != "bad"]  # the log has that one
     for thing in things:
@@ -70,7 +70,7 @@ def test_objects_end_one_after_the_other_whatever_one_of_them_raises_and_are_not
 
 
 def test_an_end_that_hangs_is_not_waited_for(share):
-    ends, go = Ends(room(share)), threading.Event()
+    ends, go = ObjectCloser(room(share)), threading.Event()
     ends(go.wait)
     assert not ends.finish(0.05)
     go.set()
@@ -79,7 +79,7 @@ def test_an_end_that_hangs_is_not_waited_for(share):
 
 def test_what_ends_after_the_thread_that_ends_is_done_all_the_same(share):
     done: list[str] = []
-    ends = Ends(room(share))
+    ends = ObjectCloser(room(share))
     ends(lambda: done.append("before"))
     assert ends.finish(LIMIT)
     ends(lambda: done.append("after"))
@@ -88,7 +88,7 @@ def test_what_ends_after_the_thread_that_ends_is_done_all_the_same(share):
 
 def test_without_a_thread_an_object_ends_at_once(monkeypatch, share):
     done: list[str] = []
-    ends = Ends(room(share))
+    ends = ObjectCloser(room(share))
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", no_thread)
         ends(lambda: done.append("here"))
@@ -129,7 +129,7 @@ def no_thread(_: threading.Thread) -> None:
 def test_the_thread_that_ends_objects_counts_until_it_has_ended(share):
     before = used(share)
     for go in (None, threading.Event()):
-        ends = Ends(room(share))
+        ends = ObjectCloser(room(share))
         if go is not None:
             ends(go.wait)
             assert not ends.finish(0.05)
@@ -240,7 +240,7 @@ def test_work_that_takes_long_and_has_not_begun_is_dropped_at_the_end(share):
     assert not done
 
 
-def used(share: Share) -> dict[str, int]:
+def used(share: ClientShare) -> dict[str, int]:
     return share.quotas.usage()[0][1]
 
 

@@ -90,7 +90,7 @@ def test_what_is_executed_is_acknowledged_told_or_an_error_and_the_next_one_is_r
         assert opened.ask(EXECUTE) == wire.DONE
         assert np.array_equal(memory.view(16, 16, np.float32), 2 * numbers(start=n))
         measured = opened.ask(wire.ExecuteSynchronously(V1_3, 2, True))
-        assert measured == wire.Executed(((4,),), (True,), timing_to_wire(Timing(10, 20)))
+        assert measured == wire.ExecutedReply(((4,),), (True,), timing_to_wire(Timing(10, 20)))
         service.driver.fails = OperationFailed("no")
         failed = opened.ask(EXECUTE)
         assert (failed.kind, failed.message) == ("OperationFailed", "device watched: no")

@@ -38,7 +38,7 @@ from nnhal.base.errors import (
 )
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Hints, Prepared, prepared_by
+from nnhal.hal.device import Hints, Prepared, checked_prepared
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Timing
@@ -165,8 +165,8 @@ def test_more_threads_than_lanes_are_all_answered(device: RemoteDevice) -> None:
 
 def test_however_many_of_low_are_at_it_one_of_high_finds_a_lane() -> None:
     with own_process() as device:
-        urgent, over = prepared_by(device, doubling(), Hints(priority=Priority.HIGH)), threading.Event()
-        others = prepared_by(device, doubling(), Hints(priority=Priority.LOW, options={"sleep": 10 * LIMIT}))
+        urgent, over = checked_prepared(device, doubling(), Hints(priority=Priority.HIGH)), threading.Event()
+        others = checked_prepared(device, doubling(), Hints(priority=Priority.LOW, options={"sleep": 10 * LIMIT}))
         with ThreadPoolExecutor(40) as pool:
             flood = [pool.submit(run, others, numbers(start=n), Control(cancelled=over)) for n in range(40)]
             wait_until(lambda: inside(device)["inside"] == MAX_LANES - 2 * KEPT_LANES, "all lanes that LOW may have")
@@ -277,7 +277,7 @@ def test_a_binding_is_executed_any_number_of_times_and_acknowledged(device: Remo
         memory.bytes()[:16] = numbers(start=n).view(np.uint8)
         assert raw(device, wire.ExecuteSynchronously(4, number)) == wire.Acknowledged()
         assert np.array_equal(memory.view(16, 16, np.float32), 2 * numbers(start=n))
-    assert isinstance(raw(device, wire.ExecuteSynchronously(4, number, True)), wire.Executed)
+    assert isinstance(raw(device, wire.ExecuteSynchronously(4, number, True)), wire.ExecutedReply)
     device.session.release(number)
 
 
@@ -501,9 +501,9 @@ def test_an_interrupted_preparation_is_given_back(interrupts: Interrupts, tmp_pa
 
 
 def test_a_number_that_is_held_already_is_refused(device: RemoteDevice) -> None:
-    number = made(device.session, wire.Hold, ())
+    number = made(device.session, wire.HoldMemory, ())
     with pytest.raises(InvalidArgument, match=f"object {number} is held already, must be a new number"):
-        device.session.call(wire.Hold(number, ()), wire.Acknowledged, UNLIMITED)
+        device.session.call(wire.HoldMemory(number, ()), wire.Acknowledged, UNLIMITED)
     device.session.release(number)
 
 
@@ -679,9 +679,9 @@ def test_a_late_answer_is_not_taken_for_the_next_questions() -> None:
         session = device.session
         for _ in range(3):
             with stopped(device), pytest.raises(MissedDeadline):
-                session.call(wire.GetVersionString(), wire.Word, Control(time.monotonic_ns()))
-            assert session.call(wire.GetType(), wire.Word, UNLIMITED)[0].value == int(device.type)
-            assert session.call(wire.GetVersionString(), wire.Word, UNLIMITED)[0].value == device.version
+                session.call(wire.GetVersionString(), wire.TextReply, Control(time.monotonic_ns()))
+            assert session.call(wire.GetType(), wire.TextReply, UNLIMITED)[0].value == int(device.type)
+            assert session.call(wire.GetVersionString(), wire.TextReply, UNLIMITED)[0].value == device.version
         wait_until(lambda: not session._given_up, "lanes that were given up")
 
 
@@ -692,11 +692,11 @@ def test_a_lane_whose_call_was_given_up_is_hung_up_watched_closed_and_never_used
         (lane,) = session._free
         with stopped(device):
             with pytest.raises(MissedDeadline):
-                session.call(wire.GetVersionString(), wire.Word, Control(time.monotonic_ns()))
+                session.call(wire.GetVersionString(), wire.TextReply, Control(time.monotonic_ns()))
             assert [given_up for given_up, *_ in session._given_up.values()] == [lane] and lane.in_doubt
             with pytest.raises(DeadObject):
                 lane.send(b"more")
-        assert session.call(wire.GetType(), wire.Word, UNLIMITED) and lane not in session._free
+        assert session.call(wire.GetType(), wire.TextReply, UNLIMITED) and lane not in session._free
         wait_until(lambda: not session._given_up and lane.socket.fileno() == -1, "its end")
         wait_until(lambda: inside(device)["threads"] <= threads, "its thread in the service")
 
@@ -906,48 +906,48 @@ def test_a_message_without_a_number_is_never_answered(device: RemoteDevice) -> N
     good, bad = wire.encode(wire.GetVersionString()), b"\xc0"
     for data in (good, bad, wire.encode(wire.Release((10**6,))), wire.encode(wire.GetShape(999)), bytes(1 << 17)):
         lane.send(data)
-    assert wire.decode_reply(lane.call(good)[0]) == wire.Word("1")
+    assert wire.decode_reply(lane.call(good)[0]) == wire.TextReply("1")
     with pytest.raises(MissedDeadline):
         lane.receive(50_000_000)
 
 
 def test_descriptors_that_come_with_an_answer_and_that_nobody_wants_are_closed() -> None:
     answers = {
-        wire.GetVersionString: wire.Word("1"),
+        wire.GetVersionString: wire.TextReply("1"),
         wire.GetStatus: wire.Failed(3, "InvalidArgument", "no"),
         wire.GetType: wire.Acknowledged(),
     }
     with Peer(lambda lane, call: lane.answer(wire.encode(answers[type(call)]), (0, 1, 2))) as session:
-        assert session.call(wire.GetVersionString(), wire.Word, UNLIMITED)[0].value == "1"
+        assert session.call(wire.GetVersionString(), wire.TextReply, UNLIMITED)[0].value == "1"
         opened = Opened()
         for _ in range(50):
-            assert session.call(wire.GetVersionString(), wire.Word, UNLIMITED)[0].value == "1"
+            assert session.call(wire.GetVersionString(), wire.TextReply, UNLIMITED)[0].value == "1"
             with pytest.raises(InvalidArgument, match="no"):
-                session.call(wire.GetStatus(), wire.Word, UNLIMITED)
+                session.call(wire.GetStatus(), wire.TextReply, UNLIMITED)
         opened.closed()
         with pytest.raises(DeadObject, match="answered getType with Acknowledged"):
-            session.call(wire.GetType(), wire.Word, UNLIMITED)
+            session.call(wire.GetType(), wire.TextReply, UNLIMITED)
 
 
 @pytest.mark.parametrize("number", [0, 2, 2**64 - 1])
 def test_a_service_that_answers_with_another_number_is_dead(number: int) -> None:
-    answer = struct.pack("<Q", number) + wire.encode(wire.Word("1"))
+    answer = struct.pack("<Q", number) + wire.encode(wire.TextReply("1"))
     with Peer(lambda lane, _: lane.socket.sendall(answer)) as session:
         with pytest.raises(DeadObject, match="broke the protocol"):
-            session.call(wire.GetVersionString(), wire.Word, UNLIMITED)
+            session.call(wire.GetVersionString(), wire.TextReply, UNLIMITED)
         assert session.dead is not None
 
 
 def test_an_answer_that_comes_twice_is_never_the_next_questions() -> None:
     def answer(lane: Channel, call: wire.ClientCall) -> None:
-        whole = struct.pack("<Q", lane.lane.asked) + wire.encode(wire.Word(wire.hal_name(call)))
+        whole = struct.pack("<Q", lane.lane.asked) + wire.encode(wire.TextReply(wire.hal_name(call)))
         for _ in range(2):
             lane.socket.sendall(whole)
 
     with Peer(answer) as session:
-        assert session.call(wire.GetVersionString(), wire.Word, UNLIMITED)[0].value == "getVersionString"
+        assert session.call(wire.GetVersionString(), wire.TextReply, UNLIMITED)[0].value == "getVersionString"
         with pytest.raises(DeadObject):
-            session.call(wire.GetType(), wire.Word, UNLIMITED)
+            session.call(wire.GetType(), wire.TextReply, UNLIMITED)
 
 
 def test_a_closed_session_says_so_and_ends_its_process() -> None:
@@ -988,7 +988,7 @@ def notified(*notes: Callable[[int], wire.ServiceCall]) -> Peer:
 
 @pytest.mark.parametrize("off", [1, -1, 2**40])
 def test_a_notification_of_what_was_not_asked_for_ends_the_session_and_nobody_waits_for_ever(off: int) -> None:
-    peer = notified(lambda number: wire.NotifyExecuted(number + off, wire.Executed()))
+    peer = notified(lambda number: wire.NotifyExecuted(number + off, wire.ExecutedReply()))
     with peer as session:
         pending = session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
         with pytest.raises(DeadObject, match=r"NotifyExecuted of \d+, must be of a requested object, once"):
@@ -997,10 +997,10 @@ def test_a_notification_of_what_was_not_asked_for_ends_the_session_and_nobody_wa
 
 
 def test_a_notification_that_comes_twice_ends_the_session() -> None:
-    with notified(*[lambda number: wire.NotifyExecuted(number, wire.Executed())] * 2) as session:
+    with notified(*[lambda number: wire.NotifyExecuted(number, wire.ExecutedReply())] * 2) as session:
         pending = session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
         with contextlib.suppress(DeadObject):
-            assert session.outcome(pending, UNLIMITED)[0] == wire.Executed()
+            assert session.outcome(pending, UNLIMITED)[0] == wire.ExecutedReply()
         wait_until(lambda: session.dead is not None, "the end of the session")
 
 
@@ -1010,13 +1010,13 @@ def test_a_notification_of_a_call_that_was_given_up_may_come_and_is_kept_account
 
     def answer(lane: Channel, call: wire.ClientCall) -> None:
         if not isinstance(call, wire.Execute):
-            return lane.answer(wire.encode(wire.Word("1")))
+            return lane.answer(wire.encode(wire.TextReply("1")))
         assert given_up.wait(LIMIT)
         no = wire.Failed(5, "InvalidArgument", "no")
         lane.answer(wire.encode(no) if refused else wire.ENCODED_DONE)
         if not refused:
             assert peer.callbacks is not None
-            peer.callbacks.send(wire.encode(wire.NotifyExecuted(call.object, wire.Executed())))
+            peer.callbacks.send(wire.encode(wire.NotifyExecuted(call.object, wire.ExecutedReply())))
         lane.socket.shutdown(socket.SHUT_RDWR)
         return None
 
@@ -1028,7 +1028,7 @@ def test_a_notification_of_a_call_that_was_given_up_may_come_and_is_kept_account
                 session.notified(wire.Execute(session.number(), 4, 1), Control(time.monotonic_ns()))
             given_up.set()
             wait_until(lambda: not session._pending and not session._given_up, "the end of the call")
-            assert session.call(wire.GetVersionString(), wire.Word, UNLIMITED)[0].value == "1"
+            assert session.call(wire.GetVersionString(), wire.TextReply, UNLIMITED)[0].value == "1"
         assert session.dead is None
 
 

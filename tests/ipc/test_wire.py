@@ -78,7 +78,7 @@ def test_a_field_that_is_missing_is_refused_but_for_appended_ones() -> None:
 
 def test_fields_that_a_later_peer_appended_are_passed_over() -> None:
     assert wire.decode_call(bytes.fromhex("95 18 05 02 a3 6e6577 07")) == wire.ConfigureExecutionBurst(5, 2)
-    assert wire.decode_reply(bytes.fromhex("93 04 01 92 01 02")) == wire.Word(1)
+    assert wire.decode_reply(bytes.fromhex("93 04 01 92 01 02")) == wire.TextReply(1)
 
 
 @pytest.mark.parametrize(

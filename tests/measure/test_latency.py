@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from nnhal.measure import latency
-from nnhal.measure.latency import Latency, Ratio, histogram, interleaved, ratio, steady, timed
+from nnhal.measure.latency import Latency, Ratio, histogram, measure_calls, ratio, timed, timed_pairs
 
 SECOND = 1_000_000_000
 
@@ -41,35 +41,35 @@ def test_a_call_takes_from_its_begin_to_its_end(clock):
 
 
 def test_as_many_runs_as_asked_however_long_they_take(clock):
-    assert steady(clock.taking(3 * SECOND), 0, iterations=12) == ((3 * SECOND,) * 12, 36 * SECOND)
-    assert len(steady(clock.taking(SECOND), 1000, iterations=1)[0]) == 1
+    assert measure_calls(clock.taking(3 * SECOND), 0, iterations=12) == ((3 * SECOND,) * 12, 36 * SECOND)
+    assert len(measure_calls(clock.taking(SECOND), 1000, iterations=1)[0]) == 1
 
 
 def test_as_many_as_the_duration_lasts(clock):
-    runs, wall = steady(clock.taking(SECOND // 2), 10)
+    runs, wall = measure_calls(clock.taking(SECOND // 2), 10)
     assert runs == (SECOND // 2,) * 20 and wall == 10 * SECOND  # what begins at its end is too late
 
 
 def test_ten_at_least_however_short_the_duration(clock):
-    assert len(steady(clock.taking(SECOND), 0)[0]) == len(steady(clock.taking(SECOND), 9.5)[0]) == 10
-    assert len(steady(clock.taking(SECOND), 10.5)[0]) == 11
+    assert len(measure_calls(clock.taking(SECOND), 0)[0]) == len(measure_calls(clock.taking(SECOND), 9.5)[0]) == 10
+    assert len(measure_calls(clock.taking(SECOND), 10.5)[0]) == 11
 
 
 def test_without_streams_the_caller_runs_one_at_a_time():
     threads = set()
-    steady(lambda: threads.add(threading.get_ident()), 0)
+    measure_calls(lambda: threads.add(threading.get_ident()), 0)
     assert threads == {threading.get_ident()}
 
 
 def test_streams_run_at_once():
     meet = threading.Barrier(3, timeout=20)  # nobody passes before three are in it
-    runs, wall = steady(meet.wait, 0, iterations=9, streams=3)
+    runs, wall = measure_calls(meet.wait, 0, iterations=9, streams=3)
     assert len(runs) == 9 and 0 < max(runs) <= wall
 
 
 def test_two_streams_are_two_threads_beside_the_caller():
     meet, threads = threading.Barrier(2, timeout=20), set()
-    steady(lambda: (meet.wait(), threads.add(threading.get_ident())), 0, iterations=4, streams=2)
+    measure_calls(lambda: (meet.wait(), threads.add(threading.get_ident())), 0, iterations=4, streams=2)
     assert len(threads) == 2 and threading.get_ident() not in threads
 
 
@@ -78,7 +78,7 @@ def test_what_a_stream_raises_is_raised():
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        steady(fails, 0.1, streams=2)
+        measure_calls(fails, 0.1, streams=2)
 
 
 def test_throughput_is_runs_by_the_time_of_all():
@@ -94,22 +94,22 @@ def test_a_quantile_is_of_the_steady_runs():
 
 
 def test_pairs_are_of_one_call_each_and_belong_to_their_runners(clock):
-    assert interleaved(clock.taking(30), clock.taking(8), 5) == [(30, 8)] * 5
-    assert interleaved(clock.taking(30), clock.taking(8), 2, inner=10) == [(30, 8)] * 2
+    assert timed_pairs(clock.taking(30), clock.taking(8), 5) == [(30, 8)] * 5
+    assert timed_pairs(clock.taking(30), clock.taking(8), 2, inner=10) == [(30, 8)] * 2
 
 
 def test_a_duration_of_several_calls_is_that_of_one():
     calls = []
-    interleaved(lambda: calls.append(1), lambda: calls.append(2), 3)
+    timed_pairs(lambda: calls.append(1), lambda: calls.append(2), 3)
     assert sorted(calls) == [1, 1, 1, 2, 2, 2]
-    interleaved(lambda: calls.append(3), lambda: calls.append(4), 2, inner=4)
+    timed_pairs(lambda: calls.append(3), lambda: calls.append(4), 2, inner=4)
     assert [calls.count(n) for n in (3, 4)] == [8, 8]
 
 
 def test_who_is_first_is_drawn_by_chance_the_same_for_the_same_seed():
     def firsts(seed: int) -> list[str]:
         order: list[str] = []
-        interleaved(lambda: order.append("one"), lambda: order.append("other"), 40, seed=seed)
+        timed_pairs(lambda: order.append("one"), lambda: order.append("other"), 40, seed=seed)
         return order[::2]
 
     assert set(firsts(1)) == {"one", "other"} and 10 < firsts(1).count("one") < 30

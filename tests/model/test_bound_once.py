@@ -11,7 +11,7 @@ from nnhal.base.errors import InvalidModel
 from nnhal.drivers.litert.lowering import lower
 from nnhal.frontends.tflite import load
 from nnhal.model import validate as validation
-from nnhal.model.layouts import laid_out
+from nnhal.model.layouts import with_layout
 from nnhal.model.validate import validate
 
 
@@ -62,7 +62,7 @@ def test_of_a_model_in_another_layout_only_what_moved_is_bound_again(again):
     x, m = b.input((1, 4, 4, 3)), b.input((2, 3))
     y = b.max_pool_2d(b.relu(x), padding="same", filter_size=2, stride=1)
     model = b.finish([x, m], [y, b.transpose(b.neg(m), np.array([1, 0], np.int32))])
-    found = laid_out(model, "nchw")
+    found = with_layout(model, "nchw")
     names = [OperationType(o.type).name for o in found.model.main.operations]
     assert names == ["RELU", "TRANSPOSE", "MAX_POOL_2D", "TRANSPOSE", "NEG", "TRANSPOSE"]
     assert found.inserted == {1, 3} and found.serves == (0, 1, 1, 1, 2, 3)

@@ -12,7 +12,7 @@ from nnhal.frontends.python import Builder
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import EdgeForm, Location, Model, State
 from nnhal.model.metadata import Metadata
-from nnhal.model.validate import known_of, validate
+from nnhal.model.validate import stored_validation, validate
 
 
 def doubled() -> Model:
@@ -57,7 +57,7 @@ def test_known_of_a_model_are_the_shapes_that_its_operands_do_not_have() -> None
         m.operation("RELU", [source], [target])
     m.operation("RESHAPE", [z, sizes], [open_])
     model = m.finish([x, sizes], [z, open_])
-    assert known_of(model).shapes == (((y, (2, 3)), (z, (2, 3))),)
+    assert stored_validation(model).shapes == (((y, (2, 3)), (z, (2, 3))),)
 
 
 def test_labels_of_operands_and_operations_are_no_part_of_a_model() -> None:

@@ -27,8 +27,8 @@ from nnhal.hal.wrappers import Limited
 from nnhal.model import validate as rules
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
-from nnhal.model.layouts import laid_out
-from nnhal.model.parts import cut
+from nnhal.model.layouts import with_layout
+from nnhal.model.parts import extract_part
 from nnhal.model.validate import validate
 from nnhal.runtime.partition import Offer, partition
 from tests import requests
@@ -122,7 +122,7 @@ def test_laying_out_a_model_of_many_operations(make):
     def prepare(n):
         model = counted(make(n))
         validate(model)
-        return lambda: laid_out(model, "nchw").served()
+        return lambda: with_layout(model, "nchw").served()
 
     grows_with_the_model(prepare)
 
@@ -178,7 +178,7 @@ def test_cutting_a_model_into_many_parts(make):
     def prepare(n):
         model = counted(make(n))
         validate(model)
-        return lambda: [cut(model, range(first, first + 4)) for first in range(0, n, 4)]
+        return lambda: [extract_part(model, range(first, first + 4)) for first in range(0, n, 4)]
 
     grows_with_the_model(prepare)
 
@@ -188,7 +188,7 @@ def test_cutting_one_large_part(make):
     def prepare(n):
         model = counted(make(n))
         validate(model)
-        return lambda: cut(model, range(n - 1))
+        return lambda: extract_part(model, range(n - 1))
 
     grows_with_the_model(prepare)
 

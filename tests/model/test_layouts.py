@@ -22,7 +22,7 @@ from nnhal.frontends.python import Builder
 from nnhal.frontends.tensor import Tensor
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
-from nnhal.model.layouts import LAYOUTS, LaidOut, laid_out
+from nnhal.model.layouts import LAYOUTS, ModelInLayout, with_layout
 from nnhal.model.orders import Layout
 from nnhal.model.parts import outline
 from nnhal.model.validate import validate, values_of
@@ -214,13 +214,13 @@ def test_a_model_in_one_layout_gives_the_same_with_few_transposes(
     layout: Layout = data.draw(st.sampled_from(LAYOUTS))
     rng = np.random.default_rng(seed)
     model = Drawn(rng, start, quantised).model(count)
-    found = laid_out(model, layout)
+    found = with_layout(model, layout)
     holds(model, found, layout)
     assert same(model, found.model, inputs_of(model, rng))
-    assert laid_out(found.model, layout).model is found.model
+    assert with_layout(found.model, layout).model is found.model
 
 
-def holds(model: Model, found: LaidOut, layout: Layout) -> None:
+def holds(model: Model, found: ModelInLayout, layout: Layout) -> None:
     """What is true of every model that was laid out."""
     new = found.model.main
     assert set(layouts(found.model)) <= {layout == "nchw"}
@@ -264,7 +264,7 @@ def test_an_operation_with_a_layout_is_the_same_in_the_other(name: str, open: bo
             call = draw(cell, rng, open=open)
             model = model_of(call)
             for layout in LAYOUTS:
-                found = laid_out(model, layout)
+                found = with_layout(model, layout)
                 if not found.left:
                     assert layouts(found.model) == [layout == "nchw"]
                 assert found.transposes <= 2 and set(found.left.values()) <= {OPEN_SHAPE}
@@ -289,11 +289,11 @@ def test_a_chain_is_transposed_at_its_ends_alone() -> None:
         y = b.prelu(y, np.full((1, 1, 4), 0.5, np.float32))
         x = b.concatenation(b.split(b.add(x, y), 3, 2, outputs=2), 3)
     model = b.finish([first], [x])
-    found = laid_out(model, "nchw")
+    found = with_layout(model, "nchw")
     kinds = [OperationType(o.type).name for o in found.model.main.operations]
     assert kinds.count("TRANSPOSE") == 2 and (kinds[0], kinds[-1]) == ("TRANSPOSE", "TRANSPOSE")
     assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
-    assert laid_out(found.model, "nhwc").transposes == 0
+    assert with_layout(found.model, "nhwc").transposes == 0
 
 
 def test_pairs_of_transposes_that_a_model_brings_cancel() -> None:
@@ -306,10 +306,10 @@ def test_pairs_of_transposes_that_a_model_brings_cancel() -> None:
         x = b.add(x, b.transpose(y, np.array((0, 3, 1, 2), np.int32)))
     model = b.finish([first], [x])
     assert transposes(model) == 6
-    found = laid_out(model, "nchw")
+    found = with_layout(model, "nchw")
     assert transposes(found.model) == 0
     assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
-    kept = laid_out(model, "nhwc")
+    kept = with_layout(model, "nhwc")
     assert transposes(kept.model) <= 2
     assert same(model, kept.model, inputs_of(model, np.random.default_rng(1)))
 
@@ -322,7 +322,7 @@ def test_what_a_constant_is_made_of_is_turned_with_it() -> None:
     slope = b.cast(np.array([[[0.5, 2, -1]]], np.float16), out_type="TENSOR_FLOAT32")
     y = b.conv_2d(b.prelu(y, slope), *weights(3, 3), padding="same")
     model = b.finish([x], [y])
-    found = laid_out(model, "nchw")
+    found = with_layout(model, "nchw")
     assert found.transposes == 2
     assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
 
@@ -332,7 +332,7 @@ def test_the_numbers_beside_a_constant_that_is_turned_stay_numbers() -> None:
     x = b.input((1, 4, 4, 3))
     bent = b.elu(np.array([[[0.5, -2, -1]]], np.float32), 0.5)
     model = b.finish([x], [b.max_pool_2d(b.add(x, bent), padding="same", filter_size=2, stride=1)])
-    found = laid_out(model, "nchw")
+    found = with_layout(model, "nchw")
     assert found.transposes == 2
     assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
 
@@ -347,7 +347,7 @@ def test_what_a_constant_is_made_of_may_be_an_output_transposed(depth: int) -> N
         z = b.neg(b.transpose(z, None))
     model = b.finish([x], [y, b.transpose(z, None)])
     for layout in LAYOUTS:
-        found = laid_out(model, layout)
+        found = with_layout(model, layout)
         assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
 
 
@@ -363,7 +363,7 @@ def test_a_product_is_the_same_where_its_matrices_were_transposed_before() -> No
     model = b.finish([x], [y, z, b.max_pool_2d(x, padding="same", filter_size=2, stride=1)])
     for _ in range(20):
         inputs = inputs_of(model, rng)
-        assert all(same(model, laid_out(model, layout).model, inputs) for layout in LAYOUTS)
+        assert all(same(model, with_layout(model, layout).model, inputs) for layout in LAYOUTS)
 
 
 def test_scales_of_channels_go_where_their_dimension_goes() -> None:
@@ -377,7 +377,7 @@ def test_scales_of_channels_go_where_their_dimension_goes() -> None:
     )
     y = b.max_pool_2d(b.add(y, added), padding="same", filter_size=2, stride=1)
     model = b.finish([x], [y])
-    found = laid_out(model, "nchw")
+    found = with_layout(model, "nchw")
     assert [o.channel.axis for o in found.model.main.operands if o.channel is not None] == [1]
     assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
 
@@ -391,7 +391,7 @@ def test_subgraphs_are_laid_out_too_and_their_ends_stay() -> None:
         z = s.input((1, 4, 4, 3))
         branches.append(s.finish_subgraph([z], [getattr(s, kind)(z, padding="same", filter_size=2, stride=1)]))
     model = b.finish([condition, x], [b.if_(condition, *branches, [x], out_type="TENSOR_FLOAT32")])
-    found = laid_out(model, "nchw")
+    found = with_layout(model, "nchw")
     assert found.transposes == 4 and not found.inserted
     for which in (True, False):
         picture = np.random.default_rng(1).standard_normal((1, 4, 4, 3)).astype(np.float32)
@@ -404,7 +404,7 @@ def test_what_cannot_be_known_before_the_execution_stays_as_it_is() -> None:
     y = b.max_pool_2d(x, padding="same", filter_size=2, stride=1, nchw=nchw)
     z = b.max_pool_2d(y, padding="same", filter_size=2, stride=1)
     model = b.finish([x, nchw], [z, b.max_pool_2d(x, padding="same", filter_size=2, stride=1)])
-    found = laid_out(model, "nchw")
+    found = with_layout(model, "nchw")
     assert found.left == {0: "nchw is only known at execution", 1: "the rank of input is only known at execution"}
     assert found.transposes == 2
 
@@ -413,7 +413,7 @@ def test_an_operation_whose_output_has_no_rank_stays_as_it_is() -> None:
     m = ModelBuilder()
     x, y = m.operand(OperandType.TENSOR_FLOAT32, (1, 4, 4, 3)), m.operand(OperandType.TENSOR_FLOAT32, ())
     m.operation("MAX_POOL_2D", [x, *(m.constant(OperandType.INT32, n) for n in (1, 1, 1, 2, 2, 0))], [y])
-    found = laid_out(m.finish([x], [y]), "nchw")
+    found = with_layout(m.finish([x], [y]), "nchw")
     assert found.left == {0: "the rank of output is only known at execution"}
 
 
@@ -422,9 +422,9 @@ def test_a_model_that_has_the_layout_is_the_very_same() -> None:
     x = b.input((1, 3, 4, 4))
     model = b.finish([x], [b.max_pool_2d(x, padding="same", filter_size=2, stride=1, nchw=True)])
     for layout in ("nchw", None):
-        found = laid_out(model, layout)
+        found = with_layout(model, layout)
         assert found.model is model and found.transposes == 0 and found.serves == (0,)
-    assert laid_out(model, "nhwc").model is not model
+    assert with_layout(model, "nhwc").model is not model
 
 
 def test_elements_that_stay_where_they_are_need_no_transpose_before_a_dense_layer() -> None:
@@ -432,7 +432,7 @@ def test_elements_that_stay_where_they_are_need_no_transpose_before_a_dense_laye
     x = b.input((1, 4, 4, 3))
     y = b.average_pool_2d(x, padding="valid", filter_size=4, stride=1)
     model = b.finish([x], [b.fully_connected(y, np.ones((2, 3), np.float32), np.zeros(2, np.float32)), b.relu(x)])
-    found = laid_out(model, "nchw")
+    found = with_layout(model, "nchw")
     assert found.transposes == 1  # of what goes in
     assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
 
@@ -443,7 +443,7 @@ def test_transposes_of_matrices_cancel_too() -> None:
     turn = np.array((1, 0), np.int32)
     y = b.transpose(b.relu(b.transpose(m, turn)), turn)
     model = b.finish([x, m], [y, b.max_pool_2d(x, padding="valid", filter_size=2, stride=1)])
-    found = laid_out(model, "nchw")
+    found = with_layout(model, "nchw")
     assert transposes(model) == 2 and transposes(found.model) == 2 and found.transposes == 2  # those of the picture
     assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
 
@@ -464,14 +464,14 @@ def kinds(model: Model) -> list[str]:
     return [OperationType(o.type).name for o in model.main.operations]
 
 
-def laid(model: Model, layout: Layout = "nchw") -> LaidOut:
+def laid(model: Model, layout: Layout = "nchw") -> ModelInLayout:
     """The model in a layout, which gives the same."""
-    found = laid_out(model, layout)
+    found = with_layout(model, layout)
     assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
     return found
 
 
-def sizes_transposed(found: LaidOut) -> list[int]:
+def sizes_transposed(found: ModelInLayout) -> list[int]:
     """Elements of what is transposed."""
     main = found.model.main
     return [int(np.prod(main.operands[o.outputs[0]].dimensions)) for o in main.operations if o.type == TRANSPOSE]
@@ -503,13 +503,13 @@ def test_what_was_laid_out_once_is_kept() -> None:
     b = Builder()
     x = b.input((1, 4, 4, 3))
     model = b.finish([x], [pooled(b, x)])
-    assert laid_out(model, "nchw") is laid_out(model, "nchw")
-    assert laid_out(model, "nhwc") == laid_out(model, "nhwc") == LaidOut(model, (0,))
+    assert with_layout(model, "nchw") is with_layout(model, "nchw")
+    assert with_layout(model, "nhwc") == with_layout(model, "nhwc") == ModelInLayout(model, (0,))
     b = Builder()
     x, nchw = b.input((1, 4, 4, 3)), b.input((), "BOOL")
     model = b.finish([x, nchw], [b.max_pool_2d(x, padding="same", filter_size=2, stride=1, nchw=nchw)])
     for _ in range(2):
-        found = laid_out(model, "nchw")
+        found = with_layout(model, "nchw")
         assert found.model is model and found.serves == (0,) and found.left == {0: "nchw is only known at execution"}
 
 
@@ -517,7 +517,7 @@ def test_a_model_without_layouts_is_left_alone() -> None:
     b = Builder()
     x = b.input((2, 3))
     model = b.finish([x], [b.relu(turned_to(b, turned_to(b, x, 1, 0), 1, 0))])
-    assert all(laid_out(model, layout).model is model for layout in LAYOUTS)
+    assert all(with_layout(model, layout).model is model for layout in LAYOUTS)
 
 
 def test_a_transpose_is_put_as_late_as_can_be_where_it_costs_the_same() -> None:
@@ -699,7 +699,7 @@ def test_a_constant_that_only_a_device_can_read_is_left_as_it_is() -> None:
     m.operation("ADD", [x, c, m.constant(OperandType.INT32, 0)], [y])
     m.operation("MAX_POOL_2D", [y, *window], [z])
     model = m.finish([w], [z])
-    found = laid_out(model, "nchw")
+    found = with_layout(model, "nchw")
     assert kinds(found.model) == ["TRANSPOSE", "MAX_POOL_2D", "TRANSPOSE", "ADD", "MAX_POOL_2D", "TRANSPOSE"]
     assert found.model.pools == model.pools
     (place,) = [o for o in found.model.main.operands if o.lifetime == Lifetime.CONSTANT_REFERENCE]
@@ -712,7 +712,7 @@ def test_a_shape_that_is_given_at_execution_is_not_reordered() -> None:
     y = b.reshape(x, shape)
     b._model._operands[y.index] = replace(b._model._operands[y.index], dimensions=(1, 4, 4, 1))
     model = b.finish([x, shape], [pooled(b, replace(y, value=replace(y.value, shape=(1, 4, 4, 1))))])
-    found = laid_out(model, "nchw")
+    found = with_layout(model, "nchw")
     inputs = [np.arange(16, dtype=np.float32), np.array([1, 4, 4, 1], np.int32)]
     assert found.transposes == 2 and same(model, found.model, inputs)
 
@@ -736,7 +736,7 @@ def test_dimensions_that_are_only_known_at_execution_do_not_keep_a_picture_from_
     b = Builder()
     x = b.input((None, 4, 4, 3))
     model = b.finish([x], [pooled(b, b.relu(pooled(b, x)))])
-    found = laid_out(model, "nchw")
+    found = with_layout(model, "nchw")
     assert found.transposes == 2
     assert same(model, found.model, [np.arange(96, dtype=np.float32).reshape(2, 4, 4, 3)])
 

@@ -17,8 +17,8 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant, SubgraphFacts
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import EdgeForm, Location, Model, Operand, State, consumers, describe, operation_label
-from nnhal.model.parts import cut, live, without_defaults
-from nnhal.model.validate import let_constants_go, level_needed, shape_of, validate, validate_outline
+from nnhal.model.parts import extract_part, live_operands, without_defaults
+from nnhal.model.validate import level_needed, release_constants, shape_of, validate, validate_outline
 
 F32, F16, I32, Q8 = Type.TENSOR_FLOAT32, Type.TENSOR_FLOAT16, Type.TENSOR_INT32, Type.TENSOR_QUANT8_ASYMM
 PER_CHANNEL = Type.TENSOR_QUANT8_SYMM_PER_CHANNEL
@@ -395,7 +395,7 @@ def test_constants_are_let_go_of_and_shapes_stay() -> None:
     facts = validate(model)
     held = model.constant(model.main.operands[1])
     assert not model.emptied
-    let_constants_go(model, "gone with the wind")
+    release_constants(model, "gone with the wind")
     assert model.emptied and (held == 1).all()
     left = validate(model)
     assert (left.level, left.reasons) == (facts.level, facts.reasons)
@@ -586,7 +586,7 @@ def test_a_part_takes_what_it_reads_and_gives_what_others_read(
     operations: list[int], also: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int, ...]
 ) -> None:
     model = diamond()
-    part = cut(model, operations, also)
+    part = extract_part(model, operations, also)
     assert (part.inputs, part.outputs) == (inputs, outputs)
     assert [o.type for o in part.model.main.operations] == [model.main.operations[n].type for n in operations]
     assert [o.name for o in part.model.main.operations] == [model.main.operations[n].name for n in operations]
@@ -605,7 +605,7 @@ def test_a_part_knows_the_shapes_that_were_inferred_and_carries_what_the_model_s
     b.operation("ABS", [x], [y])
     b.operation("ABS", [y], [z])
     model = b.finish([x], [z], relaxed=True)
-    part = cut(model, [1]).model
+    part = extract_part(model, [1]).model
     assert [o.dimensions for o in part.main.operands] == [(2, 3), (2, 3)] and part.relaxed
     assert [o.lifetime for o in part.main.operands] == [Lifetime.SUBGRAPH_INPUT, Lifetime.SUBGRAPH_OUTPUT]
 
@@ -615,7 +615,7 @@ def test_a_part_leaves_open_what_is_not_known() -> None:
     x, y, z = b.operand(F32, (0, 3)), b.operand(F32), b.operand(F32)
     b.operation("ABS", [x], [y])
     b.operation("ABS", [y], [z])
-    part = cut(b.finish([x], [z]), [1]).model
+    part = extract_part(b.finish([x], [z]), [1]).model
     assert [o.dimensions for o in part.main.operands] == [(0, 3), (0, 3)]
 
 
@@ -628,15 +628,15 @@ def test_only_a_part_that_refers_to_subgraphs_has_some() -> None:
         given = s.input((1,))
         branches.append(s.finish_subgraph([given], [getattr(s, name)(given)]))
     model = b.finish([flag, x], [b.exp(b.if_(flag, *branches, [x], out_type="TENSOR_FLOAT32"))])
-    assert [len(cut(model, [n]).model.referenced) for n in (0, 1)] == [2, 0]
+    assert [len(extract_part(model, [n]).model.referenced) for n in (0, 1)] == [2, 0]
 
 
 def test_what_nobody_needs_is_not_live() -> None:
     model = diamond()
-    assert live(model) == (0, 1, 2, 3) and live(model) is live(model)
+    assert live_operands(model) == (0, 1, 2, 3) and live_operands(model) is live_operands(model)
     other = diamond()
     both = replace(other, main=replace(other.main, outputs=(4, 5)))
-    assert live(replace(both)) == (0, 1, 2, 3, 4)
+    assert live_operands(replace(both)) == (0, 1, 2, 3, 4)
 
 
 def test_trailing_arguments_that_hold_their_defaults_go_with_their_operands() -> None:

@@ -13,8 +13,8 @@ from nnhal.base.operands import ChannelQuant
 from nnhal.frontends.python import Builder
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
-from nnhal.model.kept import kept
-from nnhal.model.stored import stored, unstored
+from nnhal.model.kept import pack_model
+from nnhal.model.stored import pack_device_view, unpack_device_view
 from nnhal.model.validate import validate
 
 pytestmark = pytest.mark.cache
@@ -42,7 +42,7 @@ def models() -> dict[str, Model]:
 @pytest.mark.parametrize("name", ["channels", "pool"])
 def test_a_model_that_was_stored_is_the_same(name):
     model = models()[name]
-    again = unstored(stored(model), model.pools)
+    again = unpack_device_view(pack_device_view(model), model.pools)
     assert again == model and again.name == model.name
     assert validate(again).level == validate(model).level
     assert [o.lifetime for o in again.main.operands] == [o.lifetime for o in model.main.operands]
@@ -50,10 +50,10 @@ def test_a_model_that_was_stored_is_the_same(name):
 
 
 def test_one_model_is_always_the_same_bytes():
-    assert stored(models()["channels"]) == stored(models()["channels"])
+    assert pack_device_view(models()["channels"]) == pack_device_view(models()["channels"])
 
 
-@pytest.mark.parametrize(("how", "parts"), [(stored, 6), (kept, 7)])
+@pytest.mark.parametrize(("how", "parts"), [(pack_device_view, 6), (pack_model, 7)])
 def test_a_stored_model_does_not_name_its_parts(how, parts):
     """In MessagePack 0x90 + n begins an array of n: no map, whose names would come with every operand."""
     assert how(models()["channels"])[0] == 0x90 + parts
@@ -61,9 +61,9 @@ def test_a_stored_model_does_not_name_its_parts(how, parts):
 
 def test_what_is_no_model_and_other_pools_are_refused():
     with pytest.raises(InvalidModel, match="stored model: cannot be read"):
-        unstored(b"\x90", ())
+        unpack_device_view(b"\x90", ())
     with pytest.raises(InvalidModel, match="stored model: 0 pools are given, must be 1"):
-        unstored(stored(models()["pool"]), ())
+        unpack_device_view(pack_device_view(models()["pool"]), ())
 
 
 def test_operations_of_extensions_have_the_codes_of_this_process():
@@ -76,6 +76,6 @@ def test_operations_of_extensions_have_the_codes_of_this_process():
     (operation,) = relu.main.operations
     named = (("com.example.stored", extension.prefix + 7),)  # where other extensions were registered before
     there = replace(relu, main=replace(relu.main, operations=(replace(operation, type=code + bits),)), extensions=named)
-    again = unstored(stored(there), there.pools)
+    again = unpack_device_view(pack_device_view(there), there.pools)
     assert again.main.operations[0].type == code
     assert again.extensions == (("com.example.stored", extension.prefix),)

@@ -13,7 +13,7 @@ from nnhal.base.operands import ChannelQuant
 from nnhal.frontends.python import Builder
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Location, Model, Operand, Operation
-from nnhal.model.parts import cut
+from nnhal.model.parts import extract_part
 from nnhal.model.validate import level_of, optional_inputs, validate
 
 
@@ -222,7 +222,7 @@ def test_large_constants_lie_in_a_pool_and_small_ones_in_the_model():
 
 def test_a_part_reads_and_writes_what_it_shares_with_the_rest():
     model = pooled(3)
-    part = cut(model, [1])
+    part = extract_part(model, [1])
     first, second = (operation.outputs[0] for operation in model.main.operations[:2])
     assert (part.inputs, part.outputs) == ((first,), (second,))
     assert validate(part.model).level == V1_0
@@ -230,7 +230,7 @@ def test_a_part_reads_and_writes_what_it_shares_with_the_rest():
 
 def test_a_part_of_everything_is_the_model_itself():
     model = pooled(2)
-    assert cut(model, range(2)).model is model
+    assert extract_part(model, range(2)).model is model
 
 
 @pytest.mark.parametrize(("needed", "optional"), [(False, {1}), (True, set())])

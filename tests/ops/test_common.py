@@ -7,7 +7,7 @@ import pytest
 
 import nnhal
 from nnhal.base.codes import Activation
-from nnhal.base.operands import Unknown, Value
+from nnhal.base.operands import UnknownValue, Value
 from nnhal.model.validate import validate
 from nnhal.ops.common import encode, fused, rounded
 from tests.ops.run import Q8, Q8S, Q16A, Q16S
@@ -48,5 +48,5 @@ def test_an_activation_is_the_operations_own_or_none_or_not_known_yet() -> None:
     outputs = [b.add(x, x, "relu6"), b.add(x, x), b.abs(x), b.add(x, x, given)]
     *known, later = validate(b.finish([x, given], outputs)).subgraphs[0].operations
     assert [fused(a) for a in known] == [Activation.RELU6, Activation.NONE, Activation.NONE]
-    with pytest.raises(Unknown):
+    with pytest.raises(UnknownValue):
         fused(later)

@@ -10,7 +10,7 @@ from nnhal.base.errors import Cancelled, InvalidModel, LoopTimeout, MissedDeadli
 from nnhal.base.levels import V1_3
 from nnhal.base.operands import SubgraphFacts, Value
 from nnhal.drivers.reference import SubgraphContext, device
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder
 from tests import requests
@@ -230,7 +230,7 @@ def plus(builder: ModelBuilder, number: float, dims=(1,)) -> int:
 
 
 def execute(b: ModelBuilder, x: int, y: int, data, **control) -> np.ndarray:
-    prepared = prepared_by(device(), b.finish([x], [y]), Hints())
+    prepared = checked_prepared(device(), b.finish([x], [y]), Hints())
     return requests.run(prepared, [np.array(data, np.float32)], Control(**control)).results[0]
 
 

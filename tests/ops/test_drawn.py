@@ -15,7 +15,7 @@ from nnhal.conformance.draw import Cell, Drawn
 from nnhal.ops import OPS
 from nnhal.ops.boxes import counted, distinct, real_of
 from nnhal.ops.ranges import divisors, sometimes
-from nnhal.ops.recurrent import moderate
+from nnhal.ops.recurrent import scaled_to_float32
 from tests.ops.run import F16, F32, I32, Q8, Q8PC, Q8S, Q16A, Q16S
 
 TIMES = 300
@@ -634,10 +634,10 @@ def test_sequences_stand_in_their_layout(name: str) -> None:
 
 def test_numbers_that_go_in_are_bounded_but_for_those_that_are_not_finite() -> None:
     data = np.float32([3e38, -2e30, 1e30, 5, -np.inf, np.nan])
-    found = moderate(Value(F32, (6,), data=data)).array
+    found = scaled_to_float32(Value(F32, (6,), data=data)).array
     np.testing.assert_array_equal(found, np.float32([1e30, -1e30, 1e30, 5, -np.inf, np.nan]))
     half = Value(F16, (1,), data=np.float16([60000]))
-    assert moderate(half) is half
+    assert scaled_to_float32(half) is half
 
 
 def test_weights_are_an_eighth_and_none_is_beyond_1() -> None:

@@ -8,7 +8,7 @@ from nnhal.base.codes import OperationType
 from nnhal.drivers.reference import Reference
 from nnhal.frontends.python import Builder
 from nnhal.frontends.tensor import Tensor
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.ops import OPS
 from nnhal.ops.schema import Op
 from tests.requests import run
@@ -26,7 +26,7 @@ def test_example_gives_what_is_stated(record: Op) -> None:
     outputs = [y] if isinstance(y, Tensor) else y
     wanted = record.example.outputs if isinstance(record.example.outputs, tuple) else (record.example.outputs,)
     assert isinstance(outputs, list | tuple)
-    done = run(prepared_by(Reference(), b.finish([], outputs), Hints()), [])
+    done = run(checked_prepared(Reference(), b.finish([], outputs), Hints()), [])
     for actual, expected in zip(done.results, wanted, strict=True):
         if expected is not None:
             np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)

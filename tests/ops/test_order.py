@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnhal.base.operands import Array, ChannelQuant, Unknown, Value
-from nnhal.conformance.differential import bound_of
+from nnhal.base.operands import Array, ChannelQuant, UnknownValue, Value
+from nnhal.conformance.differential import bind_call
 from nnhal.conformance.draw import Call, cells, draw
 from nnhal.ops import OPS
 from nnhal.ops.order import composed, in_other_layout, inverse, keeps_elements, without
-from nnhal.ops.schema import BOOL, Bound, Permutation, Reordered, T, bind
+from nnhal.ops.schema import BOOL, Bound, OperationOrders, Permutation, T, bind
 from tests.ops.run import B8, F32, I32, Operand, bound, result, value
 
 SEED = 11
@@ -36,7 +36,7 @@ def in_order(value: Value, order: Sequence[int]) -> Value:
     return replace(value, shape=array.shape, data=array, channel=channel)
 
 
-def reordered(call: Call, a: Bound, said: Reordered) -> Bound:
+def reordered(call: Call, a: Bound, said: OperationOrders) -> Bound:
     """The operation as the rule says it, on tensors in the order that it says."""
     names = [x.name for x in a.form]
     count = max(len(call.inputs), *(names.index(name) + 1 for name in said.arguments), 0)  # more where one was left out
@@ -54,7 +54,7 @@ def reordered(call: Call, a: Bound, said: Reordered) -> Bound:
     return bind(a.op, inputs, [replace(v, shape=None) for v in a.outs])
 
 
-def holds(call: Call, a: Bound, said: Reordered) -> None:
+def holds(call: Call, a: Bound, said: OperationOrders) -> None:
     """The operation in the other order gives the same in that order: to the bit, but where it sums up."""
     agree = np.allclose if a.op.sums else np.array_equal
     for one, other, gives in zip(kernel(a), kernel(reordered(call, a, said)), said.outputs, strict=True):
@@ -70,7 +70,7 @@ def test_an_operation_is_the_same_in_another_order_by_the_rule_of_its_record(nam
             continue
         for _ in range(6):
             call = draw(cell, rng)
-            a = bound_of(call)
+            a = bind_call(call)
             own = [v for x, v in a.inputs if x.spec is T]
             rank = max(v.rank for each in own for v in (each if isinstance(each, tuple) else (each,)) if v is not None)
             if a.op.flat:
@@ -78,7 +78,7 @@ def test_an_operation_is_the_same_in_another_order_by_the_rule_of_its_record(nam
             order = tuple(rng.permutation(rank).tolist())
             try:
                 said = a.op.reorder(a, order)
-            except Unknown:
+            except UnknownValue:
                 continue
             tried += 1
             holds(call, a, said)
@@ -92,7 +92,7 @@ def test_an_operation_is_the_same_in_the_other_layout(name: str) -> None:
     for cell in cells([name]):
         for _ in range(4 if cell.values == "ordinary" else 0):
             call = draw(cell, rng)
-            a = bound_of(call)
+            a = bind_call(call)
             said = in_other_layout(a)
             assert said.arguments["nchw"] is (not a.nchw)
             holds(call, a, said)
@@ -103,7 +103,7 @@ def test_an_operation_is_the_same_in_the_other_layout(name: str) -> None:
 def test_a_shape_that_is_not_known_yet_has_no_other_layout() -> None:
     x, weights, shape = np.zeros((1, 2, 2, 1), np.float32), np.zeros((1, 1, 1, 1), np.float32), Value(I32, (4,))
     a = bound("TRANSPOSE_CONV_2D", [x, weights, [0.0], shape, 2, 1, 1, 0, False])
-    with pytest.raises(Unknown, match="output_shape"):
+    with pytest.raises(UnknownValue, match="output_shape"):
         in_other_layout(a)
 
 
@@ -132,7 +132,7 @@ def test_a_rule_says_which_tensors_turn_and_what_their_dimensions_are_called_the
     name: str, inputs: list[Operand], order: Permutation, turned: Any, made: Permutation, arguments: dict[str, Any]
 ) -> None:
     a = bound(name, inputs, result(I32 if name == "ARGMAX" else F32))
-    assert a.op.reorder(a, order) == Reordered(turned, [made], arguments)
+    assert a.op.reorder(a, order) == OperationOrders(turned, [made], arguments)
 
 
 def test_bits_of_masks_and_entries_of_bounds_go_with_their_dimension() -> None:
@@ -157,13 +157,13 @@ def test_a_shape_is_said_in_another_order_where_no_element_moves() -> None:
     assert (dict(found.inputs), list(found.outputs)) == ({}, [(1, 2, 3, 0)])
     assert np.asarray(found.arguments["shape"]).tolist() == [2, 1, 3, 1]
     for moving in (a, bound("RESHAPE", [Value(F32, (None,)), Value(I32, (2,))])):
-        with pytest.raises(Unknown, match="a shape in which the elements stay where they are"):
+        with pytest.raises(UnknownValue, match="a shape in which the elements stay where they are"):
             moving.op.reorder(moving, (3, 1, 2, 0))
 
 
 def test_nothing_to_squeeze_has_no_other_order() -> None:
     a = bound("SQUEEZE", [np.zeros((2, 3), np.float32), None])
-    with pytest.raises(Unknown, match="a dimension of 1"):
+    with pytest.raises(UnknownValue, match="a dimension of 1"):
         a.op.reorder(a, (1, 0))
 
 

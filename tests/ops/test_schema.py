@@ -10,7 +10,7 @@ import pytest
 from nnhal.base.codes import OperandType as Type
 from nnhal.base.errors import InvalidModel
 from nnhal.base.levels import V1_0, V1_2, V1_3
-from nnhal.base.operands import Unknown, Value
+from nnhal.base.operands import UnknownValue, Value
 from nnhal.ops import OPS
 from nnhal.ops.schema import (
     F32,
@@ -22,9 +22,9 @@ from nnhal.ops.schema import (
     arg,
     args,
     bind,
+    may_be_omitted,
     out,
     per,
-    perhaps_omitted,
     register,
     show,
 )
@@ -316,13 +316,13 @@ def test_the_name_in_messages_is_the_one_that_was_given():
 
 def test_what_is_not_known_is_unknown_and_what_python_asks_is_not_there():
     a = pool(picture=replace(PICTURE, shape=None))
-    with pytest.raises(Unknown, match="height"):
+    with pytest.raises(UnknownValue, match="height"):
         _ = a.height
     assert (
         not hasattr(a, "__array__") and a.form_has("scheme") and not a.form_has("pad_left") and not a.form_has("height")
     )
     assert pool().form_has("height")
-    with pytest.raises(Unknown, match="the output's shape"):
+    with pytest.raises(UnknownValue, match="the output's shape"):
         _ = a.shape_of_output
     assert pool().shape_of_output == (1, 4, 4, 3) and pool().given[0] is PICTURE
 
@@ -385,10 +385,10 @@ def test_an_output_has_at_most_4294967295_bytes(kind, dims, times, fine):
 
 
 def test_an_input_declared_as_0_may_be_left_out_and_one_of_other_sizes_not():
-    assert [perhaps_omitted(Value(F32, shape)) for shape in ((None,), (None, None), (2, None), None, ())] == [
+    assert [may_be_omitted(Value(F32, shape)) for shape in ((None,), (None, None), (2, None), None, ())] == [
         True, True, False, False, True
     ]  # fmt: skip
-    assert not perhaps_omitted(Value(F32, (0,), data=np.zeros(0, np.float32)))
+    assert not may_be_omitted(Value(F32, (0,), data=np.zeros(0, np.float32)))
 
 
 def test_shapes_agree_where_what_is_known_does():

@@ -6,7 +6,7 @@ import pytest
 
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
 from nnhal.hal.request import Control, Request, Timing
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.model.graph import Model
 from nnhal.runtime import costs, discovery
 
@@ -56,9 +56,9 @@ def for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(costs, name, 0.0)
 
 
-def to_be_killed() -> Resilient:
+def to_be_killed() -> ReconnectingDevice:
     """The reference driver in a process of its own, which no other test uses: deaths add up to a quarantine."""
-    return Resilient("reference", lambda: start(discovery.origin_of("reference")))
+    return ReconnectingDevice("reference", lambda: start(discovery.origin_of("reference")))
 
 
 def failing(error: Exception) -> Callable[[], None]:

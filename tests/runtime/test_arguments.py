@@ -14,7 +14,7 @@ from nnhal.hal.request import Control, Request
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import EdgeForm, State
 from nnhal.model.validate import optional_inputs
-from nnhal.runtime.arguments import Edge, Spec, accept, make_control, no_overlap
+from nnhal.runtime.arguments import ModelInterface, Spec, accept, make_control, require_no_overlap
 from tests.runtime.graphs import FLOATS, SHAPE, counter, sums
 from tests.runtime.test_execution import Own, relued, two_outputs
 
@@ -376,12 +376,12 @@ MEMORY = np.zeros(100, np.uint8)
 def test_no_output_lies_on_another_or_on_an_input(inputs, outputs, named):
     given, rooms = spans(*inputs), spans(*outputs)
     if named is None:
-        no_overlap(given, rooms)
+        require_no_overlap(given, rooms)
         return
     with pytest.raises(
         nnhal.InvalidRequest, match=rf"^output {named} overlaps another output or an input, must lie apart from them$"
     ):
-        no_overlap(given, rooms)
+        require_no_overlap(given, rooms)
 
 
 def test_one_array_is_not_two_arguments(compiled, two):
@@ -515,7 +515,7 @@ def test_a_spec_tells_all_that_an_application_needs():
     x = b.operand(OperandType.TENSOR_QUANT8_ASYMM, (2, 0), 0.5, 128, name="x")
     y = b.operand(OperandType.TENSOR_QUANT8_ASYMM, (2, 0), 0.5, 128)
     b.operation("RELU", [x], [y])
-    edge = Edge(b.finish([x], [y]))
+    edge = ModelInterface(b.finish([x], [y]))
     (given,), (taken,) = edge.inputs, edge.outputs
     assert str(given) == "x: TENSOR_QUANT8_ASYMM[2, ?] scale 0.5 zero point 128"
     assert (given.scale, given.zero_point, given.dtype, given.shape, given.fixed) == (

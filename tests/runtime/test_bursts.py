@@ -13,7 +13,7 @@ import nnhal
 from nnhal.base.errors import ContractBroken, DriverFailed, OperationFailed
 from nnhal.hal.burst import Burst
 from nnhal.hal.request import Control, Request
-from nnhal.hal.wrappers import AtLevel
+from nnhal.hal.wrappers import WithHalLevel
 from nnhal.runtime import discovery
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import counter, sums
@@ -100,7 +100,7 @@ def test_a_closed_burst_and_a_burst_of_a_closed_model_are_refused():
 
 
 def test_a_driver_of_a_level_without_bursts_gets_plain_calls():
-    compiled = nnhal.compile(sums(), devices=[AtLevel(discovery.cpu(), nnhal.Level.parse("1.1"))])
+    compiled = nnhal.compile(sums(), devices=[WithHalLevel(discovery.cpu(), nnhal.Level.parse("1.1"))])
     with compiled.burst() as run:
         assert "plain calls: configureExecutionBurst needs level 1.2" in run.ways[0]
         assert (run(X, B) == X + 1).all()

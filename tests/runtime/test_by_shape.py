@@ -18,7 +18,7 @@ from nnhal.base.errors import (
     ShapeNeeded,
     UnsupportedModel,
 )
-from nnhal.runtime.cache.wanted import Caching
+from nnhal.runtime.cache.wanted import CacheSettings
 from tests.contract.drivers import tunable
 from tests.frontends.flat import Writer
 from tests.frontends.onnx_models import by_onnxruntime, model, node
@@ -392,7 +392,7 @@ def test_an_option_that_changes_holds_for_shapes_that_only_the_caller_keeps(monk
 
 def test_each_set_of_shapes_has_a_token_apart():
     graph = nnhal.load(embedding().SerializeToString(), shapes={"ids": (0, 0)})
-    tokens = {Caching(token=bytes(32)).for_shapes(graph.at([(1, length)])).token for length in (4, 4, 5)}
+    tokens = {CacheSettings(token=bytes(32)).for_shapes(graph.at([(1, length)])).token for length in (4, 4, 5)}
     assert len(tokens) == 2
     assert bytes(32) not in tokens
 

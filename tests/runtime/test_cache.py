@@ -24,7 +24,7 @@ from nnhal.drivers.samples.full import FullV1_3, PreparedV1_3
 from nnhal.hal.cache import keeper
 from nnhal.hal.cache.files import MAGIC, REFUSAL, CacheContent, CacheFiles
 from nnhal.hal.device import Hints, Prepared
-from nnhal.hal.wrappers import AtLevel, Limited, Recorded, WithOptions
+from nnhal.hal.wrappers import Limited, Recorded, WithHalLevel, WithOptions
 from nnhal.model.graph import Model
 from nnhal.ops.schema import Form, Op, T, arg, out, register
 from nnhal.runtime.cache import wanted
@@ -119,7 +119,7 @@ def test_a_wrapped_driver_finds_what_it_kept_unwrapped(folder):
 
 def test_a_level_without_caching_keeps_nothing(folder):
     for level, outcome in ((nnhal.Level.V1_1, "off: the device keeps none"), (nnhal.Level.V1_2, MISS)):
-        assert run(scaled(), folder, [AtLevel(FullV1_3(), level)]) == outcome
+        assert run(scaled(), folder, [WithHalLevel(FullV1_3(), level)]) == outcome
 
 
 def test_options_that_cannot_be_written_down_keep_nothing(folder):
@@ -152,7 +152,7 @@ def test_what_a_device_says_of_itself_is_part_of_the_key(folder):
         return run(scaled(), folder, [device]), run(scaled(), folder, [device])
 
     assert kept_and_found(FullV1_3()) == (MISS, HIT)
-    assert kept_and_found(AtLevel(FullV1_3(), nnhal.Level.V1_2)) == (MISS, HIT)
+    assert kept_and_found(WithHalLevel(FullV1_3(), nnhal.Level.V1_2)) == (MISS, HIT)
     assert kept_and_found(InAnotherLayout()) == (MISS, HIT)
 
 

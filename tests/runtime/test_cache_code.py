@@ -21,7 +21,7 @@ from nnhal.base.codes import ErrorStatus
 from nnhal.hal.cache.files import CacheFiles
 from nnhal.hal.device import Device, Prepared, each_operation
 from nnhal.drivers.samples.full import FullV1_2, PreparedV1_2
-from nnhal.model.stored import stored, unstored
+from nnhal.model.stored import pack_device_view, unpack_device_view
 
 FACTOR = 2
 
@@ -49,14 +49,14 @@ class Hal(FullV1_2):
     name = "changing"
     def getNumberOfCacheFilesNeeded(self): return ErrorStatus.NONE, 1, 0
     def prepareModel_1_2(self, model, preference, model_cache, data_cache, token, callback):
-        kept = b"%d" % FACTOR + stored(model)
+        kept = b"%d" % FACTOR + pack_device_view(model)
         for fd in model_cache:
             os.write(fd, kept)
         callback.notify_1_2(ErrorStatus.NONE, Multiplying(model, b"%d" % FACTOR))
         return ErrorStatus.NONE
     def prepareModelFromCache(self, model_cache, data_cache, token, callback):
         kept = os.pread(model_cache[0], 1 << 20, 0)
-        callback.notify_1_2(ErrorStatus.NONE, Multiplying(unstored(kept[1:], ()), kept[:1]))
+        callback.notify_1_2(ErrorStatus.NONE, Multiplying(unpack_device_view(kept[1:], ()), kept[:1]))
         return ErrorStatus.NONE
 
 def device(): return KIND()

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from nnhal.hal.cache.files import CacheFiles, give_up
+from nnhal.hal.cache.files import CacheFiles, write_refusal
 from nnhal.runtime.cache import manifest
 from nnhal.runtime.cache.folder import MAKING, CacheFolder
-from nnhal.runtime.cache.making import NewEntry, NothingSaved, UnwrittenEntry
-from nnhal.runtime.cache.manifest import Manifest, Missing
+from nnhal.runtime.cache.making import EntryBeingWritten, NewEntry, NothingCached
+from nnhal.runtime.cache.manifest import Manifest, NoEntry
 
 pytestmark = pytest.mark.cache
 
@@ -55,12 +55,12 @@ def left(folder: CacheFolder) -> list[str]:
 
 
 def test_an_entry_is_there_once_it_was_published_and_not_before(folder):
-    with pytest.raises(Missing, match="there is no entry"):
+    with pytest.raises(NoEntry, match="there is no entry"):
         folder.entry(ONE, PAIR)
     entry = NewEntry(folder, ONE, PAIR)
     for n, fd in enumerate(entry.files.cache(TOKEN).files):
         os.write(fd, b"%d" % n)
-    with pytest.raises(Missing, match="there is no entry"):
+    with pytest.raises(NoEntry, match="there is no entry"):
         folder.entry(ONE, PAIR)
     entry.publish(TOKEN, {"model": "m"})
     entry.close()
@@ -81,7 +81,7 @@ def test_files_are_open_to_read_and_write_from_their_beginning(folder):
 
 
 def test_an_entry_in_which_nothing_was_written_is_none(folder):
-    with pytest.raises(NothingSaved, match="the device kept nothing of it"):
+    with pytest.raises(NothingCached, match="the device kept nothing of it"):
         publish(folder, data=b"")
     assert folder.entries() == [] and left(folder) == []
 
@@ -90,9 +90,9 @@ def test_an_entry_stays_unwritten_where_its_driver_cannot_keep_what_it_was_to_wr
     entry = NewEntry(folder, ONE, PAIR)
     entry.publish(TOKEN, {}, unwritten=True)
     entry.close()
-    again = UnwrittenEntry(folder.entry(ONE, PAIR))
-    give_up(again.files.cache(TOKEN), "no room")
-    with pytest.raises(NothingSaved, match="the device did not keep it: no room"):
+    again = EntryBeingWritten(folder.entry(ONE, PAIR))
+    write_refusal(again.files.cache(TOKEN), "no room")
+    with pytest.raises(NothingCached, match="the device did not keep it: no room"):
         again.publish(TOKEN, {}, unwritten=True)
     again.close()
     assert read(folder) == [b"", b""]
@@ -119,14 +119,14 @@ def test_a_reader_keeps_what_is_replaced_under_it(folder):
 
 def test_another_number_of_files_is_a_miss(folder):
     publish(folder)
-    with pytest.raises(Missing, match="the entry has 1 model and 1 data files, the device has 2 and 0 now"):
+    with pytest.raises(NoEntry, match="the entry has 1 model and 1 data files, the device has 2 and 0 now"):
         folder.entry(ONE, CacheFiles(2, 0))
 
 
 def test_a_missing_file_is_a_miss(folder):
     publish(folder)
     next(folder.path.glob("*.d0")).unlink()
-    with pytest.raises(Missing, match="a file of the entry is missing"):
+    with pytest.raises(NoEntry, match="a file of the entry is missing"):
         folder.entry(ONE, PAIR)
     assert folder.entries()[0].problem == "damaged: a file of the entry is missing"
 
@@ -141,7 +141,7 @@ def test_every_flipped_bit_of_the_description_is_a_miss_or_changes_nothing(folde
         manifest.write_bytes(broken)
         try:
             assert read(folder) == [b"data", b"data"]
-        except Missing as missing:
+        except NoEntry as missing:
             assert str(missing)
     manifest.write_bytes(data)
     assert read(folder) == [b"data", b"data"]
@@ -153,7 +153,7 @@ def test_a_description_that_was_edited_is_a_miss(folder, field):
     publish(folder, facts={"model": "m"})
     description = folder.path / f"{ONE}.entry"
     description.write_text(json.dumps(json.loads(description.read_text()) | field))
-    with pytest.raises(Missing, match="the entry's description is not what was written"):
+    with pytest.raises(NoEntry, match="the entry's description is not what was written"):
         folder.entry(ONE, PAIR)
 
 
@@ -201,14 +201,14 @@ def test_an_entry_under_another_key_is_a_miss(folder):
     publish(folder)
     for file in folder.path.glob(f"{ONE}*"):
         file.rename(folder.path / file.name.replace(ONE, TWO))
-    with pytest.raises(Missing, match="the entry is that of another key"):
+    with pytest.raises(NoEntry, match="the entry is that of another key"):
         folder.entry(TWO, PAIR)
 
 
 def test_an_entry_of_another_format_is_a_miss(folder, monkeypatch):
     publish(folder)
     monkeypatch.setattr(manifest, "FORMAT", 2)
-    with pytest.raises(Missing, match="the entry is of another format"):
+    with pytest.raises(NoEntry, match="the entry is of another format"):
         folder.entry(ONE, PAIR)
 
 
@@ -216,13 +216,13 @@ def test_an_entry_of_another_format_is_a_miss(folder, monkeypatch):
 def test_a_description_that_is_none_is_a_miss(folder, text):
     publish(folder)
     (folder.path / f"{ONE}.entry").write_bytes(text)
-    with pytest.raises(Missing, match="damaged: the entry's description"):
+    with pytest.raises(NoEntry, match="damaged: the entry's description"):
         folder.entry(ONE, PAIR)
 
 
 def test_a_description_does_not_lead_to_other_files():
     body = Manifest(ONE, "../../etc/passwd", 1, 0).packed()
-    with pytest.raises(Missing, match="damaged"):
+    with pytest.raises(NoEntry, match="damaged"):
         Manifest.unpacked(body, ONE)
 
 
@@ -462,7 +462,7 @@ from pathlib import Path
 from nnhal.hal.cache.files import CacheFiles
 from nnhal.runtime.cache.folder import CacheFolder
 from nnhal.runtime.cache.making import NewEntry
-from nnhal.runtime.cache.manifest import Missing
+from nnhal.runtime.cache.manifest import NoEntry
 
 folder, own = CacheFolder(Path(sys.argv[1]), 64), sys.argv[2].encode() * 8
 for n in range(int(sys.argv[3])):
@@ -470,7 +470,7 @@ for n in range(int(sys.argv[3])):
     if n % 2:
         try:
             files = folder.entry(key, CacheFiles(1, 1))
-        except Missing:
+        except NoEntry:
             continue
         one, two = (os.read(fd, 100) for fd in files.cache(bytes(32)).files)
         assert one == two and len(one) == 8 and len(set(one)) == 1, (one, two)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.hal.cache.locks import written_alone
+from nnhal.hal.cache.locks import exclusive_files
 from nnhal.runtime import isolation
 from nnhal.runtime.cache.folder import CacheFolder
 
@@ -22,10 +22,10 @@ import numpy as np
 from nnhal.base.codes import ErrorStatus
 from nnhal.drivers.samples.full import FullV1_2, PreparedV1_2
 from nnhal.hal.cache.files import CacheFiles
-from nnhal.hal.cache.locks import read_at_once, written_alone
+from nnhal.hal.cache.locks import try_shared_lock, exclusive_files
 from nnhal.hal.device import Capabilities, Device, Prepared, each_operation
 from nnhal.hal.later import Later
-from nnhal.model.stored import stored, unstored
+from nnhal.model.stored import pack_device_view, unpack_device_view
 
 class P(Prepared):
     def __init__(self, factor=None, later=None):
@@ -52,9 +52,9 @@ class D(Device):
 class Kept(PreparedV1_2):
     files = ()
     def executeSynchronously(self, request, measure):
-        with written_alone(self.files):
+        with exclusive_files(self.files):
             for fd in self.files:
-                os.pwrite(fd, stored(self.model), 0)
+                os.pwrite(fd, pack_device_view(self.model), 0)
                 os.close(fd)
         self.files = ()
         return super().executeSynchronously(request, measure)
@@ -68,9 +68,9 @@ class Hal(FullV1_2):
         callback.notify_1_2(ErrorStatus.NONE, prepared)
         return ErrorStatus.NONE
     def prepareModelFromCache(self, model_cache, data_cache, token, callback):
-        with read_at_once(model_cache[0]):
+        with try_shared_lock(model_cache[0]):
             data = os.pread(model_cache[0], 1 << 20, 0)
-        callback.notify_1_2(ErrorStatus.NONE, Kept(unstored(data, ())))
+        callback.notify_1_2(ErrorStatus.NONE, Kept(unpack_device_view(data, ())))
         return ErrorStatus.NONE
 
 class Hal13(Hal):
@@ -164,5 +164,5 @@ def test_what_a_restored_model_writes_is_there_at_the_next_start(tmp_path: Path,
 def test_a_file_that_somebody_writes_is_a_miss_for_a_sandboxed_driver_too(tmp_path: Path, place: str) -> None:
     start(tmp_path, "D", place)
     (file,) = (tmp_path / "c").glob("*.m0")
-    with file.open("r+b") as held, written_alone([held.fileno()]):
+    with file.open("r+b") as held, exclusive_files([held.fileno()]):
         assert start(tmp_path, "D", place).startswith("miss: model file 0 is being written by its driver")

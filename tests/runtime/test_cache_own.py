@@ -21,12 +21,12 @@ from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.wrappers import Limited, Recorded
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
-from nnhal.model.kept import kept, unkept
-from nnhal.model.validate import known_of, level_needed, optional_inputs, validate
+from nnhal.model.kept import pack_model, unpack_model
+from nnhal.model.validate import level_needed, optional_inputs, stored_validation, validate
 from nnhal.runtime.cache import own
 from nnhal.runtime.cache.folder import CacheFolder
 from nnhal.runtime.cache.making import NewEntry
-from nnhal.runtime.cache.own import OwnEntries
+from nnhal.runtime.cache.own import RuntimeEntries
 from nnhal.zoo.by_name import path
 from tests.waiting import Opened
 
@@ -85,7 +85,7 @@ def test_a_model_that_does_not_fit_into_memory_twice_is_imported_and_not_kept(
     def full(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(own, "keep", full)
+    monkeypatch.setattr(own, "store_content", full)
     assert run(file, folder)[0] == f"{MISS}; it cannot be kept: it does not fit into memory"
 
 
@@ -323,12 +323,12 @@ def test_entries_that_changed_places_are_misses(tmp_path: Path, folder: Path) ->
 @pytest.mark.parametrize("name", MADE)
 def test_a_model_that_was_kept_is_the_same_and_known_as_well(name: str) -> None:
     model = nnhal.load(file_of(name))
-    same = unkept(kept(model), model.pools, {})
+    same = unpack_model(pack_model(model), model.pools, {})
     assert same == model and same.name == model.name and same.notes == model.notes and same.edge == model.edge
     assert [(s.input, s.output, s.initial.tolist()) for s in same.states] == [
         (s.input, s.output, s.initial.tolist()) for s in model.states
     ]
-    assert known_of(same) == known_of(model)
+    assert stored_validation(same) == stored_validation(model)
     assert optional_inputs(same) == optional_inputs(model)
     operations = range(len(model.main.operations))
     assert [level_needed(same, n) for n in operations] == [level_needed(model, n) for n in operations]
@@ -352,17 +352,17 @@ def test_a_model_with_branches_is_known_again() -> None:
     gives = b.operand(OperandType.TENSOR_FLOAT32, (2,))
     b.operation("IF", [condition, *branches, given], [gives])
     model = b.finish([condition, given], [gives])
-    same = unkept(kept(model), model.pools, {})
-    assert same == model and known_of(same) == known_of(model)
+    same = unpack_model(pack_model(model), model.pools, {})
+    assert same == model and stored_validation(same) == stored_validation(model)
 
 
 def test_what_was_never_a_model_is_refused_by_name() -> None:
     with pytest.raises(nnhal.InvalidModel, match="kept model: cannot be read"):
-        unkept(b"\x93", (), {})
+        unpack_model(b"\x93", (), {})
 
 
 def test_an_interrupt_as_a_file_of_the_folder_was_opened_leaves_no_descriptor(folder: Path) -> None:
-    key, entries = bytes(32), OwnEntries(CacheFolder(folder, 1 << 20))
+    key, entries = bytes(32), RuntimeEntries(CacheFolder(folder, 1 << 20))
 
     def work() -> None:
         entries.keep(key, {"a": b"b"}, {})

@@ -14,15 +14,15 @@ from nnhal.base import time as base_time
 from nnhal.base.codes import OperandType, Preference, Priority
 from nnhal.base.errors import InvalidArgument, InvalidModel, MissedDeadline, OperationFailed, UnsupportedModel
 from nnhal.base.extensions import register_extension
-from nnhal.base.once import Once
+from nnhal.base.once import OnceTable
 from nnhal.hal.device import Capabilities, Hints, Performance, Prepared, Verdict
 from nnhal.hal.request import Control, Request
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
-from nnhal.model.parts import cut
+from nnhal.model.parts import extract_part
 from nnhal.runtime import compilation, costs, discovery, isolation, judgement
-from nnhal.runtime.compilation import Wishes, prepare
+from nnhal.runtime.compilation import CompileOptions, prepare
 from nnhal.runtime.partition import Offer
 from tests.runtime.devices import Fake, failing, for_nothing
 from tests.waiting import Clock, pass_time
@@ -264,7 +264,7 @@ def test_a_question_that_is_not_answered_misses_the_deadline(method, fallback, m
 
 def test_a_process_that_does_not_answer_what_it_supports_misses_the_deadline(monkeypatch):
     monkeypatch.setenv("NNHAL_FAULTY", "supports=hang")
-    monkeypatch.setattr(isolation, "_devices", Once(str))
+    monkeypatch.setattr(isolation, "_devices", OnceTable(str))
     with pytest.raises(MissedDeadline, match="device faulty: what it supports"):
         nnhal.compile(sums(), devices="faulty", isolation="process", deadline=0.05)
     isolation.close_all()
@@ -273,9 +273,9 @@ def test_a_process_that_does_not_answer_what_it_supports_misses_the_deadline(mon
 def test_a_device_is_not_asked_to_prepare_after_the_deadline():
     asked, model = [], sums()
     device = saying("late", prepare=lambda *_: asked.append(1))
-    wishes = Wishes((device,), "forbid", deadline=time.monotonic_ns() - 1)
+    wishes = CompileOptions((device,), "forbid", deadline=time.monotonic_ns() - 1)
     with pytest.raises(MissedDeadline, match="device late: preparing its part: the deadline passed before"):
-        prepare(device, cut(model, [0]), wishes)
+        prepare(device, extract_part(model, [0]), wishes)
     assert not asked
 
 
@@ -346,7 +346,7 @@ def test_what_was_compiled_stays_open():
 
 def test_a_driver_that_dies_while_it_is_asked_what_it_supports_is_a_dead_object(monkeypatch):
     monkeypatch.setenv("NNHAL_FAULTY", "supports=exit")
-    dying = Resilient("faulty", lambda: start(discovery.origin_of("faulty")))
+    dying = ReconnectingDevice("faulty", lambda: start(discovery.origin_of("faulty")))
     with pytest.raises(nnhal.DeadObject, match="faulty"):
         nnhal.compile(sums(), devices=[dying], fallback="forbid")
 
@@ -516,7 +516,7 @@ def test_what_was_not_asked_for_is_the_default():
     real = device.prepare
     device.prepare = lambda model, hints: (seen.append(hints), real(model, hints))[1]  # type: ignore[method-assign]
     nnhal.compile(sums(), devices=[device])
-    assert Wishes((), "forbid").hints(device) == seen[0]
+    assert CompileOptions((), "forbid").hints(device) == seen[0]
     assert (seen[0].preference, seen[0].priority) == (Preference.FAST_SINGLE_ANSWER, Priority.MEDIUM)
     assert (seen[0].threads, seen[0].deadline, seen[0].options) == (0, None, {})
 
@@ -552,7 +552,7 @@ def test_how_long_preparing_took_is_told_in_nanoseconds():
     [(InvalidArgument("a"), True), (InvalidModel("b"), False), (OperationFailed("c"), False), (ValueError("d"), False)],
 )
 def test_only_what_is_about_arguments_is_the_callers_mistake(error, callers):
-    assert compilation.is_callers(error) is callers
+    assert compilation.is_argument_error(error) is callers
 
 
 def test_the_steps_of_a_closed_model_are_closed_in_whatever_it_was_prepared(monkeypatch):

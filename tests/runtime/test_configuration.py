@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nnhal.base.errors import Closed, InvalidArgument, MissedDeadline, OperationFailed
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
 from nnhal.hal.request import UNLIMITED, Control, Request
 from nnhal.model.graph import Model
 from nnhal.runtime.configuration import Configuration, Configured
@@ -43,7 +43,7 @@ class Giving(Fake):
 
 def step(label: str, prepared: Told, device: Device | None = None, **options: Any) -> Configured:
     device = device or Giving(prepared)
-    return Configured(label, device, prepared_by(device, doubling(), Hints()), options)
+    return Configured(label, device, checked_prepared(device, doubling(), Hints()), options)
 
 
 def fail(text: str) -> Callable[[Any], object]:

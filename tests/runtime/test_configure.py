@@ -9,10 +9,10 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import Cancelled, InvalidArgument, MissedDeadline, OperationFailed
-from nnhal.hal.device import Hints, prepared_by, reconfigured_by
+from nnhal.hal.device import Hints, checked_prepared, checked_reconfigure
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.wrappers import WithOptions
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.runtime import discovery
 from tests.contract.drivers import tunable
 from tests.runtime.devices import for_nothing
@@ -200,13 +200,13 @@ def test_what_cannot_be_asked_for_names_what_can():
 
 
 def test_at_the_seam_a_driver_that_has_no_such_option_is_not_asked():
-    prepared = prepared_by(discovery.cpu(), model(), Hints())
+    prepared = checked_prepared(discovery.cpu(), model(), Hints())
     with pytest.raises(InvalidArgument, match="device reference: no option of it may change"):
-        reconfigured_by(prepared, "device reference", {"gain": 1})
+        checked_reconfigure(prepared, "device reference", {"gain": 1})
 
 
 def test_a_process_that_is_started_again_has_the_options_in_force():
-    device = Resilient("tunable", lambda: start(str(DRIVER)))
+    device = ReconnectingDevice("tunable", lambda: start(str(DRIVER)))
     compiled = nnhal.compile(model(), devices=[device], driver_options={"tunable": {"slow": 0, "gain": 1}})
     compiled.configure("tunable", {"gain": 4})
     device._remote.session.process.kill()

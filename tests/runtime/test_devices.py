@@ -14,18 +14,18 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
-from nnhal.base.once import Once
+from nnhal.base.once import OnceTable
 from nnhal.bench import workloads
 from nnhal.hal.device import Capabilities
 from nnhal.hal.wrappers import WithOptions
 from nnhal.ipc import names
 from nnhal.ipc.client import process
-from nnhal.ipc.client.process import Resilient
+from nnhal.ipc.client.process import ReconnectingDevice
 from nnhal.runtime import discovery, isolation
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from nnhal.runtime.judgement import identity_of
 from nnhal.runtime.measured import record
-from nnhal.runtime.measured.profile import CostLine, DeviceProfile, MachineProfile
+from nnhal.runtime.measured.profile import DeviceProfile, LinearCost, MachineProfile
 from tests.runtime.devices import Fake, failing, to_be_killed
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
@@ -63,7 +63,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             discovery, "entry_points", lambda groups: [p for g in groups for p in points if p.group == g]
         )
         discovery._installed.cache_clear()
-        monkeypatch.setattr(discovery, "_loaded", Once(lambda name: f"driver {name!r}"))
+        monkeypatch.setattr(discovery, "_loaded", OnceTable(lambda name: f"driver {name!r}"))
 
     monkeypatch.setattr(discovery, "_registered", {})
     yield installed
@@ -103,24 +103,24 @@ def test_what_is_installed_is_looked_up_once_in_a_process(install, monkeypatch):
     monkeypatch.setattr(discovery, "entry_points", lambda groups: scans.append(1) or scan(groups))
     for _ in range(3):
         nnhal.compile(sums(), devices="mine")
-        discovery.found()
+        discovery.load_candidates()
     assert len(scans) == 1
 
 
 def test_a_driver_may_ask_for_another_while_it_loads(install):
     install(Point("wrapper", lambda: Named(f"over {discovery.load_one('inner').name}")), Point("inner", Fake))
-    assert [found.name for found in discovery.found()] == ["fake", "over fake", "reference"]
+    assert [found.name for found in discovery.load_candidates()] == ["fake", "over fake", "reference"]
 
 
 def test_a_driver_may_ask_for_the_cpu_while_all_are_loaded(install):
     install(Point("wrapper", lambda: Named(f"over {discovery.cpu().name}")))
-    assert [found.name for found in discovery.found()] == ["over reference", "reference"]
+    assert [found.name for found in discovery.load_candidates()] == ["over reference", "reference"]
 
 
-@pytest.mark.parametrize("ask", [discovery.found, lambda: discovery.load_one("narcissus")])
+@pytest.mark.parametrize("ask", [discovery.load_candidates, lambda: discovery.load_one("narcissus")])
 def test_a_driver_that_asks_for_itself_while_it_loads_is_told(install, ask):
     install(Point("narcissus", ask))
-    (found, _) = discovery.found()
+    (found, _) = discovery.load_candidates()
     assert found.device is None
     assert "driver 'narcissus': is asked for by what it waits for itself" in found.problem
 
@@ -183,7 +183,7 @@ def test_an_installed_driver_named_reference_does_not_take_the_place_of_the_cpu(
 def test_the_reference_in_a_process_of_its_own_stays_there_where_the_cpu_may_take_over():
     with nnhal.compile(sums(), devices=["reference"], isolation="process", fallback="allow") as compiled:
         (step,) = compiled._caller.plan.steps
-        assert isinstance(step.device, Resilient) and step.device.pid != os.getpid()
+        assert isinstance(step.device, ReconnectingDevice) and step.device.pid != os.getpid()
         assert (compiled(X) == 2 * X).all()
         (choice,) = compiled.placement.choices
         assert choice.device == "reference" and list(choice.others) == ["reference (in this process)"]
@@ -314,7 +314,7 @@ def test_a_device_whose_attributes_cannot_be_is_refused_by_name(attribute, value
     with pytest.raises(InvalidArgument, match=message):
         nnhal.compile(sums(), devices=device, fallback="allow")
     install(Point("mine", lambda: device))
-    assert message.split(": ", 1)[-1].replace(".1.", "[1]") in discovery.found()[0].problem
+    assert message.split(": ", 1)[-1].replace(".1.", "[1]") in discovery.load_candidates()[0].problem
 
 
 def test_a_device_whose_attributes_cannot_be_read_is_refused():
@@ -358,8 +358,8 @@ def starts(monkeypatch: pytest.MonkeyPatch, install) -> Callable[[int], None]:
 
     def meeting(count: int) -> None:
         monkeypatch.setattr(Started, "meeting", threading.Barrier(count), raising=False)
-        monkeypatch.setattr(process, "Resilient", Started)
-        monkeypatch.setattr(isolation, "_devices", Once(str))
+        monkeypatch.setattr(process, "ReconnectingDevice", Started)
+        monkeypatch.setattr(isolation, "_devices", OnceTable(str))
         install(*(Point(f"d{n}", Fake) for n in range(count)))
 
     return meeting
@@ -426,7 +426,7 @@ def test_an_engine_that_is_another_than_was_measured_is_no_candidate_until_it_is
     (engine,) = discovery.select(["e"])
 
     def measured(identity, pinned=False):
-        its = DeviceProfile(identity, "1", {"float32": {"add": CostLine(1e-6, 0.0, 0.0)}}, {"none": 1e-6})
+        its = DeviceProfile(identity, "1", {"float32": {"add": LinearCost(1e-6, 0.0, 0.0)}}, {"none": 1e-6})
         record.keep_profile(MachineProfile(record.processor(), 1, {"e": its}, pinned=pinned))
         with nnhal.compile(workloads.single(), cache_dir=False) as compiled:
             return "e" in [*compiled.placement.choices[0].costs]
@@ -442,12 +442,12 @@ def test_drivers_are_found_by_their_names_whichever_group_they_are_of(install):
         Point("e", lambda: Named("e"), discovery.ENGINES),
         Point("s", failing(OSError("no such engine")), SAMPLE),
     )
-    assert [(f.name, f.problem) for f in discovery.found_of(["s", "e"])] == [
+    assert [(f.name, f.problem) for f in discovery.drivers_named(["s", "e"])] == [
         ("s", "OSError: no such engine"),
         ("e", ""),
     ]
     with pytest.raises(DeviceUnavailable, match="'x' is not known"):
-        discovery.found_of(["e", "x"])
+        discovery.drivers_named(["e", "x"])
 
 
 def test_an_engine_that_the_application_registered_is_a_candidate(install):
@@ -466,7 +466,7 @@ def test_all_that_there_is_are_the_drivers_in_order_and_the_cpu_last(install):
         Point("z", lambda: Named("z")), Point("sample", failing(AssertionError("was loaded")), SAMPLE),
         Point("broken", failing(OSError("no such engine"))), Point("a", lambda: Named("m")),
     )  # fmt: skip
-    found = discovery.found()
+    found = discovery.load_candidates()
     assert [f.name for f in found] == ["broken", "m", "z", "reference"]
     assert [f.problem for f in found] == ["OSError: no such engine", "", "", ""]
     assert [d.name for d in discovery.devices()] == ["m", "z", "reference"] == [d.name for d in discovery.select(None)]
@@ -484,7 +484,7 @@ def test_a_driver_that_does_not_load_says_why_with_what_it_raised(install):
             discovery.load_one("broken")
         assert caught.value.__cause__ is raised
     with pytest.raises(DeviceUnavailable, match=r"^this: OSError: no such engine$"):
-        discovery.found()[0].loaded("this")
+        discovery.load_candidates()[0].loaded("this")
 
 
 @pytest.mark.parametrize(("name", "hint"), [("alpah", r"alpha.*"), ("zzzzzzzz", "")])
@@ -509,7 +509,7 @@ def test_an_interrupt_while_a_driver_loads_is_the_users(install, error):
 def test_what_is_neither_a_device_nor_a_driver_of_the_hal_is_named(install, given):
     install(Point("mine", lambda: given))
     kind = type(given).__name__
-    (found, _) = discovery.found()
+    (found, _) = discovery.load_candidates()
     assert (
         found.problem.endswith(f"test:device gave {kind}, must give a nnhal.hal.device.Device or a driver of the HAL")
         and found.name == "mine"
@@ -599,7 +599,7 @@ def test_a_device_that_turns_out_to_be_none_is_closed_and_asked_for_anew(starts,
     monkeypatch.setattr(Started, "version", "1")
     device = isolation.isolated("d0")
     assert isolation.isolated("d0") is device
-    monkeypatch.setattr(device, "unusable", True)
+    monkeypatch.setattr(device, "is_unusable", True)
     assert isolation.isolated("d0") is not device
     isolation.close_all()
     assert len(closed) == 3
@@ -618,7 +618,7 @@ def test_where_no_device_is_named_those_whose_process_does_not_start_are_left_ou
     assert [device.name for device in isolation.select(None, "process")] == ["d1", "reference"]
     starts(2)
     found = isolation.confinement(["d0", "d1"])
-    assert found["d0"] == isolation.Confined({}, "does not start") and found["d1"].problem == ""
+    assert found["d0"] == isolation.SandboxStatus({}, "does not start") and found["d1"].problem == ""
 
 
 def test_a_name_that_is_no_drivers_may_be_that_of_a_running_service(install, monkeypatch):

@@ -17,7 +17,7 @@ from nnhal.base.memory import Memory
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request
-from nnhal.hal.wrappers import AtLevel
+from nnhal.hal.wrappers import WithHalLevel
 from nnhal.ipc.client import session
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import State
@@ -210,7 +210,7 @@ def test_roles_on_two_devices_become_a_shared_pool_with_the_reason():
 
 
 def test_a_driver_of_a_level_without_buffers_leaves_a_shared_pool():
-    compiled = nnhal.compile(sums(), devices=[AtLevel(discovery.cpu(), nnhal.Level.parse("1.2"))])
+    compiled = nnhal.compile(sums(), devices=[WithHalLevel(discovery.cpu(), nnhal.Level.parse("1.2"))])
     a = nnhal.allocate([(compiled, "input", 0)])
     assert a.device is None and "allocate needs level 1.3" in a.reason
     a.write(X)

@@ -19,7 +19,7 @@ from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery, execute
-from nnhal.runtime.execute import too_small
+from nnhal.runtime.execute import buffers_too_small
 from nnhal.runtime.placement import WHOLE
 from tests.runtime.devices import Fake, failing, for_nothing
 from tests.runtime.graphs import FLOATS, SHAPE, sums
@@ -321,7 +321,9 @@ def test_every_output_that_is_too_small_is_named_with_all_shapes():
     assert str(caught.value) == (
         "execution: output 0 needs shape [4], output 1 needs shape [4]; the memory given is smaller"
     )
-    assert str(too_small([None, (2, 3)], [0])) == "execution: output 0 needs shape []; the memory given is smaller"
+    assert (
+        str(buffers_too_small([None, (2, 3)], [0])) == "execution: output 0 needs shape []; the memory given is smaller"
+    )
 
 
 def test_a_later_step_is_not_run_for_room_that_is_too_small(monkeypatch):

@@ -12,9 +12,9 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import DeviceUnavailable, OperationFailed
-from nnhal.hal.background import ExecutionInfo, Untold
+from nnhal.hal.background import ExecutionInfo, InfoUnavailable
 from nnhal.hal.request import Timing
-from nnhal.hal.wrappers import AtLevel, Limited
+from nnhal.hal.wrappers import Limited, WithHalLevel
 from nnhal.runtime import discovery
 from nnhal.runtime import fenced as fenced_
 from nnhal.runtime.fenced import Fenced
@@ -191,7 +191,7 @@ def test_allocations_are_arguments_of_fenced_executions(isolation):
 
 
 def test_a_driver_of_a_level_without_fences_runs_on_a_thread_and_says_so():
-    compiled = nnhal.compile(sums(), devices=[AtLevel(discovery.cpu(), nnhal.Level.parse("1.2"))])
+    compiled = nnhal.compile(sums(), devices=[WithHalLevel(discovery.cpu(), nnhal.Level.parse("1.2"))])
     fenced = compiled.execute_fenced(X, B)
     assert (fenced.result(LONG) == X + 1).all()
     assert "executeFenced needs level 1.3" in fenced.way
@@ -336,7 +336,7 @@ def test_a_process_that_does_not_tell_in_time_what_an_execution_came_to_may_be_a
     def info(until):
         asked.append(until)
         if not ready:
-            raise Untold("it does not tell")
+            raise InfoUnavailable("it does not tell")
         return ExecutionInfo(Timing(), Timing())
 
     ended = Fenced([info], None, lambda well: "outputs" if well else None, "way")

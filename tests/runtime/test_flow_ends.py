@@ -32,7 +32,7 @@ from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.hal.utilities import is_extension
-from nnhal.hal.wrappers import AtLevel, Limited
+from nnhal.hal.wrappers import Limited, WithHalLevel
 from nnhal.ipc.client.buffer import RemoteContents
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
@@ -353,7 +353,7 @@ def test_a_burst_takes_another_while_one_that_was_given_up_is_still_inside():
 def test_a_burst_says_what_steps_inside_are_run_by():
     with nnhal.compile(nested(), devices=two()).burst() as burst:
         assert burst.ways == ("partition 0 on runtime: burst",)
-    old = AtLevel(Some("old", "ADD MUL LESS"), V1_1)
+    old = WithHalLevel(Some("old", "ADD MUL LESS"), V1_1)
     with nnhal.compile(branching(), devices=[old]).burst() as burst:
         (way,) = burst.ways
         assert way.startswith("partition 0 on runtime: plain calls: ")

@@ -12,7 +12,7 @@ from nnhal.base.levels import FL8
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import YES, Capabilities, OperationGroup, Performance, Verdict
 from nnhal.model.graph import Model
-from nnhal.model.parts import live
+from nnhal.model.parts import live_operands
 from nnhal.runtime import costs
 from nnhal.runtime.partition import Offer, Partition, partition
 from nnhal.runtime.placement import Placement
@@ -245,7 +245,7 @@ def price(model: Model, by_name: dict[str, Offer], found: Sequence[tuple[str, Se
 
 def whole(model: Model, o: Offer) -> bool:
     """Whether a device takes all of a model."""
-    needed = live(model)
+    needed = live_operands(model)
     return all(n not in o.excluded and (o.verdicts[n].ok or stands(o, n, needed)) for n in needed)
 
 
@@ -263,7 +263,7 @@ def test_every_operation_runs_once_where_it_is_taken_in_order_and_at_a_price_tha
         return
     assert found == partition(model, held, preference)
     placed = [n for _, operations in found.steps for n in operations]
-    assert sorted(placed) == sorted(live(model))
+    assert sorted(placed) == sorted(live_operands(model))
     step_of = {n: number for number, step in enumerate(found.steps) for n in step.operations}
     writer = {i: n for n, o in enumerate(model.main.operations) for i in o.outputs}
     for n, number in step_of.items():
@@ -282,4 +282,4 @@ def test_every_operation_runs_once_where_it_is_taken_in_order_and_at_a_price_tha
         now = price(model, by_name, found.steps)
         for o in held:
             if whole(model, o):
-                assert now <= price(model, by_name, [(o.device, live(model))]) * (1 + 1e-9)
+                assert now <= price(model, by_name, [(o.device, live_operands(model))]) * (1 + 1e-9)

@@ -17,8 +17,8 @@ import nnhal
 from nnhal.base.errors import Closed, ResourceExhausted
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.runtime import inflight
-from nnhal.runtime.caller import InUse
-from nnhal.runtime.inflight import Execution, Home, Queue
+from nnhal.runtime.caller import InFlightTracker
+from nnhal.runtime.inflight import Execution, OwnerProcess, Queue
 from tests.runtime.test_execution import wait_until
 from tests.waiting import Opened, pass_time
 
@@ -158,21 +158,21 @@ def test_what_no_worker_can_be_had_for_is_not_in_the_queue(monkeypatch):
     assert not queue.has("lost")
     monkeypatch.undo()
     queue.submit("found", lambda: ran.append("found"), nothing, UNLIMITED).result(LONG)
-    queue.drain()
+    queue.wait_until_idle()
     assert ran == ["found"]
 
 
 def test_draining_waits_for_the_last_to_have_left_and_takes_up_what_nobody_has(held, monkeypatch):
     queue, order = Queue(2), []
-    queue.drain()  # nothing is nothing to wait for
+    queue.wait_until_idle()  # nothing is nothing to wait for
     for n in range(3):
         queue.submit(n, lambda n=n: order.append(n), lambda: (pass_time(0.01), order.append("left")), UNLIMITED)
     monkeypatch.undo()  # nobody came for them
     changed = queue._changed.wait
     monkeypatch.setattr(queue._changed, "wait", lambda _: changed(600))  # told of the end, it need not look again
-    queue.drain()
+    queue.wait_until_idle()
     assert order.count("left") == 3 and not queue._threads
-    queue.drain()
+    queue.wait_until_idle()
 
 
 def test_one_that_was_cancelled_before_its_turn_does_not_run(held):
@@ -358,7 +358,7 @@ def test_awaiting_ends_at_the_deadline_though_the_work_goes_on(monkeypatch):
 
 
 def test_what_is_in_flight_belongs_to_the_process_that_began_it(monkeypatch):
-    home = Home()
+    home = OwnerProcess()
     home.check("execution")
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(Closed, match=r"^thing: was launched before this process was forked"):
@@ -372,7 +372,7 @@ class Given:
     """Counts how often it was given back."""
 
     def __init__(self) -> None:
-        self.back, self.use = 0, InUse(self.give_back)
+        self.back, self.use = 0, InFlightTracker(self.give_back)
 
     def give_back(self) -> None:
         self.back += 1
@@ -425,7 +425,7 @@ def test_what_was_interrupted_while_it_was_given_back_is_given_back_by_the_next(
         if len(calls) == 1:
             raise KeyboardInterrupt
 
-    use = InUse(give_back)
+    use = InFlightTracker(give_back)
     with suppress(KeyboardInterrupt):
         use.end()
     use.end()

@@ -15,7 +15,7 @@ import pytest
 import nnhal
 from nnhal.hal.background import _idle, start
 from nnhal.hal.wrappers import Limited
-from nnhal.runtime.judgement import Judge
+from nnhal.runtime.judgement import Placer
 from tests.interrupts import interrupted_at, interrupted_in
 from tests.ipc.support import served_here
 from tests.runtime.graphs import sums
@@ -209,7 +209,7 @@ class Struck(Own):
 def blamed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is kept against devices."""
     found: list[Any] = []
-    monkeypatch.setattr(Judge, "failed", lambda *given: found.append(given))
+    monkeypatch.setattr(Placer, "failed", lambda *given: found.append(given))
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 import nnhal
 from nnhal.base.errors import BadState, Closed, ContractBroken, DriverFailed, OperationFailed
 from nnhal.hal.request import UNLIMITED, Argument, Control, Request, Signature, Timing
-from nnhal.runtime.lanes import Lane
+from nnhal.runtime.lanes import DeadlineExecutor
 from tests.runtime.test_execution import wait_until
 
 LONG = 60  # seconds after which something counts as hanging
@@ -34,8 +34,8 @@ class Engine:
         self.closed += 1
 
 
-def lane(engine: Engine) -> Lane:
-    made = Lane(WHERE)
+def lane(engine: Engine) -> DeadlineExecutor:
+    made = DeadlineExecutor(WHERE)
     made.prepared = engine  # type: ignore[assignment]
     return made
 
@@ -164,7 +164,7 @@ def test_it_is_closed_once_when_the_last_of_several_has_come_back():
 
 
 def test_what_was_never_prepared_has_nothing_to_close_until_it_is():
-    own, engine = Lane(WHERE), Engine()
+    own, engine = DeadlineExecutor(WHERE), Engine()
     own.close()
     own.prepared = engine  # type: ignore[assignment]
     own.close()

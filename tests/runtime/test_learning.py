@@ -21,8 +21,8 @@ from nnhal.runtime import discovery, execute, isolation, learning, tuning
 from nnhal.runtime.judgement import identity_of
 from nnhal.runtime.learning import COUNTED, LEAST, UNCOUNTED
 from nnhal.runtime.measured import place, record
-from nnhal.runtime.measured.later import later, settle
-from nnhal.runtime.measured.profile import CostLine, CrossingCost, DeviceProfile, MachineProfile
+from nnhal.runtime.measured.later import queue_write, wait_for_writes
+from nnhal.runtime.measured.profile import CrossingCost, DeviceProfile, LinearCost, MachineProfile
 from tests.waiting import LIMIT, Clock, pass_time
 
 US = 1e-6
@@ -102,7 +102,7 @@ def profiled(**each: float) -> None:
     devices = {}
     for name, seconds in each.items():
         key = isolation.key_of(discovery.load_one(name))
-        lines = {"float32": {"relu": CostLine(seconds, 0.0, 0.0)}}
+        lines = {"float32": {"relu": LinearCost(seconds, 0.0, 0.0)}}
         devices[name] = DeviceProfile(identity_of(key), key.version, lines, {"none": 1 * US})
     crossings = {f"{a} > {b}": {"none": CrossingCost(US, 0.0)} for a in each for b in each if a != b}
     record.keep_profile(MachineProfile(record.processor(), 1, devices, crossings))
@@ -113,7 +113,7 @@ def used(*devices: str, runs: int = UNCOUNTED + COUNTED, length: int = 2, **more
         for _ in range(runs):
             np.testing.assert_array_equal(compiled(X), X * (-1) ** length)
         found = compiled.placement
-    settle(10)
+    wait_for_writes(10)
     return found
 
 
@@ -124,12 +124,12 @@ def where(placement: nnhal.Placement) -> list[str]:
 @pytest.fixture(autouse=True)
 def what_a_test_learns_is_written_before_the_next() -> Iterator[None]:
     yield
-    settle(10)
+    wait_for_writes(10)
 
 
 def written() -> None:
     """What is written in the background has been."""
-    settle(10)
+    wait_for_writes(10)
     assert learnt_rows()
 
 
@@ -252,7 +252,7 @@ def test_each_step_of_several_is_learnt(tmp_path: Path, clock: Clock) -> None:
 
 def test_too_few_executions_teach_nothing(two: None) -> None:
     used("quick", "slow", runs=UNCOUNTED + 2)
-    settle(10)
+    wait_for_writes(10)
     assert learnt_rows() == []
 
 
@@ -266,7 +266,7 @@ def test_a_scalar_is_as_much_to_do_every_time_and_a_shape_that_is_open_is_not(
     with nnhal.compile(model, devices=["quick", "slow"], fallback="allow", cache_dir=False) as compiled:
         for _ in range(UNCOUNTED + COUNTED):
             np.testing.assert_allclose(compiled(X, np.float32(1.0)), X / 4)
-    settle(10)
+    wait_for_writes(10)
     assert len(learnt_rows()) == rows
 
 
@@ -295,7 +295,7 @@ def test_executions_beside_others_teach_nothing(tmp_path: Path, clock: Clock, mo
             compiled(X)
         over.set()
         first.join(LIMIT)
-    settle(10)
+    wait_for_writes(10)
     assert learnt_rows() == []
 
 
@@ -369,7 +369,7 @@ def test_where_an_execution_fell_back_nothing_is_learnt(counted: int, monkeypatc
 def test_without_a_profile_nothing_is_learnt_and_no_record_is_made(tmp_path: Path) -> None:
     driver(tmp_path, "quick")
     used("quick")
-    assert not place.there()
+    assert not place.is_measured()
 
 
 def test_what_is_held_to_learns_nothing(two: None) -> None:
@@ -378,7 +378,7 @@ def test_what_is_held_to_learns_nothing(two: None) -> None:
     record.keep_profile(MachineProfile("elsewhere", 1, known.devices, known.crossings, pinned=True))
     for _ in range(2):
         assert where(used("quick", "slow")) == ["slow", "slow"]
-    settle(10)
+    wait_for_writes(10)
     assert learnt_rows() == []
 
 
@@ -415,11 +415,11 @@ def test_a_report_that_was_asked_for_is_told_while_it_learns(tmp_path: Path) -> 
 
 def test_what_is_written_in_the_background_is_written_in_order() -> None:
     order, gate = list[str](), threading.Event()
-    later(lambda: (gate.wait(LIMIT), order.append("begun")))
-    later(lambda: order.append("took"))
+    queue_write(lambda: (gate.wait(LIMIT), order.append("begun")))
+    queue_write(lambda: order.append("took"))
     pass_time(0.05)
     gate.set()
-    settle(LIMIT)
+    wait_for_writes(LIMIT)
     assert order == ["begun", "took"]
 
 
@@ -468,7 +468,7 @@ def test_what_may_pass_is_not_kept(tmp_path: Path, error: str) -> None:
     driver(tmp_path, "npu", on_prepare=f"import nnhal; raise nnhal.{error}('later')")
     with pytest.raises(nnhal.NnhalError) if error == "MissedDeadline" else _as_it_is():
         used("npu")
-    assert not place.there()
+    assert not place.is_measured()
 
 
 def _as_it_is() -> Any:
@@ -484,4 +484,4 @@ def test_a_device_that_an_application_made_leaves_no_trace() -> None:
         fake = Fake(on_prepare=failing(nnhal.OperationFailed("no")))
         compiled = nnhal.compile(chain(), devices=[fake], fallback="allow", cache_dir=False)
         assert "failed to prepare" in compiled.placement.events[0]
-    assert not place.there()
+    assert not place.is_measured()

@@ -182,7 +182,7 @@ def test_where_one_operand_is_all_that_crosses_no_assignment_by_blocks_is_cheape
     crossings = {pair: (r.uniform(0, 50) * US, r.uniform(0, 0.05) * US) for pair in itertools.permutations(names, 2)}
     schedule = Schedule(model, {})
     prices = Prices(model, (), alone, starting, schedule, None, None, crossings)
-    found = prices.chained()
+    found = prices.cheapest_chain()
     inside = [[n] for n in range(count)]
     members: dict[int, int] = {}
     for k, operation in enumerate(model.main.operations):  # an ADD ends a block of three
@@ -203,7 +203,7 @@ def test_where_one_operand_is_all_that_crosses_no_assignment_by_blocks_is_cheape
 def test_a_block_that_no_device_takes_whole_has_no_chain() -> None:
     model = equal(3, 10)
     prices = Prices(model, (), [{"a": US}, {}, {"a": US}], {"a": US}, Schedule(model, {}))
-    assert prices.chained() is None
+    assert prices.cheapest_chain() is None
 
 
 def wide(count: int) -> Model:
@@ -221,7 +221,7 @@ def test_where_much_is_read_late_the_places_for_a_change_are_found_by_work_that_
     def took(length: int) -> int:
         model = wide(length)
         prices = Prices(model, (), [{"a": US, "b": US}] * length, {"a": US, "b": US}, Schedule(model, {}))
-        return lines(prices.chained)
+        return lines(prices.cheapest_chain)
 
     assert took(2000) < 5 * took(500)  # 4 where it is proportional
 

@@ -10,11 +10,11 @@ import pytest
 import nnhal
 from nnhal.frontends.python import Builder
 from nnhal.ops import OPS
-from nnhal.runtime.measured.families import _FAMILY, FAMILIES, OperationWork, works
+from nnhal.runtime.measured.families import _FAMILY, FAMILIES, OperationWork, work_of_operations
 from nnhal.runtime.measured.profile import (
-    CostLine,
     CrossingCost,
     DeviceProfile,
+    LinearCost,
     MachineProfile,
     Workload,
     decoded,
@@ -30,7 +30,7 @@ def network(kind: str = "float32", predicted: float = 1.0, took: float = 1.0, **
 
 
 def device(lines: Any = None, **more: Any) -> DeviceProfile:
-    return DeviceProfile("id", "1", lines or {"float32": {"add": CostLine(US, 0.0, 0.0)}}, {"none": 5 * US}, **more)
+    return DeviceProfile("id", "1", lines or {"float32": {"add": LinearCost(US, 0.0, 0.0)}}, {"none": 5 * US}, **more)
 
 
 def work(family: str = "add", kind: str = "float32", macs: int = 0, bytes: int = 0, turns: int = 1) -> OperationWork:
@@ -47,7 +47,7 @@ def test_the_work_of_an_operation_is_its_multiplications_and_the_bytes_that_it_t
     x = b.input((1, 8, 8, 4))
     y = b.conv_2d(x, np.ones((6, 3, 3, 4), np.float32), np.zeros(6, np.float32), padding="same", stride=1)
     z = b.conv_2d(y, np.ones((2, 1, 1, 6), np.float32), np.zeros(2, np.float32), padding="same", stride=1)
-    three, one = works(b.finish([x], [z]))
+    three, one = work_of_operations(b.finish([x], [z]))
     assert (three.family, three.kind, three.macs) == ("convolution", "float32", 8 * 8 * 6 * 3 * 3 * 4)
     assert (one.family, one.macs) == ("pointwise", 8 * 8 * 2 * 6)
     tensors = 4 * (8 * 8 * 4 + 6 * 3 * 3 * 4 + 6 + 8 * 8 * 6)
@@ -69,14 +69,14 @@ def test_a_sequence_takes_a_turn_for_each_of_its_steps(
     if name == "BIDIRECTIONAL":
         more |= {"time_major": time_major, "merge_outputs": True}
     y = b.operation(f"{name}_SEQUENCE_RNN", x, **one, **more)
-    (found,) = works(b.finish([x], [y]))
+    (found,) = work_of_operations(b.finish([x], [y]))
     assert (found.family, found.turns) == ("lstm", turns)
 
 
 def test_what_is_no_sequence_takes_one_turn() -> None:
     b = Builder()
     x = b.input((7, 7, 7))
-    assert works(b.finish([x], [b.add(x, x)]))[0].turns == 1
+    assert work_of_operations(b.finish([x], [b.add(x, x)]))[0].turns == 1
 
 
 def test_a_sequence_of_which_an_execution_says_how_it_lies_counts_the_longer_way() -> None:
@@ -84,17 +84,17 @@ def test_a_sequence_of_which_an_execution_says_how_it_lies_counts_the_longer_way
     x, time_major = b.input((2, 7, 4)), b.input((), "INT32")
     cells, bias, state = np.ones((4, 4), np.float32), np.zeros(4, np.float32), np.zeros((2, 4), np.float32)
     y = b.unidirectional_sequence_rnn(x, cells, cells, bias, state, activation_kind="relu", time_major=time_major)
-    assert works(b.finish([x, time_major], [y]))[0].turns == 7
+    assert work_of_operations(b.finish([x, time_major], [y]))[0].turns == 7
 
 
 def test_what_an_operation_takes_beside_its_work_it_takes_for_each_turn() -> None:
-    lines = {"float32": {"lstm": CostLine(2 * US, 1e-12, 1e-9)}}
+    lines = {"float32": {"lstm": LinearCost(2 * US, 1e-12, 1e-9)}}
     sequence = work("lstm", macs=1000, bytes=100, turns=50)
     assert device(lines).predicted([sequence], 1) == pytest.approx([100 * US + 1e-9 + 1e-7])
 
 
 def test_what_a_network_of_a_family_says_goes_with_the_bytes_that_a_model_touches_of_it() -> None:
-    lines = {"float32": {"lstm": CostLine(US, 0.0, 0.0), "add": CostLine(US, 0.0, 0.0)}}
+    lines = {"float32": {"lstm": LinearCost(US, 0.0, 0.0), "add": LinearCost(US, 0.0, 0.0)}}
     large = network(took=3.0, family="lstm", bytes=1000)
     found = device(lines, workloads={"stack": large, "plain": network(took=1.5)})
     for touched, factor in ((2000, 3.0), (1000, 3.0), (500, 2.0), (0, 1.0)):
@@ -104,7 +104,7 @@ def test_what_a_network_of_a_family_says_goes_with_the_bytes_that_a_model_touche
 
 
 def test_an_operation_takes_what_its_line_says_times_what_whole_networks_took_over_their_sums() -> None:
-    lines = {"float32": {"pointwise": CostLine(2 * US, 1e-12, 1e-9)}}
+    lines = {"float32": {"pointwise": LinearCost(2 * US, 1e-12, 1e-9)}}
     bare = device(lines)
     assert bare.predicted([work("pointwise", macs=1000, bytes=100)], 1) == pytest.approx([2 * US + 1e-9 + 1e-7])
     both = {"a": network(predicted=1.0, took=2.0), "b": network(predicted=1.0, took=0.5 * 4)}
@@ -139,15 +139,15 @@ def test_control_flow_says_nothing_of_what_operations_take() -> None:
 
 def test_what_was_not_measured_is_as_what_is_nearest() -> None:
     lines = {
-        "float32": {"pool": CostLine(1 * US, 0, 0), "add": CostLine(2 * US, 0, 0)},
-        "quant8": {"relu": CostLine(3 * US, 0, 0)},
+        "float32": {"pool": LinearCost(1 * US, 0, 0), "add": LinearCost(2 * US, 0, 0)},
+        "quant8": {"relu": LinearCost(3 * US, 0, 0)},
     }
     asked = [work("pool"), work("pool", "relaxed"), work("pool", "quant8"), work("softmax", "quant8"), work("")]
     assert device(lines).predicted(asked, 1) == pytest.approx([US, US, US, 3 * US, 2 * US])
 
 
 def test_a_device_of_which_nothing_near_was_measured_is_not_predicted() -> None:
-    assert device({"quant8": {"pool": CostLine(US, 0, 0)}}).predicted([work("softmax", "float32")], 1) is None
+    assert device({"quant8": {"pool": LinearCost(US, 0, 0)}}).predicted([work("softmax", "float32")], 1) is None
 
 
 def test_what_the_hal_wants_stated_is_time_and_processor_time_of_networks_that_both_ran() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import ContractBroken, DriverFailed
-from nnhal.hal.device import Hints, memory_by, prepared_by
-from nnhal.hal.memory_use import MemoryUse, together
+from nnhal.hal.device import Hints, checked_memory_use, checked_prepared
+from nnhal.hal.memory_use import MemoryUse, combined_use
 from nnhal.runtime import discovery
 from nnhal.runtime.model_memory import ModelMemory, StepMemory, memory_of
 from nnhal.runtime.placement import WHOLE
@@ -108,8 +108,8 @@ def test_what_is_between_steps_is_the_runtimes(monkeypatch):
 
 
 def test_what_several_hold_is_added_up_but_an_execution_is_in_one_at_a_time():
-    assert together([MemoryUse(1, 2, None, 4), MemoryUse(10, 20, 30, 3)]) == MemoryUse(11, 22, None, 4)
-    assert together([]) == MemoryUse(0, 0, 0, 0)
+    assert combined_use([MemoryUse(1, 2, None, 4), MemoryUse(10, 20, 30, 3)]) == MemoryUse(11, 22, None, 4)
+    assert combined_use([]) == MemoryUse(0, 0, 0, 0)
 
 
 def test_what_a_model_holds_reads_as_a_line_a_step_and_in_short_as_the_total():
@@ -136,7 +136,7 @@ def test_steps_that_fell_back_come_in_order_and_what_one_raises_names_its_device
         name = "spare"
 
     def prepared(use):
-        made = prepared_by(Cpu(), dense(16), Hints())
+        made = checked_prepared(Cpu(), dense(16), Hints())
         made.memory = lambda: use
         return SimpleNamespace(device=Cpu(), prepared=made)
 
@@ -166,10 +166,10 @@ def test_a_step_that_fell_back_counts_also_on_the_cpu():
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
 def test_figures_that_cannot_be_are_the_drivers_fault(nonsense):
-    prepared = prepared_by(Fake(), dense(16), Hints())
+    prepared = checked_prepared(Fake(), dense(16), Hints())
     prepared.memory = lambda: nonsense
     with pytest.raises(ContractBroken, match=r"device fake: memory\(\) gave .*must"):
-        memory_by(prepared, "device fake")
+        checked_memory_use(prepared, "device fake")
 
 
 def test_what_it_raises_names_the_device():

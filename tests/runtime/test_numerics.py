@@ -10,7 +10,7 @@ from nnhal.api import Numerics
 from nnhal.base.errors import InvalidArgument
 from nnhal.drivers.litert import own_kernels
 from nnhal.drivers.reference import Interpreter, Reference
-from nnhal.hal.claims import considered_by
+from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Hints, Prepared, can_be_exact
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
@@ -20,7 +20,7 @@ from tests.ipc.support import own_process
 DRIVER = """
 from nnhal.drivers.litert import own_kernels
 from nnhal.drivers.reference import Interpreter, Reference
-from nnhal.hal.claims import considered_by
+from nnhal.hal.claims import consider_support
 
 class Device(Reference):
     name, version = "told", "1"
@@ -148,11 +148,11 @@ def test_devices_that_come_with_nnhal_declare_it() -> None:
 def test_litert_looks_at_its_own_kernels_before_it_takes_an_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a processor where they round otherwise, it refuses operations on 8 bits."""
     (litert,), hints = discovery.select(["litert"]), Hints(options={"numerics": "exact"})
-    own_kernels.differs_here.cache_clear()
-    assert all(verdict.ok for verdict in considered_by(litert, fully_connected(), hints).verdicts)
+    own_kernels.kernel_difference.cache_clear()
+    assert all(verdict.ok for verdict in consider_support(litert, fully_connected(), hints).verdicts)
     monkeypatch.setattr(own_kernels, "Interpreter", lambda model, exact: Interpreter(model))
-    own_kernels.differs_here.cache_clear()
-    verdicts = considered_by(litert, fully_connected(), hints).verdicts
-    own_kernels.differs_here.cache_clear()
+    own_kernels.kernel_difference.cache_clear()
+    verdicts = consider_support(litert, fully_connected(), hints).verdicts
+    own_kernels.kernel_difference.cache_clear()
     why = "LiteRT's own kernels of layers round differently on this processor, must equal the reference for exact numerics"
     assert verdicts == [(False, why)]

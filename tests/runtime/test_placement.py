@@ -7,7 +7,7 @@ import numpy as np
 
 import nnhal
 from nnhal.runtime.partition import Partition
-from nnhal.runtime.placement import WHOLE, Live, Placement, StepLayout
+from nnhal.runtime.placement import WHOLE, ExecutionStats, Placement, StepLayout
 from tests.runtime.devices import Fake, failing
 
 
@@ -25,7 +25,7 @@ def test_nothing_that_fell_back_shows_as_nothing():
 
 
 def test_what_falls_back_is_counted_by_step_with_the_last_reason():
-    live = Live(["fake", "reference"])
+    live = ExecutionStats(["fake", "reference"])
     live.fell_back(1, "first")
     live.fell_back(0, "second")
     live.fell_back(1, "third")
@@ -37,14 +37,14 @@ def test_what_falls_back_is_counted_by_step_with_the_last_reason():
 
 
 def test_the_whole_model_is_counted_with_all_its_devices():
-    live = Live(["fake", "reference", "fake"])
+    live = ExecutionStats(["fake", "reference", "fake"])
     live.fell_back(WHOLE, "burnt out")
     assert [str(each) for each in live] == ["the whole model fell back once, last: burnt out"]
     assert live.to_dict()["steps"][0]["device"] == "fake, reference"
 
 
 def test_many_threads_lose_no_count():
-    live = Live(["fake", "reference"])
+    live = ExecutionStats(["fake", "reference"])
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: live.fell_back(n % 2, "why"), range(4000)))
     assert [each.count for each in live] == [2000, 2000]
@@ -61,7 +61,7 @@ def test_every_placement_of_a_model_shows_what_fell_back_so_far():
 
 
 def test_one_execution_is_told_as_once_and_several_by_their_number():
-    live = Live(["fake"])
+    live = ExecutionStats(["fake"])
     live.fell_back(0, "hot")
     assert [str(each) for each in live] == ["partition 0 on fake fell back once, last: hot"]
     live.fell_back(0, "hotter")

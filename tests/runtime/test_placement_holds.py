@@ -14,7 +14,7 @@ from nnhal.base.records import replace
 from nnhal.runtime import discovery, isolation, tuning
 from nnhal.runtime.judgement import identity_of
 from nnhal.runtime.measured import place, record
-from nnhal.runtime.measured.later import settle
+from nnhal.runtime.measured.later import wait_for_writes
 from nnhal.runtime.measured.profile import MachineProfile
 from tests.runtime.devices import Fake, failing
 from tests.runtime.test_learning import X, chain, clock, driver, profiled, two, where  # noqa: F401
@@ -97,7 +97,7 @@ def test_what_fell_back_while_it_was_measured_is_no_measurement(tmp_path: Path) 
     driver(tmp_path, "steady", seconds=0.0015)
     identity = identity_of(isolation.key_of(discovery.load_one("worn")), {})
     compiled_for("worn", "steady", tune=0.3).close()
-    settle(10)
+    wait_for_writes(10)
     assert len(record.failures([identity])) == 1
     with closing(sqlite3.connect(place.path())) as c:
         assert not [row for row in c.execute("select assignment from learnt") if identity in row[0]]
@@ -127,8 +127,8 @@ def test_what_is_held_to_counts_though_something_else_was_learnt(two: None) -> N
 
 
 def failures_of(device: str) -> list[str]:
-    settle(10)
-    if not place.there():
+    wait_for_writes(10)
+    if not place.is_measured():
         return []
     with closing(sqlite3.connect(place.path())) as c:
         return [why for (why,) in c.execute("select why from failures where name = ?", (device,))]
@@ -185,5 +185,5 @@ def test_failures_are_forgotten_from_the_oldest(monkeypatch: pytest.MonkeyPatch)
     times = iter(range(100, 110))
     monkeypatch.setattr(record.time, "time", lambda: next(times))
     for number in range(6):
-        record.failed(record.KeptFailure("device", f"model {number}", (0,), "execution", "no", "name"))
+        record.record_failure(record.StoredFailure("device", f"model {number}", (0,), "execution", "no", "name"))
     assert [failure.model for failure in record.failures(["device"])] == [f"model {n}" for n in (2, 3, 4, 5)]

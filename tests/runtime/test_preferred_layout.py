@@ -14,10 +14,10 @@ from nnhal.base.levels import FL8, V1_1, V1_2
 from nnhal.drivers.reference import Reference
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Capabilities, Hints, Prepared, Verdict, identity_of, layout_of
-from nnhal.hal.wrappers import AtLevel, Limited
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.hal.wrappers import Limited, WithHalLevel
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.model.graph import Model
-from nnhal.model.layouts import laid_out
+from nnhal.model.layouts import with_layout
 from nnhal.runtime import discovery
 from nnhal.runtime.placement import WHOLE
 from tests.cli.test_cli import nnhal as command
@@ -65,7 +65,7 @@ def test_a_device_of_nchw_only_runs_a_mobilenet_whole_with_one_transpose(name: s
 
 def test_so_it_does_in_a_process_of_its_own() -> None:
     model = nnhal.load("mobilenet_v1")
-    device = Resilient("only-nchw", lambda: start(str(DRIVER)))
+    device = ReconnectingDevice("only-nchw", lambda: start(str(DRIVER)))
     try:
         with nnhal.compile(model, devices=device, fallback="forbid") as compiled:
             assert compiled.placement.transposes == 1
@@ -88,14 +88,14 @@ def test_what_a_device_prefers_is_known_outside_of_its_process() -> None:
 
 def test_a_wrapped_device_prefers_what_the_one_inside_does_from_1_2_on() -> None:
     assert layout_of(Limited(OnlyNchw(), lambda model, n: True)) == "nchw"
-    assert layout_of(AtLevel(OnlyNchw(), V1_2)) == "nchw"
-    assert layout_of(AtLevel(OnlyNchw(), V1_1)) is None
-    assert layout_of(AtLevel(discovery.cpu(), FL8)) is None
+    assert layout_of(WithHalLevel(OnlyNchw(), V1_2)) == "nchw"
+    assert layout_of(WithHalLevel(OnlyNchw(), V1_1)) is None
+    assert layout_of(WithHalLevel(discovery.cpu(), FL8)) is None
 
 
 def test_a_device_of_1_1_is_asked_about_the_model_as_it_is() -> None:
     with pytest.raises(nnhal.UnsupportedModel, match="NCHW only"):
-        nnhal.compile(convolutions(), devices=AtLevel(OnlyNchw(), V1_1), fallback="forbid")
+        nnhal.compile(convolutions(), devices=WithHalLevel(OnlyNchw(), V1_1), fallback="forbid")
 
 
 def test_devices_say_what_they_prefer() -> None:
@@ -252,7 +252,7 @@ def test_a_driver_that_has_consumed_the_weights_leaves_none_in_either_layout_and
 def test_a_model_that_was_laid_out_goes_with_its_last_reference() -> None:
     for layout in ("nchw", "nhwc"):
         model = convolutions()
-        laid_out(model, layout)
+        with_layout(model, layout)
         gone = weakref.ref(model.pools[0])
         gc.disable()
         try:

@@ -13,10 +13,10 @@ from nnhal.base.operands import Value
 from nnhal.frontends.python import Builder
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
-from nnhal.model.layouts import laid_out
+from nnhal.model.layouts import with_layout
 from nnhal.runtime import costs
-from nnhal.runtime.costs import Prices, seconds, transposing, turning
-from nnhal.runtime.schedule import Claimed, Schedule, Together
+from nnhal.runtime.costs import Prices, layout_transposition, operand_transposition, seconds
+from nnhal.runtime.schedule import Claimed, FusionGroup, Schedule
 from tests.runtime.test_costs import equal
 
 US, NS = 1e-6, 1e-9
@@ -82,14 +82,14 @@ def pooled(times: int = 1) -> Model:
 
 def test_a_transpose_reads_and_writes_and_counts_for_what_it_serves():
     one = 50 * US + 2 * 48 * NS
-    laid = laid_out(pooled(), "nchw")
-    assert transposing(laid) == {0: pytest.approx(2 * one)}  # before it and after it
-    assert transposing(laid_out(pooled(2), "nchw")) == {0: pytest.approx(one), 1: pytest.approx(one)}
-    assert transposing(laid_out(pooled(), None)) == {}
+    laid = with_layout(pooled(), "nchw")
+    assert layout_transposition(laid) == {0: pytest.approx(2 * one)}  # before it and after it
+    assert layout_transposition(with_layout(pooled(2), "nchw")) == {0: pytest.approx(one), 1: pytest.approx(one)}
+    assert layout_transposition(with_layout(pooled(), None)) == {}
     (y,) = pooled().main.outputs
-    assert turning(pooled(), laid) == dict.fromkeys(laid.turned, pytest.approx(one))
+    assert operand_transposition(pooled(), laid) == dict.fromkeys(laid.turned, pytest.approx(one))
     (between,) = pooled(2).main.operations[0].outputs
-    found = turning(pooled(2), laid_out(pooled(2), "nchw"))
+    found = operand_transposition(pooled(2), with_layout(pooled(2), "nchw"))
     assert between in found and y in laid.turned
     assert list(found.values()) == [pytest.approx(one)] * len(found)
 
@@ -190,7 +190,7 @@ def test_what_is_in_another_order_there_is_transposed_where_it_crosses():
 
 def test_what_runs_as_one_has_the_price_for_that():
     model = equal(3, CHAIN)
-    together = Together("b", (0, 1), 2, 0.25)
+    together = FusionGroup("b", (0, 1), 2, 0.25)
     claimed = {"b": dict.fromkeys((0, 1), together)}
     found = Prices(
         model,
@@ -209,7 +209,11 @@ def test_what_runs_as_one_has_the_price_for_that():
 
 def test_operations_go_where_they_save_most_and_what_nobody_takes_alone_goes_first():
     model = equal(6, CHAIN)
-    little, much, only = Together("b", (0, 1, 2), 2, 0.5), Together("c", (2, 3), 2, 0.25), Together("d", (4, 5), 2, 9.0)
+    little, much, only = (
+        FusionGroup("b", (0, 1, 2), 2, 0.5),
+        FusionGroup("c", (2, 3), 2, 0.25),
+        FusionGroup("d", (4, 5), 2, 9.0),
+    )
     claimed = {
         "b": dict.fromkeys((0, 1, 2), little),
         "c": dict.fromkeys((2, 3), much),
@@ -218,17 +222,17 @@ def test_operations_go_where_they_save_most_and_what_nobody_takes_alone_goes_fir
     alone = [{"a": 1.0}] * 4 + [{}, {}]
     found = prices(model, alone, dict.fromkeys("abcd", 0.0), claimed)
     assert found.packed(["a"] * 4 + ["", ""]) == list("bbccdd")
-    dear = Together("b", (0, 1), 2, 1.0)  # saves nothing
+    dear = FusionGroup("b", (0, 1), 2, 1.0)  # saves nothing
     found = prices(equal(2, CHAIN), [{"a": 1.0}] * 2, {"a": 0, "b": 0}, {"b": dict.fromkeys((0, 1), dear)})
     assert found.packed(["a", "a"]) == ["a", "a"]
-    too_few = Together("b", (0, 1, 2), 3, 0.1), Together("c", (2, 3), 2, 0.01)
+    too_few = FusionGroup("b", (0, 1, 2), 3, 0.1), FusionGroup("c", (2, 3), 2, 0.01)
     claimed = {"b": dict.fromkeys((0, 1, 2), too_few[0]), "c": dict.fromkeys((2, 3), too_few[1])}
     found = prices(equal(4, CHAIN), [{"a": 1.0}] * 4, dict.fromkeys("abc", 0.0), claimed)
     assert found.packed(["a"] * 4) == list("aacc") or found.packed(["a"] * 4) == list("bbba")
 
 
 def test_what_stands_without_the_others_goes_where_it_is_best_alone():
-    together = Together("b", (0, 2), 2, 0.1)  # 1 is between them
+    together = FusionGroup("b", (0, 2), 2, 0.1)  # 1 is between them
     found = prices(
         equal(3, CHAIN),
         [{"a": 2.0, "c": 1.0}, {"a": 1.0}, {"a": 1.0, "c": 2.0}],
@@ -240,12 +244,12 @@ def test_what_stands_without_the_others_goes_where_it_is_best_alone():
 
 
 def test_where_nobody_takes_it_alone_the_others_join_it_or_nothing_leads_anywhere():
-    both = Together("b", (0, 1), 2, 0.1)
+    both = FusionGroup("b", (0, 1), 2, 0.1)
     claimed = {"b": dict.fromkeys((0, 1), both)}
     found = prices(equal(3, CHAIN), [{}, {"a": 1.0}, {"a": 1.0}], {"a": 0, "b": 0}, claimed)
     devices, steps = found.settled(["b", "a", "a"])
     assert devices == ["b", "b", "a"] and [s.operations for s in steps] == [(0, 1), (2,)]
-    around = Together("b", (0, 2), 2, 0.1)
+    around = FusionGroup("b", (0, 2), 2, 0.1)
     stuck = prices(equal(3, CHAIN), [{}, {"a": 1.0}, {}], {"a": 0, "b": 0}, {"b": dict.fromkeys((0, 2), around)})
     assert stuck.settled(["b", "a", "b"]) is None
     assert stuck.lowered(["b", "a", "b"]) == (math.inf, ["b", "a", "b"])

@@ -24,9 +24,9 @@ def mine(pinned: bool = False) -> MachineProfile:
 
 
 def test_without_a_record_nothing_is_known_and_none_is_made_by_asking() -> None:
-    assert not place.there()
-    assert record.profile() is None and record.learnt("m") == {} and record.failures(["d"]) == []
-    assert not place.there()
+    assert not place.is_measured()
+    assert record.profile() is None and record.assignment_times("m") == {} and record.failures(["d"]) == []
+    assert not place.is_measured()
 
 
 def test_a_record_that_somebody_is_about_to_make_holds_nothing_and_is_nothing_to_tell_of(
@@ -57,42 +57,44 @@ def test_a_profile_of_another_processor_is_not_found_unless_it_is_held_to() -> N
 
 
 def test_what_is_learnt_again_counts_a_quarter_unless_it_is_less() -> None:
-    record.learn("m", [("a", 4.0), ("b", 1.0)])
-    record.learn("m", [("a", 8.0)])
-    assert record.learnt("m") == {"a": (5.0, True), "b": (1.0, False)}
-    record.learn("m", [("a", 2.0)])
-    assert record.learnt("m") == {"a": (2.0, True), "b": (1.0, False)} and record.learnt("n") == {}
+    record.record_times("m", [("a", 4.0), ("b", 1.0)])
+    record.record_times("m", [("a", 8.0)])
+    assert record.assignment_times("m") == {"a": (5.0, True), "b": (1.0, False)}
+    record.record_times("m", [("a", 2.0)])
+    assert record.assignment_times("m") == {"a": (2.0, True), "b": (1.0, False)} and record.assignment_times("n") == {}
 
 
 def test_what_is_tried_is_known_once_it_was_measured() -> None:
-    record.tried("m", "a")
-    assert record.learnt("m") == {"a": (None, True)}
-    record.learn("m", [("a", 4.0)])
-    assert record.learnt("m") == {"a": (4.0, False)}
-    record.tried("m", "a")
-    assert record.learnt("m") == {"a": (4.0, True)}  # whether or not it runs often enough
-    record.learn("m", [("a", 8.0)])
-    assert record.learnt("m") == {"a": (5.0, True)}
+    record.record_trial("m", "a")
+    assert record.assignment_times("m") == {"a": (None, True)}
+    record.record_times("m", [("a", 4.0)])
+    assert record.assignment_times("m") == {"a": (4.0, False)}
+    record.record_trial("m", "a")
+    assert record.assignment_times("m") == {"a": (4.0, True)}  # whether or not it runs often enough
+    record.record_times("m", [("a", 8.0)])
+    assert record.assignment_times("m") == {"a": (5.0, True)}
 
 
 def test_what_was_measured_in_turns_with_others_is_settled() -> None:
-    record.learn("m", [("a", 4.0)], settled=True)
-    assert record.learnt("m") == {"a": (4.0, True)}
+    record.record_times("m", [("a", 4.0)], settled=True)
+    assert record.assignment_times("m") == {"a": (4.0, True)}
 
 
 def test_no_more_is_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "MOST", 5)
     for second in range(20):
         monkeypatch.setattr("time.time", lambda s=second: float(s))
-        record.learn("m", [(str(second), 1.0)])
-    assert set(record.learnt("m")) <= {str(n) for n in range(14, 20)} and len(record.learnt("m")) >= 5
+        record.record_times("m", [(str(second), 1.0)])
+    assert (
+        set(record.assignment_times("m")) <= {str(n) for n in range(14, 20)} and len(record.assignment_times("m")) >= 5
+    )
 
 
 def test_a_failure_is_kept_with_what_failed_and_why() -> None:
-    first = record.KeptFailure("d", "m", (1, 2), "preparation", "no", "npu")
-    record.failed(first)
-    record.failed(first._replace(model="n", operations=(0,)))
-    record.failed(first._replace(why="still no"))
+    first = record.StoredFailure("d", "m", (1, 2), "preparation", "no", "npu")
+    record.record_failure(first)
+    record.record_failure(first._replace(model="n", operations=(0,)))
+    record.record_failure(first._replace(why="still no"))
     (found,) = record.failures(["d"], "m")
     assert found[:-1] == first._replace(why="still no")[:-1] and found.at > 0
     assert len(record.failures(["d"])) == 2 and record.failures(["e"]) == []
@@ -103,10 +105,10 @@ DAMAGE = [b"", b"no database", b"SQLite format 3\0" + bytes(500)]
 
 @pytest.mark.parametrize("content", DAMAGE)
 def test_a_damaged_record_is_as_if_nothing_had_been_measured(content: bytes) -> None:
-    record.learn("m", [("a", 1.0)])
+    record.record_times("m", [("a", 1.0)])
     place.path().write_bytes(content)
-    assert record.profile() is None and record.learnt("m") == {} and record.failures(["d"]) == []
-    record.learn("m", [("a", 1.0)])  # may be forgotten
+    assert record.profile() is None and record.assignment_times("m") == {} and record.failures(["d"]) == []
+    record.record_times("m", [("a", 1.0)])  # may be forgotten
     record.keep_profile(mine())  # measuring again mends it
     assert record.profile() == mine()
 
@@ -135,7 +137,7 @@ def test_a_record_that_others_may_read_or_that_is_a_link_is_not_believed(tmp_pat
     ids=["nested deep", "no numbers", "no text", "no time"],
 )
 def test_a_failure_that_nobody_wrote_is_none(row: tuple[object, ...]) -> None:
-    record.failed(record.KeptFailure("other", "m", (1,), "run", "why", "name"))
+    record.record_failure(record.StoredFailure("other", "m", (1,), "run", "why", "name"))
     with closing(sqlite3.connect(record.path())) as c, c:
         c.execute("insert into failures values (?, ?, ?, ?, ?, ?, ?)", row)
     assert record.failures(["d"], "m") == []
@@ -143,10 +145,10 @@ def test_a_failure_that_nobody_wrote_is_none(row: tuple[object, ...]) -> None:
 
 @pytest.mark.parametrize("seconds", [-1.0, float("inf"), -float("inf")])
 def test_no_time_that_cannot_be_was_learnt(seconds: float) -> None:
-    record.learn("m", [("a", 0.5), ("b", 0.5)])
+    record.record_times("m", [("a", 0.5), ("b", 0.5)])
     with closing(sqlite3.connect(record.path())) as c, c:
         c.execute("update learnt set seconds = ? where assignment = 'a'", (seconds,))
-    assert list(record.learnt("m")) == ["b"]
+    assert list(record.assignment_times("m")) == ["b"]
 
 
 def test_a_profile_that_lies_is_none() -> None:
@@ -165,17 +167,17 @@ def test_a_record_of_another_form_is_neither_read_nor_spoilt() -> None:
     with sqlite3.connect(place.path()) as connection:
         connection.execute("pragma user_version = 9")
     before = place.path().read_bytes()
-    record.learn("m", [("a", 1.0)])
+    record.record_times("m", [("a", 1.0)])
     assert place.path().read_bytes() == before
 
 
 def _learns(number: int) -> None:
     for n in range(25):
-        record.learn("m", [(f"{number} {n}", 1.0)])
+        record.record_times("m", [(f"{number} {n}", 1.0)])
 
 
 def test_processes_learn_at_once_and_nothing_is_lost() -> None:
-    record.learn("m", [("first", 1.0)])
+    record.record_times("m", [("first", 1.0)])
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=_learns, args=(n,)) for n in range(4)]
     for each in workers:
@@ -183,15 +185,17 @@ def test_processes_learn_at_once_and_nothing_is_lost() -> None:
     for each in workers:
         each.join(60)
         assert each.exitcode == 0
-    assert len(record.learnt("m")) == 101
+    assert len(record.assignment_times("m")) == 101
 
 
 def test_interrupted_anywhere_it_leaves_no_descriptor_open() -> None:
-    record.learn("model", [("[]", 1.0)])
+    record.record_times("model", [("[]", 1.0)])
 
     opened = Opened()
     files = "private.py", "record.py"
-    count = interrupted_at(lambda frame, _: frame.f_code.co_filename.endswith(files), lambda: record.learnt("model"))
+    count = interrupted_at(
+        lambda frame, _: frame.f_code.co_filename.endswith(files), lambda: record.assignment_times("model")
+    )
     assert count > 20
     opened.closed()
 
@@ -203,10 +207,10 @@ sqlite3.connect(sys.argv[1], timeout=0).execute("begin immediate")
 
 
 def test_who_reads_does_not_end_the_lock_of_another_thread_that_writes() -> None:
-    record.learn("m", [("[]", 1.0)])
+    record.record_times("m", [("[]", 1.0)])
     with closing(sqlite3.connect(place.path())) as writing:
         writing.execute("begin immediate")
-        assert record.learnt("m") == {"[]": (1.0, False)}
+        assert record.assignment_times("m") == {"[]": (1.0, False)}
         other = subprocess.run(
             [sys.executable, "-c", TAKE, str(place.path())], check=False, capture_output=True, text=True
         )

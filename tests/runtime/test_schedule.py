@@ -6,7 +6,7 @@ from nnhal.base.codes import OperandType
 from nnhal.frontends.python import Builder
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
-from nnhal.runtime.schedule import Schedule, Standing, StepPlan, Together
+from nnhal.runtime.schedule import FusionGroup, Schedule, ScheduledGroup, StepPlan
 
 
 def graph(reads: str) -> Model:
@@ -20,8 +20,8 @@ def graph(reads: str) -> Model:
     return b.finish([x], made)
 
 
-def steps(reads: str, devices: str, *groups: Together) -> list[tuple[str, tuple[int, ...]]]:
-    claimed: dict[str, dict[int, Together]] = {}
+def steps(reads: str, devices: str, *groups: FusionGroup) -> list[tuple[str, tuple[int, ...]]]:
+    claimed: dict[str, dict[int, FusionGroup]] = {}
     for group in groups:
         claimed.setdefault(group.device, {}).update(dict.fromkeys(group.operations, group))
     return [tuple(step) for step in Schedule(graph(reads), claimed).steps(["" if d == "." else d for d in devices])]
@@ -47,8 +47,8 @@ def test_all_that_is_ready_on_a_device_runs_before_the_next_gets_its_turn(reads,
     assert steps(reads, devices) == expected
 
 
-def pair(device: str, *operations: int, at_least: int = 2) -> Together:
-    return Together(device, operations, at_least, 0.5)
+def pair(device: str, *operations: int, at_least: int = 2) -> FusionGroup:
+    return FusionGroup(device, operations, at_least, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_any_number_of_rings_is_taken_apart(rings):
     for place in reads:
         made.append(b.relu(x if place == "-" else made[place]))
     model = b.finish([x], made)
-    claimed: dict[str, dict[int, Together]] = {"a": {}, "b": {}}
+    claimed: dict[str, dict[int, FusionGroup]] = {"a": {}, "b": {}}
     for group in groups:
         claimed[group.device].update(dict.fromkeys(group.operations, group))
     found = Schedule(model, claimed).steps(list(devices))
@@ -155,14 +155,14 @@ def test_units_that_all_wait_for_all_others_are_taken_apart_in_the_end():
 
 
 def test_what_stands_in_one_step_with_enough_of_its_group_runs_as_one():
-    held, few = Together("a", (0, 1, 4), 2, 0.5), Together("a", (2, 3), 2, 0.5)
+    held, few = FusionGroup("a", (0, 1, 4), 2, 0.5), FusionGroup("a", (2, 3), 2, 0.5)
     claimed = {"a": {**dict.fromkeys((0, 1, 4), held), **dict.fromkeys((2, 3), few)}}
     schedule = Schedule(graph("- - - - -"), claimed)
     found = schedule.standing([StepPlan("a", (0, 1, 2)), StepPlan("b", (3,)), StepPlan("a", (4,))])
-    assert found == {n: Standing(held, (0, 1)) for n in (0, 1)}
+    assert found == {n: ScheduledGroup(held, (0, 1)) for n in (0, 1)}
     assert schedule.standing([StepPlan("b", (0, 1, 2, 3, 4))]) == {}
-    one = Together("a", (0,), 1, 0.5)
-    assert Schedule(graph("- -"), {"a": {0: one}}).standing([StepPlan("a", (0, 1))]) == {0: Standing(one, (0,))}
+    one = FusionGroup("a", (0,), 1, 0.5)
+    assert Schedule(graph("- -"), {"a": {0: one}}).standing([StepPlan("a", (0, 1))]) == {0: ScheduledGroup(one, (0,))}
 
 
 def test_what_does_not_run_is_in_no_step():

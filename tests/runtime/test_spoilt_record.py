@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nnhal.runtime.measured import place
-from nnhal.runtime.measured.later import settle
+from nnhal.runtime.measured.later import wait_for_writes
 from tests.runtime.test_learning import X, clock, driver, two  # noqa: F401
 from tests.runtime.test_placement_holds import compiled_for
 
@@ -34,7 +34,7 @@ SPOILT = [
 @pytest.mark.parametrize("seconds", [1e-9, -1.0, "nan", float("inf"), -float("inf")])
 def test_what_was_learnt_and_is_spoilt_is_as_if_nothing_were_known(two: None, text: Any, seconds: Any) -> None:  # noqa: F811
     compiled_for("slow", "quick", tune=0.05).close()
-    settle(10)
+    wait_for_writes(10)
     with closing(sqlite3.connect(place.path())) as c, c:
         (one,) = c.execute("select assignment from learnt limit 1").fetchone()
         identity = one.split('"')[1]
@@ -50,7 +50,7 @@ def test_what_was_learnt_and_is_spoilt_is_as_if_nothing_were_known(two: None, te
 def test_a_failure_that_is_spoilt_is_as_if_there_were_none(tmp_path: Path, text: Any) -> None:
     driver(tmp_path, "broken", on_prepare="raise RuntimeError('no')")
     compiled_for("broken").close()
-    settle(10)
+    wait_for_writes(10)
     with closing(sqlite3.connect(place.path())) as c, c:
         c.execute("update failures set operations = ?", (text,))
     with compiled_for("broken") as compiled:

@@ -39,7 +39,7 @@ def test_what_was_measured_is_known_to_the_next_compilation(tmp_path: Path) -> N
     tuned("slow", "quick").close()
     again = nnhal.compile(chain(), devices=["slow", "quick"], cache_dir=False)
     assert where(again.placement) == ["quick", "quick"] and again.placement.forecasts[0].known
-    assert place.there() and record.profile() is None
+    assert place.is_measured() and record.profile() is None
     assert {count for *_, count in learnt_rows()} == {2}  # in turns, so that none is measured once more
 
 

@@ -11,7 +11,7 @@ from nnhal.base.levels import V1_0
 from nnhal.hal.device import YES
 from nnhal.hal.lowering import ask_about
 from nnhal.model.graph import Model
-from nnhal.model.parts import cut, live
+from nnhal.model.parts import extract_part, live_operands
 from tests.runtime.devices import Fake, failing
 
 X, BEGIN = np.arange(-4, 4, dtype="f4").reshape(1, 8), np.array([0, 2], "i4")
@@ -129,11 +129,11 @@ def test_the_placement_says_so() -> None:
 
 def test_a_part_of_operations_that_nobody_reads_gives_what_they_write() -> None:
     made = model("a chain that forks")
-    dead = [n for n in range(len(made.main.operations)) if n not in live(made)]
-    for part in ([dead[0]], dead[:2], [dead[3]], dead, [*dead, *live(made)][:6]):
-        found = cut(made, part)
+    dead = [n for n in range(len(made.main.operations)) if n not in live_operands(made)]
+    for part in ([dead[0]], dead[:2], [dead[3]], dead, [*dead, *live_operands(made)][:6]):
+        found = extract_part(made, part)
         assert found.outputs and nnhal.validate(found.model)
-    assert cut(made, [dead[3]]).outputs == made.main.operations[dead[3]].outputs
+    assert extract_part(made, [dead[3]]).outputs == made.main.operations[dead[3]].outputs
 
 
 def test_a_driver_of_a_level_is_asked_about_what_nobody_reads() -> None:

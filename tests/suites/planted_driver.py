@@ -12,7 +12,7 @@ from nnhal.drivers.reference import Reference
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.request import Control, Request
 from nnhal.model.graph import CONSTANTS, Model
-from nnhal.model.parts import cut
+from nnhal.model.parts import extract_part
 from nnhal.model.validate import validate
 
 ADDS = "ADD", "MUL", "SUB", "MAXIMUM", "MINIMUM"
@@ -36,7 +36,7 @@ class Runner(Prepared):
         main = model.main
         self._parts = []
         for n, operation in enumerate(main.operations):
-            part = cut(model, [n], operation.outputs)
+            part = extract_part(model, [n], operation.outputs)
             self._parts.append((part, Reference.prepare(device, part.model, Hints())))
         self._constants: Arrays = {i: model.constant(o) for i, o in enumerate(main.operands) if o.lifetime in CONSTANTS}
         self._arena: Arrays = {}

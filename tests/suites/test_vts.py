@@ -26,7 +26,7 @@ from nnhal.conformance.suites.vts import SUITE, Vts, death, packets
 from nnhal.conformance.suites.vts.files import NAMES
 from nnhal.conformance.suites.vts.promise import PROMISES, Probe
 from nnhal.conformance.suites.worker import outcome_of
-from nnhal.conformance.validate.trial import Drawing, Unmet
+from nnhal.conformance.validate.trial import Drawing, RequirementNotMet
 from nnhal.hal.background import ExecutionInfo, FencedExecution
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict
@@ -730,7 +730,9 @@ def test_an_isolated_reference_refuses_what_is_invalid(name: str, isolated: Devi
 def test_a_method_that_answers_after_the_death_of_its_process_is_found(isolated: Device) -> None:
     look = death._dead("status", lambda d: None, lambda d, held: None)
     probe = Probe(isolated, ISOLATED, "", lambda op: Drawing(op, 0, 1), lambda stage: None, {})
-    with pytest.raises(Unmet, match=r"status\(\) after the death of its process succeeds, must be DeadObject"):
+    with pytest.raises(
+        RequirementNotMet, match=r"status\(\) after the death of its process succeeds, must be DeadObject"
+    ):
         look(probe)
 
 

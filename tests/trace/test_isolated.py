@@ -43,9 +43,9 @@ class _apart:  # noqa: N801
         self._made: Any = None
 
     def __call__(self) -> Any:
-        from nnhal.ipc.client.process import Resilient, start
+        from nnhal.ipc.client.process import ReconnectingDevice, start
 
-        self._made = Resilient("reference", lambda: start("reference"))
+        self._made = ReconnectingDevice("reference", lambda: start("reference"))
         return self._made
 
     def close(self) -> None:

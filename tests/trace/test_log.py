@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nnhal.base import trace
 from nnhal.base.errors import BadFile
 from nnhal.runtime.tracing import perfetto
-from nnhal.runtime.tracing.perfetto import clocks, read, written
+from nnhal.runtime.tracing.perfetto import clocks, encode_packets, read
 from nnhal.runtime.tracing.summary import summary
 from nnhal.runtime.tracing.timeline import ProcessLog, Timeline, merged
 
@@ -55,7 +55,7 @@ def test_a_full_log_drops_what_comes_and_counts_it() -> None:
     assert spans == [f"span {n}" for n in range(len(spans))]
     timeline = merged([ProcessLog(1, "application", found)], since, time.monotonic_ns())
     assert any("13 spans were dropped" in note for note in timeline.notes)
-    assert read(b"".join(written(timeline, clocks())), "it").notes == timeline.notes
+    assert read(b"".join(encode_packets(timeline, clocks())), "it").notes == timeline.notes
 
 
 def test_more_names_than_there_is_room_for_leave_spans_without_one() -> None:
@@ -128,7 +128,7 @@ def test_a_log_of_random_bytes_gives_a_trace_that_is_right(seed: int) -> None:
     parts = [ProcessLog(1, "application", held(own, since, until)), ProcessLog(2, "x", held(log, since, until), 5)]
     timeline = merged(parts, since, until)
     assert nests(timeline)
-    again = read(b"".join(written(timeline, clocks())), "it")
+    again = read(b"".join(encode_packets(timeline, clocks())), "it")
     assert [(s.name, s.begin, s.end) for s in again.spans] == [(s.name, s.begin, s.end) for s in timeline.spans]
 
 
@@ -145,7 +145,7 @@ def test_whatever_times_a_log_says_its_spans_nest(entries: list[tuple[int, int, 
         log.write(kind, "a", number, begin=1000 + begin, end=1000 + begin + length, direction=direction)
     timeline = merged([ProcessLog(1, "application", trace.contents(log.memory, 40, 1000, 1050))], 1000, 1050)
     assert nests(timeline)
-    again = read(b"".join(written(timeline, clocks())), "it")
+    again = read(b"".join(encode_packets(timeline, clocks())), "it")
     assert len(again.spans) == len(timeline.spans)
 
 
@@ -235,7 +235,7 @@ def test_what_several_connections_to_a_process_dropped_is_added_up_however_much_
     for most, dropped in ((0, 2 + 3 + 4), ((1 << 64) - 1, (1 << 63) - 1)):
         if most:
             logs[1].memory[:8] = most.to_bytes(8, "little")
-        again = read(b"".join(written(of_two(trace.Log(4), *logs), clocks())), "it")
+        again = read(b"".join(encode_packets(of_two(trace.Log(4), *logs), clocks())), "it")
         assert summary(again).dropped == dropped
 
 
@@ -248,7 +248,7 @@ def test_spans_of_a_thread_nest_whichever_connection_they_were_for() -> None:
     other.end(late)
     found = of_two(own, one, other)
     assert len(found.spans) == 3 and nests(found)
-    again = read(b"".join(written(found, clocks())), "it")
+    again = read(b"".join(encode_packets(found, clocks())), "it")
     assert [(s.name, s.begin, s.end) for s in again.spans] == [(s.name, s.begin, s.end) for s in found.spans]
 
 
@@ -267,7 +267,7 @@ def a_file() -> bytes:
     log.end(log.begin(RUNTIME, EXECUTION, "a", "device b"))
     log.write(trace.COUNTER, "memory", 5)
     until = time.monotonic_ns()
-    return b"".join(written(merged([ProcessLog(1, "application", held(log, since))], since, until), clocks()))
+    return b"".join(encode_packets(merged([ProcessLog(1, "application", held(log, since))], since, until), clocks()))
 
 
 Field = list[Any]  # its number, and its value: a number, bytes, or the fields of a message

@@ -10,7 +10,7 @@ import pytest
 
 import nnhal
 from nnhal.base import trace as base
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.names import connect
 from nnhal.runtime.tracing.summary import summary
@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_what_a_driver_did_before_it_died_is_in_the_trace(path: Path) -> None:
     with nnhal.trace(path):
-        device = Resilient("faulty", lambda: start("faulty"))
+        device = ReconnectingDevice("faulty", lambda: start("faulty"))
         try:
             options = {"faulty": {"run": "segv", "after": 2}}
             with nnhal.compile(doubling(), devices=device, fallback="forbid", driver_options=options) as compiled:
@@ -51,7 +51,7 @@ def test_what_a_driver_did_before_it_died_is_in_the_trace(path: Path) -> None:
 
 
 def test_an_execution_that_fails_in_another_process_has_its_error_on_both_sides(path: Path) -> None:
-    device = Resilient("probe", lambda: start(PROBE))
+    device = ReconnectingDevice("probe", lambda: start(PROBE))
     try:
         with (
             nnhal.compile(doubling(), devices=device, driver_options={"probe": {"fail": 1}}) as compiled,
@@ -67,7 +67,7 @@ def test_an_execution_that_fails_in_another_process_has_its_error_on_both_sides(
 
 
 def test_a_process_that_runs_already_takes_part_and_one_that_hangs_is_not_waited_for(path: Path) -> None:
-    device = Resilient("probe", lambda: start(PROBE))
+    device = ReconnectingDevice("probe", lambda: start(PROBE))
     try:
         with nnhal.compile(doubling(), devices=device) as compiled:
             compiled(X)
@@ -92,7 +92,7 @@ def test_processes_that_hang_are_waited_for_together(path: Path, monkeypatch: py
     monkeypatch.setattr(
         Session, "await_follow", lambda self, *which: (until.append((self, which[1])), wait(self, *which))[1]
     )
-    devices = [Resilient("reference", lambda: start("reference")) for _ in range(4)]
+    devices = [ReconnectingDevice("reference", lambda: start("reference")) for _ in range(4)]
     try:
         for device in devices:
             nnhal.compile(doubling(), devices=device).close()
@@ -110,7 +110,7 @@ def test_processes_that_hang_are_waited_for_together(path: Path, monkeypatch: py
 
 
 def test_a_driver_that_writes_nonsense_to_its_log_spoils_nothing(path: Path) -> None:
-    device = Resilient("reference", lambda: start("reference"))
+    device = ReconnectingDevice("reference", lambda: start("reference"))
     draw = np.random.default_rng(0)
     try:
         with nnhal.compile(doubling(), devices=device) as compiled, nnhal.trace(path):
@@ -129,7 +129,7 @@ def test_a_driver_that_writes_nonsense_to_its_log_spoils_nothing(path: Path) -> 
 
 
 def test_after_a_trace_its_processes_write_no_more_and_have_the_plain_methods(path: Path) -> None:
-    device = Resilient("reference", lambda: start("reference"))
+    device = ReconnectingDevice("reference", lambda: start("reference"))
     try:
         with nnhal.compile(doubling(), devices=device) as compiled:
             with nnhal.trace(path):
@@ -152,7 +152,7 @@ def test_a_client_of_a_service_sees_nothing_of_what_others_have_done(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with service("reference"):
-        mine, other = (Resilient("shared", lambda: connect("shared")) for _ in range(2))
+        mine, other = (ReconnectingDevice("shared", lambda: connect("shared")) for _ in range(2))
         stop = threading.Event()
         with nnhal.compile(doubling(), devices=mine) as compiled, nnhal.compile(doubling(8), devices=other) as others:
             base.followers.discard(other._remote.session)  # as if it were another process's
@@ -186,7 +186,7 @@ def done_for(timeline: Timeline, name: str) -> list[str]:
 
 
 def test_a_preparation_that_begins_before_its_call_is_answered_is_done_for_who_compiles(path: Path) -> None:
-    device = Resilient("reference", lambda: start("reference"))
+    device = ReconnectingDevice("reference", lambda: start("reference"))
     try:
         nnhal.compile(doubling(3), devices=device).close()
         with nnhal.trace(path):
@@ -201,7 +201,7 @@ def test_an_execution_in_the_background_of_a_process_is_done_for_who_called(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NNHAL_SYNC_EXEC", "0")
-    device = Resilient("reference", lambda: start("reference"))
+    device = ReconnectingDevice("reference", lambda: start("reference"))
     try:
         with nnhal.compile(doubling(), devices=device) as compiled, nnhal.trace(path):
             for _ in range(40):

@@ -7,30 +7,30 @@ from inspect import CO_VARARGS
 from itertools import pairwise
 from types import FrameType, TracebackType
 
-from nnhal.base.errors import DriverFailed, NnhalError, OutOfMemory, clipped, told
+from nnhal.base.errors import DriverFailed, NnhalError, OutOfMemory, bounded_text, error_text
 from nnhal.base.log import logger
 from nnhal.base.names import printable
-from nnhal.base.stacks import attribute_of, note_stack
+from nnhal.base.stacks import attribute_of, store_stack
 
 _log = logger("driver")
 
 
-def shown(value: object) -> str:
+def safe_repr(value: object) -> str:
     """Return `repr` of bounded length, also for an object whose `repr` fails."""
     try:
-        return clipped(repr(value), 200)
+        return bounded_text(repr(value), 200)
     except Exception:
         return f"a {type(value).__name__} that cannot be shown"
 
 
-def may_be_own(error: BaseException) -> bool:
-    """Whether the error may be the application's, as in `own_error`."""
-    return own_error(error) is not None
+def may_be_application_error(error: BaseException) -> bool:
+    """Whether the error may be the application's, as in `application_error`."""
+    return application_error(error) is not None
 
 
-def raise_own(error: BaseException) -> None:
-    """Raise the application's exception instead of this error, if there is one, as in `own_error`."""
-    own = own_error(error)
+def raise_application_error(error: BaseException) -> None:
+    """Raise the application's exception instead of this error, if there is one, as in `application_error`."""
+    own = application_error(error)
     if own is not None:
         context = own.__context__
         try:
@@ -40,7 +40,7 @@ def raise_own(error: BaseException) -> None:
             del error, own, context  # the traceback holds this frame
 
 
-def own_error(error: BaseException) -> BaseException | None:
+def application_error(error: BaseException) -> BaseException | None:
     """Return the application's exception if one ended a call: an interrupt, an exit, or one of its signal handler.
 
     Python runs signal handlers in the main thread at any point, also inside a driver, which may then raise another
@@ -95,7 +95,7 @@ def _arguments(frame: FrameType) -> list[object]:
     return given
 
 
-class answering:  # noqa: N801 (used as a function)
+class driver_call:  # noqa: N801 (used as a function)
     """Converts errors of a driver's method: every exception becomes an NnhalError that names the driver.
 
     where: such as "device litert". query: the method, for an exception that is not an NnhalError. An interrupt that may
@@ -109,17 +109,17 @@ class answering:  # noqa: N801 (used as a function)
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
-        own = None if error is None else own_error(error)
+        own = None if error is None else application_error(error)
         if error is None or own is error:
             return
         if own is not None:
-            raise_own(error)
+            raise_application_error(error)
         told_as = self._error(error)
         if told_as is error:
-            note_stack(error)
+            store_stack(error)
             return
         told_as.__cause__ = error
-        note_stack(told_as)
+        store_stack(told_as)
         try:
             raise told_as
         finally:
@@ -130,25 +130,25 @@ class answering:  # noqa: N801 (used as a function)
         if isinstance(error, MemoryError) and not isinstance(error, NnhalError):
             return OutOfMemory(f"{self._where}: {self._query} ran out of memory")
         if not isinstance(error, NnhalError):
-            return DriverFailed(f"{self._where}: {self._query} raised {printable(clipped(told(error)))}")
-        return named(error, self._where, self._query)
+            return DriverFailed(f"{self._where}: {self._query} raised {printable(bounded_text(error_text(error)))}")
+        return with_driver_name(error, self._where, self._query)
 
 
-def named(error: NnhalError, where: str, query: str) -> NnhalError:
+def with_driver_name(error: NnhalError, where: str, query: str) -> NnhalError:
     """Return a driver's NnhalError, with the driver in its message."""
-    said = told(error)
-    text = printable(clipped(said))  # on one line: only nnhal writes further lines
+    said = error_text(error)
+    text = printable(bounded_text(said))  # on one line: only nnhal writes further lines
     if where not in text or text != said:
         error.args = (text if where in text else f"{where}: {text}",)
-        if where not in told(error):  # a class that overrides `__str__`
+        if where not in error_text(error):  # a class that overrides `__str__`
             return DriverFailed(f"{where}: {query} raised {type(error).__name__}: {text}")
     return error
 
 
-def let_go(where: str, query: str, call: Callable[[], object]) -> None:
+def close_quietly(where: str, query: str, call: Callable[[], object]) -> None:
     """Close a driver's object. An error is only logged, because the caller has more to close."""
     try:
-        with answering(where, query):
+        with driver_call(where, query):
             call()
     except NnhalError as error:
         _log.error("%s", error, exc_info=error.__cause__)

@@ -8,7 +8,7 @@ MOST = 120  # characters
 _NAME = 32
 
 
-def named(name: object) -> str:
+def quoted_name(name: object) -> str:
     """Return a name in quotes and of bounded length, with escapes for control characters and invalid Unicode."""
     text = repr(str(name)[: _NAME + 1])
     return text if len(str(name)) <= _NAME and len(text) <= _NAME + 2 else f"{text[: _NAME - 2]}...{text[-1]}"
@@ -18,15 +18,15 @@ def tensor(name: object, type: int, shape: Sequence[int | None] | None) -> str:
     """Describe an operand: `'input' FLOAT32[1,?,3]`."""
     dims = "?" if shape is None else ",".join("?" if d is None else str(d) for d in shape)
     kind = type_name(type).removeprefix("TENSOR_") + (f"[{dims}]" if shape is None or shape else "")
-    return f"{named(name)} {kind}" if name else kind
+    return f"{quoted_name(name)} {kind}" if name else kind
 
 
-def counted(count: int, what: str) -> str:
+def with_count(count: int, what: str) -> str:
     """Return `1 input`, `2 inputs`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def brief(what: str, details: Iterable[str] = ()) -> str:
+def short_repr(what: str, details: Iterable[str] = ()) -> str:
     """Return `<what: detail, detail>`, with as many details as fit."""
     text = what if len(what) <= MOST - 2 else f"{what[: MOST - 5]}..."
     between = ": "

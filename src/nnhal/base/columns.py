@@ -15,7 +15,7 @@ def cells(text: str) -> int:
     return len(text) if text.isascii() else sum(1 + (east_asian_width(c) in "WF") for c in text)
 
 
-def cut(text: str, width: int) -> str:
+def shortened(text: str, width: int) -> str:
     """The text as printable characters, shortened to so many columns with "…"."""
     text = printable(text)
     if cells(text) <= width:
@@ -25,12 +25,16 @@ def cut(text: str, width: int) -> str:
     return f"{text.rstrip()}…"
 
 
-def wrapped(text: str, *, most: int, indent: str = "", width: int = WIDTH, whole: bool = False) -> list[str]:
+def wrap_text(text: str, *, most: int, indent: str = "", width: int = WIDTH, whole: bool = False) -> list[str]:
     """The text in at most so many lines; those behind the first are indented. whole: all of it, with no word broken."""
     from textwrap import wrap
 
     found = wrap(printable(text), width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=not whole)
-    return found if whole or len(found) <= most else [*found[: most - 1], cut(" ".join([found[most - 1], "…"]), width)]
+    return (
+        found
+        if whole or len(found) <= most
+        else [*found[: most - 1], shortened(" ".join([found[most - 1], "…"]), width)]
+    )
 
 
 def columns(
@@ -56,7 +60,7 @@ def columns(
         for n, cell in enumerate(row):
             pad = " " * (widths[n] - cells(cell))
             text += (pad + cell if heads[n].startswith(">") else cell + pad) + " " * _GAP
-        lines.append(cut(text.rstrip(), width))
+        lines.append(shortened(text.rstrip(), width))
     return lines
 
 

@@ -6,7 +6,7 @@ This module is separate from the importer, so that a driver's process which regi
 from collections.abc import Callable
 from typing import Any
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.records import Record
 
@@ -43,10 +43,10 @@ def register_custom_operator(
         InvalidArgument: An argument breaks its rule.
     """
     if not isinstance(name, str) or not name:
-        raise InvalidArgument(f"custom operator: name is {shown(name)}, must be the name that files have for it")
+        raise InvalidArgument(f"custom operator: name is {safe_repr(name)}, must be the name that files have for it")
     if not callable(lower):
         raise InvalidArgument(
-            f"custom operator {name}: is lowered by {shown(lower)}, must be a function of a CustomTask"
+            f"custom operator {name}: is lowered by {safe_repr(lower)}, must be a function of a CustomTask"
         )
     counts = _count(name, "inputs", inputs), _count(name, "outputs", outputs)
     CUSTOM_OPERATORS[name] = CustomOperator(name, lower, *counts)
@@ -57,10 +57,10 @@ def _count(name: str, what: str, given: Count) -> tuple[int, int | None]:
     for number in (least, most):
         if number is not None and (type(number) is not int or number < 0):
             raise InvalidArgument(
-                f"custom operator {name}: {what} is {shown(given)}, must be a number, or two: (1, None)"
+                f"custom operator {name}: {what} is {safe_repr(given)}, must be a number, or two: (1, None)"
             )
     if not isinstance(least, int) or (isinstance(most, int) and most < least):
         raise InvalidArgument(
-            f"custom operator {name}: {what} is {shown(given)}, must be the least and the greatest number"
+            f"custom operator {name}: {what} is {safe_repr(given)}, must be the least and the greatest number"
         )
     return least, most

@@ -212,25 +212,25 @@ def error_of(status: ErrorStatus, message: str) -> NnhalError:
     return kind(message)
 
 
-def clipped(text: str, most: int = 16000) -> str:
+def bounded_text(text: str, most: int = 16000) -> str:
     """Return the text as valid Unicode of bounded length."""
     text = text[: most + 1].encode(errors="backslashreplace").decode()  # paths may hold bytes that are not Unicode
     return text if len(text) <= most else text[:most] + " ..."
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the message of an error, with its type unless the error is an NnhalError."""
     try:
-        text = clipped(str.__str__(str(error)), LONGEST)
+        text = bounded_text(str.__str__(str(error)), LONGEST)
     except BaseException:  # the class is not trusted
         text = "an error without a readable message"
     if isinstance(error, NnhalError):
         return text
     name = type.__dict__["__name__"].__get__(type(error))  # not from the instance: a metaclass may override it
-    return f"{clipped(name, 200)}: {text}"
+    return f"{bounded_text(name, 200)}: {text}"
 
 
-def again(error: NnhalError) -> NnhalError:
+def copy_of_error(error: NnhalError) -> NnhalError:
     """Return a copy to raise. A stored error would collect the tracebacks of all that raise it."""
     raised = copy.copy(error)
     raised.__cause__ = error.__cause__
@@ -241,7 +241,7 @@ _SHORT = errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EAGAIN
 _NO_THREAD = "can't start new thread"  # CPython's message; it has no class for this error
 
 
-def ran_short(error: BaseException) -> bool:
+def is_out_of_resources(error: BaseException) -> bool:
     """Whether memory, descriptors, threads or disk space ran out, by this error or by its cause in a driver."""
     cause = error.__cause__ if isinstance(error, DriverFailed) else error
     if isinstance(cause, MemoryError | ResourceExhausted):
@@ -255,6 +255,6 @@ def as_error(error: BaseException, where: str) -> NnhalError:
     """Return a driver's exception as an NnhalError, with the exception as its cause."""
     if isinstance(error, NnhalError):
         return error
-    failed = DriverFailed(f"{where}: {told(error)}")
+    failed = DriverFailed(f"{where}: {error_text(error)}")
     failed.__cause__ = error
     return failed

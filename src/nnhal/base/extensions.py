@@ -2,7 +2,7 @@
 
 A process registers an extension once, and assigns a prefix to it. Its types and operations have the codes `prefix << 16
 | place`. A model has the (name, prefix) pairs of its extensions. A model from elsewhere may have other prefixes, which
-`canonical` converts. A model from another process is converted once (`prefixes_here`), so that its readers can compare
+`canonical` converts. A model from another process is converted once (`local_prefixes`), so that its readers can compare
 codes.
 """
 
@@ -89,7 +89,7 @@ def canonical(code: int, prefixes: Sequence[tuple[str, int]]) -> int:
     return code
 
 
-def prefixes_here(prefixes: Sequence[tuple[str, int]]) -> dict[int, int]:
+def local_prefixes(prefixes: Sequence[tuple[str, int]]) -> dict[int, int]:
     """Return this process's prefixes for those of a model from elsewhere, if they differ.
 
     An unregistered extension keeps its prefix, or gets a free one if another extension has it here. Returns nothing for
@@ -110,8 +110,8 @@ def prefixes_here(prefixes: Sequence[tuple[str, int]]) -> dict[int, int]:
     return here
 
 
-def moved(code: int, here: Mapping[int, int]) -> int:
-    """Convert a type or operation code by the result of `prefixes_here`."""
+def converted_code(code: int, here: Mapping[int, int]) -> int:
+    """Convert a type or operation code by the result of `local_prefixes`."""
     prefix = code >> EXTENSION_SHIFT
     return code if prefix not in here else here[prefix] << EXTENSION_SHIFT | code & ((1 << EXTENSION_SHIFT) - 1)
 

@@ -7,7 +7,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
-class kept(Generic[T]):  # noqa: N801 (a decorator)
+class cached_property(Generic[T]):  # noqa: N801 (a decorator)
     """Like `functools.cached_property`, without its lock.
 
     Before Python 3.12, that lock is shared by the whole class: one object's computation blocks the others, and a forked
@@ -21,7 +21,7 @@ class kept(Generic[T]):  # noqa: N801 (a decorator)
         self._name = name
 
     @overload
-    def __get__(self, instance: None, owner: type) -> "kept[T]": ...
+    def __get__(self, instance: None, owner: type) -> "cached_property[T]": ...
     @overload
     def __get__(self, instance: object, owner: type) -> T: ...
     def __get__(self, instance: object, owner: type) -> Any:

@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnhal.base.answers import raise_own, shown
+from nnhal.base.answers import raise_application_error, safe_repr
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import BadFile, Closed, InvalidArgument, OutOfMemory, Unmappable
 from nnhal.base.log import logger
 from nnhal.base.native import Mapping
 from nnhal.base.operands import Array
-from nnhal.base.uncopied import Uncopied
-from nnhal.base.values import whole
+from nnhal.base.uncopied import NotCopyable
+from nnhal.base.values import convert_integer
 
 _log = logger("memory")
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -64,7 +64,7 @@ def seals(fd: int) -> int | None:
         return None
 
 
-def ordinary(fd: int) -> bool:
+def is_ordinary_memfd(fd: int) -> bool:
     """Whether it is a memfd of ordinary pages. Huge pages are unsafe: a reader dies if the machine has none left."""
     return os.fstat(fd).st_dev == _memfds()
 
@@ -110,7 +110,7 @@ class Origin(NamedTuple):
     changed_ns: int
 
 
-class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (`fd`) can be sent over a socket"):
+class Memory(NotCopyable, instead="`copy_to` copies its bytes, and its descriptor (`fd`) can be sent over a socket"):
     """A region of bytes that processes can share.
 
     Attributes:
@@ -204,7 +204,7 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
         Args:
             size: The number of bytes.
         """
-        owner, mapping = _memfd(size, aligned(whole(size, "memory: size"), mmap.PAGESIZE), "nnhal-blob")
+        owner, mapping = _memfd(size, aligned(convert_integer(size, "memory: size"), mmap.PAGESIZE), "nnhal-blob")
         _add_udmabuf(owner, size)
         return cls("hardware_buffer_blob", size, owner, 0, mapping, False, Layout(size))
 
@@ -241,7 +241,9 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
             Unmappable: The descriptor is of another kind.
             InvalidArgument: It is closed, not open for this access, or too small.
         """
-        fd, size, offset = (whole(n, f"memory: {what}") for n, what in ((fd, "fd"), (size, "size"), (offset, "offset")))
+        fd, size, offset = (
+            convert_integer(n, f"memory: {what}") for n, what in ((fd, "fd"), (size, "size"), (offset, "offset"))
+        )
         length = _mappable_length(fd, readonly)
         if size < 1 or offset < 0 or offset + size > length:
             raise InvalidArgument(f"memory: bytes {offset} to {offset + size} must lie inside the file's {length}")
@@ -266,7 +268,7 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
             path: The file.
         """
         if not isinstance(path, str | os.PathLike):
-            raise InvalidArgument(f"memory: path is {shown(path)}, must be that of a file")
+            raise InvalidArgument(f"memory: path is {safe_repr(path)}, must be that of a file")
         opened = Owner()
         try:
             opened.fds.extend(map(os.open, (path,), (os.O_RDONLY | os.O_CLOEXEC,)))
@@ -285,7 +287,7 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
             array: A contiguous array.
         """
         if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
-            raise InvalidArgument(f"memory: wraps {shown(array)}, must be an array, row-major without gaps")
+            raise InvalidArgument(f"memory: wraps {safe_repr(array)}, must be an array, row-major without gaps")
         return cls("host", array.nbytes, Owner(), 0, _bytes_of(array), not array.flags.writeable)
 
     @staticmethod
@@ -310,7 +312,7 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
     @property
     def sealed(self) -> bool:
         """Whether it cannot shrink (F_SEAL_SHRINK) and has ordinary pages, so that another process may map it."""
-        return self.fd >= 0 and bool((seals(self.fd) or 0) & fcntl.F_SEAL_SHRINK) and ordinary(self.fd)
+        return self.fd >= 0 and bool((seals(self.fd) or 0) & fcntl.F_SEAL_SHRINK) and is_ordinary_memfd(self.fd)
 
     def copy_to(self, other: "Memory") -> None:
         """Copy all bytes to a memory of the same size.
@@ -319,7 +321,7 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
             other: The memory to write to.
         """
         if not isinstance(other, Memory):
-            raise InvalidArgument(f"memory: is copied to {shown(other)}, must be to a memory")
+            raise InvalidArgument(f"memory: is copied to {safe_repr(other)}, must be to a memory")
         source, target = self.bytes(), other.writable()
         if other.size != self.size:
             raise InvalidArgument(f"memory: the target is {other.size} bytes, must be {self.size}")
@@ -368,7 +370,7 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
                 flat = data[offset : offset + length].view(dtype)
                 return flat if shape is None else flat.reshape(shape)
         except (TypeError, ValueError, OverflowError) as error:
-            what = f"{shown(length)} bytes at {shown(offset)} as {shown(dtype)} of shape {shown(shape)}"
+            what = f"{safe_repr(length)} bytes at {safe_repr(offset)} as {safe_repr(dtype)} of shape {safe_repr(shape)}"
             raise InvalidArgument(f"memory: {what} are no array: {error}") from None
         raise InvalidArgument(f"memory: bytes {offset} to {offset + length} must lie inside the pool's {self.size}")
 
@@ -421,13 +423,13 @@ def _bytes_of(array: Any) -> Array:
     try:
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     except Exception as error:  # from an object that pretends to be an array
-        raise_own(error)
-        raise InvalidArgument(f"memory: is of {shown(array)}, must be of an array of numbers") from error
+        raise_application_error(error)
+        raise InvalidArgument(f"memory: is of {safe_repr(array)}, must be of an array of numbers") from error
 
 
 def _memfd(size: int, length: int, name: str, *, one_way: bool = False) -> tuple[Owner, Mapping]:
     """Create a sealed memfd of `length` zeroed bytes, and map the first `size` of them for writing."""
-    if whole(size, "memory: size") < 1:
+    if convert_integer(size, "memory: size") < 1:
         raise InvalidArgument(f"memory: size is {size}, must be at least 1 byte")
     owner = Owner()
     try:

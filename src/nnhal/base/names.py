@@ -33,7 +33,7 @@ def name_of(driver: str) -> str:
     return Path(driver).stem if is_path(driver) else driver
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """Return the question whether a known name was meant, for the end of an error; "" if none is similar."""
     from difflib import get_close_matches
 

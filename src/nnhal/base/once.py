@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import CancelledError, Future, wait
 from typing import Any, Generic, TypeVar
 
-from nnhal.base.answers import own_error
+from nnhal.base.answers import application_error
 from nnhal.base.errors import BadState, MissedDeadline
 from nnhal.base.records import Record, field
 from nnhal.base.time import seconds_until
@@ -24,7 +24,7 @@ class _Entry(Record, Generic[V], frozen=True):
     maker: int = field(default_factory=threading.get_ident)
 
 
-class Once(Generic[K, V]):
+class OnceTable(Generic[K, V]):
     """A table whose values are created on first use: once for a key, and in parallel for different keys.
 
     No lock is held while a value is created, so its creation may use other values. A circular wait raises BadState. An
@@ -94,7 +94,7 @@ class Once(Generic[K, V]):
             if self._entries.get(key) is entry:
                 del self._entries[key]
         if not entry.value.done():
-            if isinstance(error, Exception) and own_error(error) is None:
+            if isinstance(error, Exception) and application_error(error) is None:
                 entry.value.set_exception(error)
             else:
                 entry.value.cancel()
@@ -133,7 +133,7 @@ class Once(Generic[K, V]):
         self._entries = OrderedDict((key, entry) for key, entry in self._entries.items() if entry.value.done())
 
 
-_tables: "weakref.WeakSet[Once[Any, Any]]" = weakref.WeakSet()
+_tables: "weakref.WeakSet[OnceTable[Any, Any]]" = weakref.WeakSet()
 
 
 def _after_fork() -> None:

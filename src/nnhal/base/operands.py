@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnhal.base.brief import brief, counted
+from nnhal.base.brief import short_repr, with_count
 from nnhal.base.codes import TYPE_FACTS, OperandType, type_name
 from nnhal.base.errors import InvalidModel
 from nnhal.base.records import Record
@@ -20,7 +20,7 @@ def fixed(shape: Shape | None) -> tuple[int, ...] | None:
     return None if shape is None or None in shape else shape  # type: ignore[return-value]  # no None is in it
 
 
-class Unknown(Exception):
+class UnknownValue(Exception):
     """A rule needs a value, dimension or rank that is only known at run time."""
 
 
@@ -36,8 +36,8 @@ class ChannelQuant(Record, frozen=True):
     axis: int
 
     def __repr__(self) -> str:
-        return brief(
-            f"ChannelQuant along axis {self.axis}, {counted(len(self.scales), 'scale')}", map(str, self.scales)
+        return short_repr(
+            f"ChannelQuant along axis {self.axis}, {with_count(len(self.scales), 'scale')}", map(str, self.scales)
         )
 
 
@@ -60,7 +60,7 @@ class Value(Record, frozen=True):
     def dims(self) -> Shape:
         """The shape; Unknown if the rank is not known."""
         if self.shape is None:
-            raise Unknown
+            raise UnknownValue
         return self.shape
 
     @property
@@ -68,7 +68,7 @@ class Value(Record, frozen=True):
         """The shape; Unknown if a dimension is not known."""
         known = fixed(self.shape)
         if known is None:
-            raise Unknown
+            raise UnknownValue
         return known
 
     @property
@@ -80,7 +80,7 @@ class Value(Record, frozen=True):
     def array(self) -> Array:
         """The value; Unknown if it is not known."""
         if self.data is None:
-            raise Unknown
+            raise UnknownValue
         value: Array = self.data
         return value
 

@@ -24,7 +24,7 @@ class NotPrivate(OSError):
         super().__init__(0, why, str(path))
 
 
-def absolute(path: str) -> Path:
+def absolute_path(path: str) -> Path:
     """Return the absolute path, with ~ expanded; OSError if the working or home directory is unknown."""
     found = os.path.expanduser(path)
     if found.startswith("~"):
@@ -91,7 +91,7 @@ def require_private_file(name: str, facts: os.stat_result) -> None:
     _require_private(name, facts)
 
 
-def made_anew(folder: int, name: str, data: bytes) -> int:
+def replace_file(folder: int, name: str, data: bytes) -> int:
     """Create or replace a file with these bytes, and return its descriptor, positioned at its end.
 
     OSError if they cannot all be written; an existing file is then unchanged.
@@ -124,7 +124,7 @@ os.register_at_fork(after_in_child=_mutexes.clear)
 
 
 @contextmanager
-def alone(folder: int, name: str = "lock", *, wait: float | None = None) -> Iterator[None]:
+def file_lock(folder: int, name: str = "lock", *, wait: float | None = None) -> Iterator[None]:
     """Hold the lock file of that name in a private folder, against other threads and processes.
 
     wait: seconds, LONGEST_WAIT by default; OSError if the lock stays taken. On a file system without locks, it only
@@ -153,7 +153,7 @@ def alone(folder: int, name: str = "lock", *, wait: float | None = None) -> Iter
 
 def _locked(fd: int) -> bool:
     try:
-        return lock_at_once(fd)
+        return try_lock(fd)
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
             raise
@@ -164,7 +164,7 @@ def _held(by: str, wait: float) -> OSError:
     return OSError(errno.EAGAIN, f"was locked by another {by} for {wait:g} s")
 
 
-def lock_at_once(fd: int, *, shared: bool = False) -> bool:
+def try_lock(fd: int, *, shared: bool = False) -> bool:
     """Lock a file for this process until it closes a descriptor of the file; return whether no other process holds it.
 
     OSError if the file system has no locks.

@@ -15,7 +15,7 @@ from traceback import clear_frames
 from types import TracebackType
 from typing import Any, TypeVar
 
-from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError, clipped, told
+from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError, bounded_text, error_text
 from nnhal.base.log import logger
 from nnhal.base.names import printable
 
@@ -36,7 +36,7 @@ def _library() -> tuple[str, ...]:
     return tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
-def note_stack(error: NnhalError) -> None:
+def store_stack(error: NnhalError) -> None:
     """Store the stack of the driver's frames in an error that a driver raised or caused.
 
     Errors for a passed deadline get none: drivers poll for that.
@@ -56,7 +56,7 @@ def stack_of(error: BaseException) -> str:
         seen.add(id(each))
         lines = list(_frames(attribute_of(each, "__traceback__")))
         if lines:
-            parts.append("\n".join([*lines, _line(told(each))]))
+            parts.append("\n".join([*lines, _line(error_text(each))]))
         each = attribute_of(each, "__cause__")
     return _shown("\n".join(reversed(parts)))
 
@@ -64,7 +64,7 @@ def stack_of(error: BaseException) -> str:
 E = TypeVar("E", bound=BaseException)
 
 
-def let_frames_go(error: E) -> E:
+def without_frames(error: E) -> E:
     """Prepare an error for storage: it no longer refers to local variables; its traceback keeps the lines."""
     seen: set[int] = set()
     each: BaseException | None = error
@@ -84,7 +84,7 @@ def with_note(error: NnhalError, stack: str) -> NnhalError:
 
 
 def _shown(text: str) -> str:
-    return clipped(printable(text[:LONGEST], keep="\n"), LONGEST)
+    return bounded_text(printable(text[:LONGEST], keep="\n"), LONGEST)
 
 
 def attribute_of(error: BaseException, what: str) -> Any:
@@ -98,7 +98,7 @@ def _frames(traceback: object) -> Iterator[str]:
         if not isinstance(traceback, TracebackType):
             break
         code = traceback.tb_frame.f_code
-        if (frames or is_authors(code.co_filename)) and not code.co_filename.startswith(_BETWEEN):
+        if (frames or is_driver_code(code.co_filename)) and not code.co_filename.startswith(_BETWEEN):
             frames.append((code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
     left_out = len(frames) - _FIRST - _LAST
@@ -113,13 +113,13 @@ def _frames(traceback: object) -> Iterator[str]:
             yield _line(f"    {text}")
 
 
-def is_authors(file: str) -> bool:
+def is_driver_code(file: str) -> bool:
     """Whether a file is driver code: not part of nnhal."""
     return not file.startswith(_PACKAGE) or file.startswith(_PACKAGE + "drivers" + os.sep)
 
 
 def _line(text: str) -> str:
-    return printable(clipped(text, _LINE))
+    return printable(bounded_text(text, _LINE))
 
 
 # ----------------------------------------------------------------------------------------- diagnostics of a process
@@ -130,7 +130,7 @@ _MOST_DUMPED = 6
 _FRAME = re.compile(r'File "([^"]*)", line (\d+) in ([^ |\n]+)')
 
 
-def dumped(words: str) -> str:
+def dumped_frames(words: str) -> str:
     """Return the driver's frames in `faulthandler`'s output, in one line, the innermost first.
 
     They come from the first thread that has any; "" if none has. words: the lines as written, or separated by `|`.
@@ -148,7 +148,7 @@ def _dumped_frames(words: str) -> list[tuple[str, str, str]]:
         frames = [
             (file, line, name.strip())
             for file, line, name in _FRAME.findall(thread)
-            if is_authors(file) and not file.startswith((*_library(), "<"))
+            if is_driver_code(file) and not file.startswith((*_library(), "<"))
         ]
         if frames:
             return frames
@@ -161,7 +161,7 @@ LAST_WORDS = "; its last words: "  # before what a process wrote before its end,
 _FEW, _SAID = 5, 300  # frames; characters of last words that are no stack
 
 
-def in_short(message: str) -> tuple[str, list[str]]:
+def without_process_log(message: str) -> tuple[str, list[str]]:
     """A message without the log of a driver's process; the innermost frames of the driver where that log has some."""
     what, mark, words = message.partition(LAST_WORDS)
     if not mark:
@@ -169,7 +169,7 @@ def in_short(message: str) -> tuple[str, list[str]]:
     frames = _dumped_frames(words)
     if not frames:
         left = re.split(r"Fatal Python error|Current thread|Thread 0x", words)[0].strip(" |")
-        return (f"{what}{mark}{clipped(left, _SAID)}" if left else what), []
+        return (f"{what}{mark}{bounded_text(left, _SAID)}" if left else what), []
     file, line, name = frames[0]
     where = f"{what} in {name}() at {os.path.basename(file)}:{line}"
     return printable(where), [printable(f"  {_frame_text(*frame)}") for frame in reversed(frames[:_FEW])]

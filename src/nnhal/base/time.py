@@ -52,7 +52,7 @@ def seconds_until(point: int) -> float:
     return max(0, point - time.monotonic_ns()) / NS
 
 
-def patience(deadline: int | None, cancellable: bool = False) -> float | None:
+def wait_seconds(deadline: int | None, cancellable: bool = False) -> float | None:
     """Return the seconds that a wait may last: until the point, shorter if cancellable; None for no limit."""
     left = None if deadline is None else seconds_until(deadline)
     if not cancellable:
@@ -60,7 +60,7 @@ def patience(deadline: int | None, cancellable: bool = False) -> float | None:
     return SLICE if left is None else min(SLICE, left)
 
 
-def by(
+def run_with_deadline(
     deadline: int | None,
     what: str,
     work: Callable[[], T],
@@ -77,7 +77,7 @@ def by(
     outcome: Future[T] = Future()
     try:
         _start(work, what, outcome)
-        while not wait((outcome,), patience(deadline, wanted is not None)).done:
+        while not wait((outcome,), wait_seconds(deadline, wanted is not None)).done:
             if wanted is not None:
                 wanted()
             if deadline is not None and time.monotonic_ns() >= deadline:
@@ -88,7 +88,7 @@ def by(
         raise
 
 
-def at_once(what: str, call: Callable[[K], T], items: Sequence[K]) -> list[T]:
+def map_in_threads(what: str, call: Callable[[K], T], items: Sequence[K]) -> list[T]:
     """Call a function for each item, all at once, and return the results; the first error in their order is raised.
 
     An interrupt does not wait for the calls: they continue in their threads.

@@ -1,6 +1,6 @@
 """Tracing: spans by layer and phase, marks and counters, in a log of fixed size that any thread can write to.
 
-Without a trace, none of this runs: a method marked with `seam` is then the original function, which a traced one
+Without a trace, none of this runs: a method marked with `traced_method` is then the original function, which a traced one
 replaces when a trace begins. A log is a memory of slots, in this process or shared by two: a driver's process writes to
 its client's, which can read the last events after a crash. A full log drops and counts new events; no thread waits.
 """
@@ -18,7 +18,7 @@ from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from nnhal.base.descriptors import Owner
-from nnhal.base.errors import told
+from nnhal.base.errors import error_text
 from nnhal.base.records import Record, Struct, field
 
 LAYERS = ("application", "runtime", "ipc", "driver")
@@ -110,7 +110,7 @@ class Log:
         """Note the error that ended a span early; `end` follows."""
         if at:
             kind = "" if type(error).__module__ == "builtins" else f"{type(error).__name__}: "
-            _WORD.pack_into(self.memory, at + _ERROR_AT, self._text(kind + told(error)))
+            _WORD.pack_into(self.memory, at + _ERROR_AT, self._text(kind + error_text(error)))
 
     def renamed(self, at: int, name: str, phase: int) -> None:
         """Set the name and phase of a span, if they are known only after its begin."""
@@ -227,12 +227,12 @@ def size_of(slots: int) -> int:
     return _FIRST + slots * _SLOT.size
 
 
-def slots_in(size: int) -> int:
+def slot_count(size: int) -> int:
     """Return the number of slots of a log of this size."""
     return (size - _FIRST) // _SLOT.size
 
 
-def taken(memory: Any) -> bool:
+def has_writer(memory: Any) -> bool:
     """Whether a process writes to the log in this memory."""
     return bool(_HEAD.unpack_from(memoryview(memory).cast("B"))[1])
 
@@ -435,7 +435,7 @@ def _settle() -> None:
 
 
 @contextmanager
-def inside(scope_log: Log | None) -> Iterator[None]:
+def writing_to(scope_log: Log | None) -> Iterator[None]:
     """Write this thread's events to a client's log; None for this process's log."""
     before, _here.log = _here.log, scope_log
     try:
@@ -489,7 +489,7 @@ def span(
     return _Span(into, (LAYER[layer], PHASE[phase], name, detail, key, direction))
 
 
-def spanning(
+def traced_function(
     layer: str, phase: str, name: str, detail: Callable[..., str] | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make each call of a function a span; for functions of more than microseconds. detail: from its arguments."""
@@ -500,7 +500,7 @@ def spanning(
     return around
 
 
-def seam(
+def traced_method(
     layer: str,
     phase: str,
     name: str,
@@ -512,11 +512,11 @@ def seam(
 
     detail: from the object. key: from the arguments.
     """
-    return instead(lambda function: _traced(function, layer, phase, name, detail, key, direction))
+    return replaced_while_tracing(lambda function: _traced(function, layer, phase, name, detail, key, direction))
 
 
-def instead(make: Callable[[F], Any]) -> Callable[[F], F]:
-    """Like `seam`, with `make(method)` as the replacement during a trace."""
+def replaced_while_tracing(make: Callable[[F], Any]) -> Callable[[F], F]:
+    """Like `traced_method`, with `make(method)` as the replacement during a trace."""
 
     def decorate(function: F) -> F:
         return cast("F", _Seam(function, make(function)))
@@ -572,12 +572,12 @@ def _traced(
 
 
 @contextmanager
-def answering(into: Log, number: int) -> Iterator[None]:
+def trace_answer(into: Log, number: int) -> Iterator[None]:
     """In a driver's process, trace the answer to one call of a client, by its number in the session."""
     at = into.begin(LAYER["ipc"], AROUND, "call", "", (SESSION, number), IN)
     before, _here.call = _here.call, at
     try:
-        with inside(into):
+        with writing_to(into):
             yield
     finally:
         _here.call = before
@@ -596,7 +596,7 @@ def notified(number: int) -> None:
         _here.log.numbered(_here.call, number)
 
 
-def handed_over() -> int:
+def handover_number() -> int:
     """Return a number for work that another thread will do in a span; 0 without a trace."""
     into = _here.log or process.log
     if into is None:
@@ -613,21 +613,21 @@ def hand_over(key: Key) -> None:
         into.write(MARK, "", key[1], direction=OUT, group=key[0])
 
 
-def carried(work: Callable[[], R], name: str, phase: str = "execution") -> Callable[[], R]:
+def with_span(work: Callable[[], R], name: str, phase: str = "execution") -> Callable[[], R]:
     """Return work for another thread, with a span during a trace."""
     into = _here.log or process.log
     if into is None:
         return work
-    number, client = handed_over(), _here.log
+    number, client = handover_number(), _here.log
 
     def there() -> R:
-        with inside(client), span("runtime", phase, name, "", (LOCAL, number), IN):
+        with writing_to(client), span("runtime", phase, name, "", (LOCAL, number), IN):
             return work()
 
     return there
 
 
-def serving() -> bool:
+def is_serving() -> bool:
     """Whether this thread answers a client's call, in a driver's process."""
     return _here.log is not None
 

@@ -5,7 +5,7 @@ from typing import ClassVar, NoReturn
 from nnhal.base.errors import BadState
 
 
-class Uncopied:
+class NotCopyable:
     """A class that cannot be pickled or copied. instead: what to do, for it and its subclasses."""
 
     __slots__ = ()

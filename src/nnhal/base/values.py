@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.answers import raise_own, shown
-from nnhal.base.errors import InvalidArgument, clipped, told
+from nnhal.base.answers import raise_application_error, safe_repr
+from nnhal.base.errors import InvalidArgument, bounded_text, error_text
 from nnhal.base.levels import Level
 from nnhal.base.operands import Array
 
 _INTEGER = np.dtype(np.int64)
 
 
-def exact(value: Any, dtype: Any, where: str, error: type[InvalidArgument] = InvalidArgument) -> Array:
+def convert_value(value: Any, dtype: Any, where: str, error: type[InvalidArgument] = InvalidArgument) -> Array:
     """Convert a number, nested list or array to an operand's element type. An array of that type is returned unchanged.
 
     Only booleans become booleans, only integers become integers, and they must fit. Real numbers are rounded to the
@@ -33,11 +33,11 @@ def exact(value: Any, dtype: Any, where: str, error: type[InvalidArgument] = Inv
     raise error(f"{_element(array, misfit, where)}, must be {_rule(dtype)}")
 
 
-def given(value: Any, dtype: Any, where: str, error: type[InvalidArgument] = InvalidArgument) -> Array:
-    """Convert numbers and lists as `exact` does. An array must have the operand's type, and is not copied."""
+def convert_argument(value: Any, dtype: Any, where: str, error: type[InvalidArgument] = InvalidArgument) -> Array:
+    """Convert numbers and lists as `convert_value` does. An array must have the operand's type, and is not copied."""
     dtype = np.dtype(dtype)
     if not isinstance(value, np.ndarray):
-        value = exact(value, dtype, where, error)
+        value = convert_value(value, dtype, where, error)
     if type(value) is not np.ndarray:  # a matrix multiplies differently, and a mask would be lost
         if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
             raise error(f"{where} has masked elements, must have none")
@@ -51,8 +51,8 @@ def dimensions(value: Any, where: str, least: int = 0) -> tuple[int, ...]:
     """Convert dimensions, each from `least` to the largest 32-bit integer; InvalidArgument for anything else."""
     several = value.ndim == 1 if isinstance(value, np.ndarray) else isinstance(value, Sequence)
     if not several or isinstance(value, str | bytes):
-        raise InvalidArgument(f"{where} is {shown(value)}, must be a sequence of integers")
-    found = tuple(whole(d, f"{where}: dimension {n}") for n, d in enumerate(value))
+        raise InvalidArgument(f"{where} is {safe_repr(value)}, must be a sequence of integers")
+    found = tuple(convert_integer(d, f"{where}: dimension {n}") for n, d in enumerate(value))
     if not all(least <= d < 1 << 32 for d in found):
         raise InvalidArgument(f"{where} is {_show(list(found))}, must be of integers from {least} to 2**32 - 1")
     return found
@@ -62,7 +62,7 @@ def shapes_by_name(shapes: Any, names: Sequence[str]) -> dict[str, Any]:
     """Return input shapes, given by name or in order, by name; InvalidArgument for anything else."""
     if not isinstance(shapes, Mapping):
         if not isinstance(shapes, Sequence):
-            raise InvalidArgument(f"shapes is {shown(shapes)}, must be a mapping by name, or a list in order")
+            raise InvalidArgument(f"shapes is {safe_repr(shapes)}, must be a mapping by name, or a list in order")
         if len(shapes) != len(names):
             raise InvalidArgument(f"shapes: got {len(shapes)}, must be {len(names)}: {', '.join(names)}")
         shapes = dict(zip(names, shapes, strict=True))
@@ -72,7 +72,7 @@ def shapes_by_name(shapes: Any, names: Sequence[str]) -> dict[str, Any]:
     return dict(shapes)
 
 
-def whole(value: Any, where: str, error: type[InvalidArgument] = InvalidArgument) -> int:
+def convert_integer(value: Any, where: str, error: type[InvalidArgument] = InvalidArgument) -> int:
     """Convert an integer to a Python int; `error` for anything else."""
     if type(value) is int:
         return value
@@ -93,8 +93,10 @@ def _array(value: Any, where: str, error: type[InvalidArgument]) -> Array:
     except ValueError:  # arrays in a list that have no common shape
         ragged = True
     except Exception as raised:  # from an object that pretends to be an array
-        raise_own(raised)
-        raise error(f"{where} is {shown(value)}, must be an array or numbers: {clipped(told(raised), 200)}") from raised
+        raise_application_error(raised)
+        raise error(
+            f"{where} is {safe_repr(value)}, must be an array or numbers: {bounded_text(error_text(raised), 200)}"
+        ) from raised
     if ragged:
         raise error(f"{where} has lists of different lengths or depths, must have one shape")
     return array

@@ -20,18 +20,18 @@ from nnhal.base.errors import NnhalError
 from nnhal.base.log import logger
 from nnhal.base.records import Struct, field, replace
 from nnhal.bench import workloads
-from nnhal.bench.disturbed import NOTICED, share, spent
-from nnhal.measure.latency import steady, timed
+from nnhal.bench.disturbed import NOTICED, process_cpu_time, share
+from nnhal.measure.latency import measure_calls, timed
 from nnhal.model.graph import Model
 from nnhal.runtime import isolation
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.isolation import key_of
 from nnhal.runtime.judgement import identity_of
-from nnhal.runtime.measured.families import OperationWork, works
-from nnhal.runtime.measured.profile import CostLine, CrossingCost, DeviceProfile, MachineProfile, Workload
+from nnhal.runtime.measured.families import OperationWork, work_of_operations
+from nnhal.runtime.measured.profile import CrossingCost, DeviceProfile, LinearCost, MachineProfile, Workload
 from nnhal.runtime.measured.record import processor
 from nnhal.runtime.strategies import Rule
-from nnhal.runtime.tuning import drawn
+from nnhal.runtime.tuning import random_inputs
 from nnhal.zoo import maker
 
 LINKS = (1, 17), (1, 5), (1, 5), (1, 5), (1, 3)  # of the two chains, by size: small operations need many links
@@ -57,7 +57,7 @@ SMALL, LARGE = (8, 8), (128, 32)  # side and channels of the operands of device 
 _log = logger("manager")
 
 
-class Implausible(Exception):
+class ImplausibleRate(Exception):
     """An impossible measurement; the text gives the reason."""
 
 
@@ -76,7 +76,7 @@ class Measuring(Struct):
     device: str
     identity: str
     version: str
-    lines: dict[str, dict[str, CostLine]] = field(default_factory=dict)
+    lines: dict[str, dict[str, LinearCost]] = field(default_factory=dict)
     steps: dict[str, float] = field(default_factory=dict)
     workloads: dict[str, Workload] = field(default_factory=dict)
 
@@ -155,9 +155,9 @@ class Calibration:
         self._measured += 1
         best = math.inf
         for _ in range(AGAIN):
-            before = spent()
-            best = min(best, took(compiled))
-            if share(before, spent()) <= NOTICED:
+            before = process_cpu_time()
+            best = min(best, best_seconds(compiled))
+            if share(before, process_cpu_time()) <= NOTICED:
                 return best
         self._spoilt += 1
         return best
@@ -169,7 +169,7 @@ class Calibration:
             slope = max(many - few, UNSURE * many) / (links[1] - links[0])
             if macs <= slope * FASTEST:
                 return slope
-        raise Implausible(f"{macs / slope:.2g} multiplications a second, must be {FASTEST:.2g} at most")
+        raise ImplausibleRate(f"{macs / slope:.2g} multiplications a second, must be {FASTEST:.2g} at most")
 
     def _step(self, found: Measuring) -> None:
         model = workloads.single()
@@ -191,9 +191,9 @@ class Calibration:
             try:
                 with ExitStack() as stack:
                     compiled = [stack.enter_context(_compiled(model, found.device)) for model in models]
-                    each = works(models[0])
+                    each = work_of_operations(models[0])
                     slope = self._slope(compiled, links, sum(work.macs for work in each if work.family == family.name))
-            except (NnhalError, Implausible) as error:
+            except (NnhalError, ImplausibleRate) as error:
                 _log.info("%s: no %s of %s: %s", found.device, family.name, kind, error)
                 return
             own = [work for work in each if work.family == family.name]
@@ -214,11 +214,11 @@ class Calibration:
     def _whole(self, name: str, kind: str, model: Model, found: Measuring, family: str = "") -> None:
         """Measures a whole network, to compare it with the sum of its operations."""
         bare = replace(found.profile(), workloads={})
-        each = works(model)
+        each = work_of_operations(model)
         predicted = bare.predicted(each, 1)
         try:
             with _compiled(model, found.device) as alone, _compiled(model, found.device, threads=0) as threaded:
-                inputs = drawn(threaded.inputs)
+                inputs = random_inputs(threaded.inputs)
                 one, several = self._took(alone), self._took(threaded)
                 spent = time.process_time_ns()
                 start = time.perf_counter_ns()
@@ -226,7 +226,7 @@ class Calibration:
                 for _ in range(runs):
                     threaded(*inputs)
                 cores = max(0.1, (time.process_time_ns() - spent) / (time.perf_counter_ns() - start))
-                _, wall = steady(lambda: threaded(*inputs), 0, 2 * runs, streams=2)
+                _, wall = measure_calls(lambda: threaded(*inputs), 0, 2 * runs, streams=2)
                 sustained = wall / 1e9 / (2 * runs)
         except NnhalError as error:
             _log.info("%s: %s does not run: %s", found.device, name, error)
@@ -273,9 +273,9 @@ def _compiled(
     )
 
 
-def took(compiled: Compiled) -> float:
+def best_seconds(compiled: Compiled) -> float:
     """Returns the seconds of an execution: the best of a few blocks, because other work only adds time."""
-    inputs = drawn(compiled.inputs)
+    inputs = random_inputs(compiled.inputs)
 
     def run() -> object:
         return compiled(*inputs)
@@ -294,7 +294,7 @@ def took(compiled: Compiled) -> float:
     return min(found) / 1e9
 
 
-def fitted(points: Sequence[tuple[OperationWork, float]]) -> CostLine:
+def fitted(points: Sequence[tuple[OperationWork, float]]) -> LinearCost:
     """Fits the seconds of operations by a line in iterations, multiplications and bytes.
 
     The candidates are the lines through as many points as they have terms, with no negative term. The one with the least
@@ -324,10 +324,10 @@ def fitted(points: Sequence[tuple[OperationWork, float]]) -> CostLine:
             off = float(np.abs(np.log(said / seconds)).sum())
             if off + BETTER * len(points) < best[0] or (off < best[0] and len(best[1]) == count):
                 best = off, dict(zip(terms, map(float, factors), strict=True))
-    return CostLine(*(best[1].get(term, 0.0) for term in range(3)))
+    return LinearCost(*(best[1].get(term, 0.0) for term in range(3)))
 
 
-def judged(profile: DeviceProfile) -> Iterator[tuple[str, float, float]]:
+def predictions(profile: DeviceProfile) -> Iterator[tuple[str, float, float]]:
     """Yields for each whole network its name, and its predicted and measured seconds with one thread.
 
     The prediction includes the correction by all networks of its kind.

@@ -7,10 +7,10 @@ import numpy as np
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, quantised
 from nnhal.base.records import Record
-from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.hal.device import Device, Hints, checked_prepared
 from nnhal.hal.request import UNLIMITED
 from nnhal.model.graph import Model, operation_label
-from nnhal.model.parts import cut
+from nnhal.model.parts import extract_part
 
 FLOAT_TOLERANCE = 5e-4  # of the greatest expected magnitude, for whole models: correct engines drift apart
 
@@ -111,7 +111,7 @@ def drifts(
 def intermediates(model: Model, device: Device, inputs: Sequence[Array | None]) -> dict[int, Array]:
     """Runs a model once and returns every value that an operation of the main subgraph writes, by operand."""
     written = [i for operation in model.main.operations for i in operation.outputs]
-    part = cut(model, range(len(model.main.operations)), also=written)
+    part = extract_part(model, range(len(model.main.operations)), also=written)
     by_operand = dict(zip(model.main.inputs, inputs, strict=True))
     outputs = execute(part.model, device, [by_operand[i] for i in part.inputs])
     return dict(zip(part.outputs, outputs, strict=True))
@@ -119,7 +119,7 @@ def intermediates(model: Model, device: Device, inputs: Sequence[Array | None]) 
 
 def execute(model: Model, device: Device, inputs: Sequence[Array | None]) -> list[Array]:
     """Prepares a model on a device and runs it once, without the runtime; returns the outputs."""
-    prepared = prepared_by(device, model, Hints())
+    prepared = checked_prepared(device, model, Hints())
     try:
         request = prepared.request(inputs)
         request.execute(prepared.run, UNLIMITED)
@@ -153,7 +153,7 @@ def each_operation(
     """
     known: dict[int, Array | None] = {**dict(zip(model.main.inputs, inputs, strict=True)), **values}
     for n in operations:
-        part = cut(model, [n], also=model.main.operations[n].outputs)
+        part = extract_part(model, [n], also=model.main.operations[n].outputs)
         outputs = execute(part.model, device, [known[i] for i in part.inputs])
         for index, array in zip(part.outputs, outputs, strict=True):
             yield difference(model, n, index, array, values[index])

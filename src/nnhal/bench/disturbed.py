@@ -16,16 +16,16 @@ THREADS, THIS = Path("/proc/self/task"), Path("/proc/thread-self")
 Spent = tuple[int, int]  # nanoseconds on a core, and waiting for one
 
 
-def spent(threads: Path = THREADS) -> Spent | None:
+def process_cpu_time(threads: Path = THREADS) -> Spent | None:
     """Returns the times of all threads of this process; None if the kernel does not count them."""
     try:
-        found = [each for thread in threads.iterdir() if (each := spent_by(thread)) is not None]
+        found = [each for thread in threads.iterdir() if (each := thread_cpu_time(thread)) is not None]
     except OSError:
         return None
     return (sum(ran for ran, _ in found), sum(waited for _, waited in found)) if found else None
 
 
-def spent_by(thread: Path = THIS) -> Spent | None:
+def thread_cpu_time(thread: Path = THIS) -> Spent | None:
     """Returns the times of one thread; None if it has ended or the kernel does not count them."""
     try:
         ran, waited, *_ = map(int, (thread / "schedstat").read_text().split())
@@ -47,10 +47,10 @@ def probed() -> float:
     block, shares = bytes(1 << 20), list[float]()
 
     def compute() -> None:
-        before, began = spent_by(), time.thread_time()
+        before, began = thread_cpu_time(), time.thread_time()
         while time.thread_time() - began < PROBE:
             blake2b(block).digest()  # without the interpreter's lock
-        shares.append(share(before, spent_by()))
+        shares.append(share(before, thread_cpu_time()))
 
     threads = [threading.Thread(target=compute, daemon=True) for _ in range(usable_cores())]
     for thread in threads:

@@ -5,7 +5,7 @@ import gc
 import re
 from pathlib import Path
 
-from nnhal.ipc.client.process import Resilient
+from nnhal.ipc.client.process import ReconnectingDevice
 from nnhal.runtime.compiled import Compiled
 
 
@@ -18,7 +18,7 @@ def private_bytes(pid: int | str = "self") -> int | None:
     return sum(int(size) << 10 for size in re.findall(r"(?m)^Private_(?:Clean|Dirty):\s+(\d+) kB$", text))
 
 
-def held() -> dict[str, float]:
+def process_memory() -> dict[str, float]:
     """Returns the memory of this process in MiB, after trimming its heap.
 
     Returns:
@@ -39,9 +39,11 @@ def held() -> dict[str, float]:
     }
 
 
-def of_drivers(compiled: Compiled) -> dict[str, int | None]:
+def driver_memory(compiled: Compiled) -> dict[str, int | None]:
     """Returns the `private_bytes` of each isolated driver's process of a compiled model, by device."""
     lines = compiled._caller.lines
     return {
-        line.label: private_bytes(line.step.device.pid) for line in lines if isinstance(line.step.device, Resilient)
+        line.label: private_bytes(line.step.device.pid)
+        for line in lines
+        if isinstance(line.step.device, ReconnectingDevice)
     }

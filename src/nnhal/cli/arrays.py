@@ -15,7 +15,7 @@ from typing import IO
 import numpy as np
 
 from nnhal.base.codes import MAX_OPERAND_BYTES
-from nnhal.base.errors import InvalidRequest, clipped
+from nnhal.base.errors import InvalidRequest, bounded_text
 from nnhal.base.operands import Array
 
 NUMBERS = "biuf"  # kinds of elements
@@ -36,7 +36,7 @@ def reading(origin: str) -> Iterator[None]:
         raise
     except DAMAGE as error:
         said = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
-        raise InvalidRequest(f"input {origin}: cannot be read: {clipped(said, 200)}") from None
+        raise InvalidRequest(f"input {origin}: cannot be read: {bounded_text(said, 200)}") from None
 
 
 def ordinary(path: Path) -> IO[bytes]:
@@ -121,7 +121,7 @@ def archive(path: Path, names: Sequence[str]) -> Mapping[str, ArrayFile]:
         found = {info.filename.removesuffix(SUFFIX): info for info in members.infolist()}
         keys = [key for key, info in found.items() if key != info.filename]
         if len(keys) != len(members.infolist()) or not (set(keys) <= set(names) or len(keys) == len(names)):
-            there = clipped(", ".join(info.filename for info in members.infolist()), 400)
+            there = bounded_text(", ".join(info.filename for info in members.infolist()), 400)
             raise InvalidRequest(f"input {path}: holds {there}, must hold {SUFFIX} files for {', '.join(names)}")
         by_name = set(keys) <= set(names)
         return {

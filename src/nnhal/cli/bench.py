@@ -13,13 +13,13 @@ from typing import Any
 import click
 
 from nnhal import api
-from nnhal.base.brief import counted, duration
-from nnhal.base.columns import WIDTH, columns, cut, fixed
+from nnhal.base.brief import duration, with_count
+from nnhal.base.columns import WIDTH, columns, fixed, shortened
 from nnhal.base.cores import usable_cores
 from nnhal.base.records import Record
 from nnhal.base.time import NS
 from nnhal.bench.each import TimeSpent, each_operation
-from nnhal.bench.held import of_drivers, private_bytes
+from nnhal.bench.held import driver_memory, private_bytes
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.inputs import read_inputs
@@ -27,7 +27,7 @@ from nnhal.cli.model_text import shown_name
 from nnhal.cli.pictures import InputOptions
 from nnhal.cli.placement import placement_sections
 from nnhal.hal.memory_use import MemoryUse
-from nnhal.measure.latency import Latency, Ratio, histogram, interleaved, ratio, steady, timed
+from nnhal.measure.latency import Latency, Ratio, histogram, measure_calls, ratio, timed, timed_pairs
 from nnhal.measure.peers import PEERS, peer
 from nnhal.model.graph import Model
 from nnhal.runtime.compiled import Compiled
@@ -58,7 +58,7 @@ CPUINFO = Path("/proc/cpuinfo")
 @click.option("--iterations", type=click.IntRange(1), help="Inferences to measure; with --vs pairs (default: 200).")
 @click.option("--warmup", type=click.IntRange(0), default=3, show_default=True, help="Inferences before, not measured.")
 @click.option(
-    "--duration", type=common.Seconds(0), default=2.0, show_default=True, help="Seconds, without --iterations."
+    "--duration", type=common.DurationType(0), default=2.0, show_default=True, help="Seconds, without --iterations."
 )
 @click.option("--streams", type=click.IntRange(1), default=1, show_default=True, help="Inferences in flight at once.")
 @click.option("--profile", "each", is_flag=True, help="Show the time of each operation, where drivers report it.")
@@ -84,9 +84,9 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
     folder = common.cache_folder(options["cache_dir"], options["no_cache"]) if asked else False
     names = common.load_drivers(options["drivers"], options["devices"])
     path, threads = common.contents(model), options["threads"]
-    arguments = common.loading(model, options)
+    arguments = common.load_arguments(model, options)
 
-    place = common.placing(options, names)
+    place = common.compile_arguments(options, names)
 
     def loaded() -> Model:
         return api.load(path, **arguments, cache_dir=False)
@@ -112,7 +112,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
         first = timed(run)
         for _ in range(options["warmup"]):
             run()
-        runs, wall = steady(run, options["duration"], options["iterations"] or 0, streams)
+        runs, wall = measure_calls(run, options["duration"], options["iterations"] or 0, streams)
         latencies = {"nnhal": Latency(load, spent, first, runs, wall)}
         compared = None
     else:
@@ -122,7 +122,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
     memory = {
         **compiled.memory.to_dict(),
         "private_bytes": None if before is None or after is None else after - before,
-        "drivers_private_bytes": of_drivers(compiled),
+        "drivers_private_bytes": driver_memory(compiled),
     }
     shares = each_operation(compiled, inputs, options["iterations"] or EACH_RUNS) if options["each"] else None
     document = _document(model, threads, streams, latencies, compared, peer_name) | {
@@ -133,7 +133,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
     if options["export"]:
         common.write(options["export"], json.dumps(common.plain(document), indent=2).encode())
     if options["as_json"]:
-        common.emit(document)
+        common.print_json(document)
         return
     setup = Setup(shown_name(model), compiled.placement, threads, streams, options["warmup"], load_average)
     took = _by_partition(compiled, inputs) if options["verbose"] or _is_special(compiled.placement) else None
@@ -192,16 +192,16 @@ class Setup(Record, frozen=True):
         keys = self.placement.keys
         devices = [f"{label} {keys[label].version}" if label in keys else label for label in self.placement.devices()]
         answer = f"p50 {duration(found.quantile(0.5) / NS)}, {_rounded(found.throughput)} inferences/s"
-        yield cut(f"{self.name} on {' + '.join(devices)}: {answer}", WIDTH)
+        yield shortened(f"{self.name} on {' + '.join(devices)}: {answer}", WIDTH)
         words = [
-            counted(self.threads, "thread"),
-            counted(self.streams, "stream"),
-            counted(len(found.runs), "iteration"),
+            with_count(self.threads, "thread"),
+            with_count(self.streams, "stream"),
+            with_count(len(found.runs), "iteration"),
             f"{self.warmup} warm-up",
-            counted(len(self.placement.steps), "partition"),
+            with_count(len(self.placement.steps), "partition"),
         ]
         yield f"Setup: {', '.join(words)}"
-        yield cut(f"CPU: {processor_name()}, {counted(CORES, 'core')}, load average {self.load:.1f}", WIDTH)
+        yield shortened(f"CPU: {processor_name()}, {with_count(CORES, 'core')}, load average {self.load:.1f}", WIDTH)
 
 
 def _is_special(placement: Placement) -> bool:
@@ -243,7 +243,7 @@ def machine_warnings(load: float, cores: int, frequency: str) -> Iterator[str]:
         frequency: The result of `governor`.
     """
     if load > cores / 2:
-        yield f"load average {load:.1f} on {counted(cores, 'core')}: other work disturbs the measurement"
+        yield f"load average {load:.1f} on {with_count(cores, 'core')}: other work disturbs the measurement"
     if frequency not in ("", "performance"):
         yield f"CPU frequency scaling is on (governor {frequency}): latencies vary"
 
@@ -276,7 +276,7 @@ def _compare(
     found: list[tuple[float, float]] = []
     with common.progress(options["as_json"]) as bar:
         for block in bar.track(range(0, pairs, BLOCK), description=f"pairs with {name}"):
-            found += interleaved(run, other, min(BLOCK, pairs - block), inner, seed=block)
+            found += timed_pairs(run, other, min(BLOCK, pairs - block), inner, seed=block)
     ours, theirs = (tuple(int(pair[side]) for pair in found) for side in (0, 1))
     latencies = {
         "nnhal": Latency(*spent, firsts[0], ours, sum(ours)),
@@ -340,7 +340,7 @@ def _results(compared: Ratio | None, name: str | None, latencies: Mapping[str, L
         verdict = "no measurable difference"
     else:
         verdict = "nnhal is slower" if compared.median > 1 else "nnhal is faster"
-    interval = f"95 % CI {compared.low:.3f}-{compared.high:.3f}, {counted(pairs, 'interleaved pair')}"
+    interval = f"95 % CI {compared.low:.3f}-{compared.high:.3f}, {with_count(pairs, 'interleaved pair')}"
     yield f"nnhal / {name}: {compared.median:.3f}x ({interval}): {verdict}"
 
 

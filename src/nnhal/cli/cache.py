@@ -11,10 +11,10 @@ from nnhal.base.errors import InvalidArgument, NnhalError
 from nnhal.base.records import replace
 from nnhal.cli import common
 from nnhal.hal.cache.files import CacheFiles
-from nnhal.hal.cache.keeper import is_whole
+from nnhal.hal.cache.keeper import verify_files
 from nnhal.runtime.cache.folder import CacheFolder, OpenFiles
-from nnhal.runtime.cache.manifest import Listed, Missing
-from nnhal.runtime.cache.wanted import Caching
+from nnhal.runtime.cache.manifest import Listed, NoEntry
+from nnhal.runtime.cache.wanted import CacheSettings
 
 SHORT = 12  # characters of a key that are shown
 
@@ -104,7 +104,7 @@ class _NoFolder(NamedTuple):
         return []
 
     def entry(self, key: str, count: CacheFiles, *, used: bool = True) -> OpenFiles:
-        raise Missing("there is no entry")
+        raise NoEntry("there is no entry")
 
     def prune(self, most: int | None = None) -> list[str]:
         return []
@@ -117,7 +117,7 @@ _Folder = CacheFolder | _NoFolder
 
 
 def _folder(cache_dir: str | None) -> _Folder:
-    wanted = Caching.wanted(common.cache_folder(cache_dir), None)
+    wanted = CacheSettings.wanted(common.cache_folder(cache_dir), None)
     if wanted.folder is None:
         raise InvalidArgument(f"cache: {wanted.why}")
     try:
@@ -146,10 +146,10 @@ def _verified(folder: _Folder, entry: Listed) -> Listed:
     count = CacheFiles(entry.manifest.model_files, entry.manifest.data_files)
     try:
         files = folder.entry(entry.key, count, used=False)
-    except (Missing, OSError) as error:
+    except (NoEntry, OSError) as error:
         return replace(entry, problem=str(error))
     try:
-        is_whole(files.cache(bytes.fromhex(entry.key)))
+        verify_files(files.cache(bytes.fromhex(entry.key)))
     except NnhalError as error:
         return replace(entry, problem=str(error))
     finally:
@@ -174,7 +174,7 @@ def _tell(
     size = sum(entry.size for entry in entries)
     if as_json:
         facts = {"folder": str(folder.path), "size": size, "most": folder.most}
-        common.emit({**facts, "entries": [_plain(entry) for entry in entries], "gone": list(gone)})
+        common.print_json({**facts, "entries": [_plain(entry) for entry in entries], "gone": list(gone)})
         return
     for key in gone:
         common.console.print(f"deleted {key[:SHORT]}", markup=False)

@@ -11,7 +11,7 @@ import click
 
 from nnhal.base.brief import duration
 from nnhal.base.errors import InvalidArgument, OperationFailed
-from nnhal.bench.calibrate import CPU, Calibration, judged
+from nnhal.bench.calibrate import CPU, Calibration, predictions
 from nnhal.bench.disturbed import NOTICED, probed
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
@@ -61,7 +61,7 @@ def command(
         common.status.print("deleted the profile, learned times and known failures")
         return
     if source is not None:
-        given = decoded(common.content_of(Path(source), "profile"), source)
+        given = decoded(common.read_ordinary_file(Path(source), "profile"), source)
         known = MachineProfile(given.processor, given.made, given.devices, given.crossings, pinned=True)
         record.keep_profile(known)
         common.status.print(f"imported the profile {source}; nnhal places by it until you run nnhal calibrate")
@@ -75,7 +75,7 @@ def command(
     else:
         known = _measured(drivers, named, quick, as_json, busy=busy)
     if as_json:
-        common.emit(_document(known))
+        common.print_json(_document(known))
     elif source is None and target is None:
         _print(known)
 
@@ -175,7 +175,7 @@ def _print(profile: MachineProfile) -> None:
     checks = [
         [name, network, duration(seconds), duration(took), f"{seconds / took:.2f}"]
         for name, device in profile.devices.items()
-        for network, seconds, took in judged(device)
+        for network, seconds, took in predictions(device)
     ]
     common.table(
         ["device", "network", "predicted", "took", "ratio"], checks, title="the sums, checked by whole networks"
@@ -207,5 +207,5 @@ def _document(profile: MachineProfile) -> dict[str, Any]:
         document["devices"][name]["capabilities"] = {
             kind: {"exec_time": p.exec_time, "power_usage": p.power_usage} for kind, p in against.items()
         }
-        document["devices"][name]["checks"] = {n: {"predicted": p, "took": t} for n, p, t in judged(device)}
+        document["devices"][name]["checks"] = {n: {"predicted": p, "took": t} for n, p, t in predictions(device)}
     return document

@@ -130,7 +130,7 @@ def _traced(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
 
     def end() -> None:
         running.stop()
-        say(f"wrote {path}")
+        print_progress(f"wrote {path}")
 
     ctx.call_on_close(end)
 
@@ -165,7 +165,7 @@ rule_option = click.option(
 )
 
 
-class Seconds(click.FloatRange):
+class DurationType(click.FloatRange):
     """The type of a duration: seconds, below one day."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -177,7 +177,10 @@ class Seconds(click.FloatRange):
 
 
 tune_option = click.option(
-    "--tune", type=Seconds(0, min_open=True), metavar="SECONDS", help="Measure candidate placements first, for so long."
+    "--tune",
+    type=DurationType(0, min_open=True),
+    metavar="SECONDS",
+    help="Measure candidate placements first, for so long.",
 )
 
 
@@ -222,20 +225,20 @@ def cache_lines(outcomes: Sequence[CacheOutcome]) -> Iterator[str]:
     yield from (f"cache  {', '.join(devices)}: {what}" for what, devices in alike.items())
 
 
-def resolve(name: str) -> Path:
+def model_path(name: str) -> Path:
     """Returns the path of a file or of a model of the zoo, which is downloaded at first use."""
-    from nnhal.frontends.source import there
+    from nnhal.frontends.source import exists_in_archive
     from nnhal.zoo.by_name import path
 
-    return Path(name) if there(name) else path(name, say)
+    return Path(name) if exists_in_archive(name) else path(name, print_progress)
 
 
 def contents(name: str) -> Path | bytes:
     """Returns a model as other engines read it: its path, or the bytes of a member of a bundle."""
-    from nnhal.frontends.source import opened
+    from nnhal.frontends.source import open_source
 
-    path = resolve(name)
-    return opened(path)[1].bytes().tobytes() if members_of(name) else path
+    path = model_path(name)
+    return open_source(path)[1].bytes().tobytes() if members_of(name) else path
 
 
 def members_of(name: str) -> list[str]:
@@ -263,7 +266,7 @@ def warn(what: str, hint: str = "") -> None:
         status.print(f"hint: {hint}", soft_wrap=True)
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     """Prints a line of progress on stderr."""
     status.print(text, style="dim", markup=False)
 
@@ -290,7 +293,7 @@ def write(path: Path, data: bytes) -> None:
         path.write_bytes(data)
     except OSError as error:
         raise InvalidArgument(f"output {path}: {error.strerror}") from None
-    say(f"wrote {path}")
+    print_progress(f"wrote {path}")
 
 
 def open_model(name: str, options: Mapping[str, Any], folder: Folder = False, *, any_shape: bool = False) -> Model:
@@ -305,7 +308,7 @@ def open_model(name: str, options: Mapping[str, Any], folder: Folder = False, *,
     Raises:
         ShapeNeeded: Operations depend on open dimensions, and `any_shape` is False.
     """
-    model = api.load(name, **loading(name, options), progress=say, cache_dir=folder)
+    model = api.load(name, **load_arguments(name, options), progress=print_progress, cache_dir=folder)
     if not any_shape:
         model.require_sizes()
     for note in (*model.notes, *filter(None, [model.metadata and model.metadata.problem])):
@@ -313,13 +316,13 @@ def open_model(name: str, options: Mapping[str, Any], folder: Folder = False, *,
     return model
 
 
-def loading(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def load_arguments(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of `nnhal.load` for `model_options`; a model of the zoo gets its usual shapes."""
-    from nnhal.frontends.source import there
+    from nnhal.frontends.source import exists_in_archive
     from nnhal.zoo.by_name import usual_shapes
 
     shapes, values = parse_shapes(options["shapes"]), parse_values(options["values"])
-    if shapes is None and not there(name):
+    if shapes is None and not exists_in_archive(name):
         shapes = usual_shapes(name)
     return {"signature": options["signature"], "shapes": shapes, "values": values}
 
@@ -388,7 +391,7 @@ def load_drivers(paths: Sequence[str], devices: Sequence[str]) -> list[str] | No
     return list(devices) or loaded or None
 
 
-def placing(options: Mapping[str, Any], devices: Sequence[str] | None) -> dict[str, Any]:
+def compile_arguments(options: Mapping[str, Any], devices: Sequence[str] | None) -> dict[str, Any]:
     """Returns the arguments of `nnhal.compile` for `place_options`, without the devices.
 
     Args:
@@ -463,7 +466,7 @@ def _typed(text: str) -> bool | int | float | str:
     return text
 
 
-def emit(document: Any) -> None:
+def print_json(document: Any) -> None:
     """Prints a document as JSON, after `plain`."""
     click.echo(json.dumps(plain(document), indent=2))
 
@@ -496,7 +499,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
     console.print(drawn)
 
 
-def content_of(file: Path, what: str) -> bytes:
+def read_ordinary_file(file: Path, what: str) -> bytes:
     """Reads an ordinary file.
 
     Args:

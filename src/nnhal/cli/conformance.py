@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from nnhal.base.brief import duration
-from nnhal.base.names import meant
+from nnhal.base.names import suggestion
 from nnhal.base.time import NS
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
-from nnhal.cli.judged import followed, timeout_option, totals
+from nnhal.cli.judged import count_verdicts, run_with_progress, timeout_option
 from nnhal.cli.main import ANSWER_NO
 from nnhal.cli.vectors import specs_type, temporary
 from nnhal.conformance.parallel import run_vectors
@@ -103,7 +103,7 @@ def _run(
         outputs=repro is not None,
         options=common.parse_options(options["driver_options"], None, options["device"] or ANY),
     )
-    ran = followed(run_vectors(selection, jobs), "vectors", "vectors on", selection.device, as_json)
+    ran = run_with_progress(run_vectors(selection, jobs), "vectors", "vectors on", selection.device, as_json)
     outcomes, calls, device = ran.outcomes, ran.calls, ran.device
     if not outcomes:
         raise click.UsageError(f"no vector under {specs or path} is among those asked for, must be at least one")
@@ -122,7 +122,7 @@ def _run(
 def _known(what: str, names: Collection[str], known: Collection[str]) -> None:
     """Raises UsageError with similar names if there are no vectors of one of `names`."""
     for name in sorted(set(names) - set(known)):
-        like = meant(name, known) or f", must be one of {', '.join(sorted(known))}"
+        like = suggestion(name, known) or f", must be one of {', '.join(sorted(known))}"
         raise click.UsageError(f"{what} {name!r}: the index has no vector of it{like}")
 
 
@@ -144,10 +144,10 @@ def _json(
 ) -> None:
     slowest = max(outcomes, key=lambda o: o.nanoseconds)
     failures = sorted((o for group in groups for o in group.outcomes), key=lambda o: (o.id, o.variant))
-    common.emit(
+    common.print_json(
         {
             "device": device,
-            "totals": totals(outcomes, VERDICTS),
+            "totals": count_verdicts(outcomes, VERDICTS),
             "operations": {op: {v: c[v] for v in VERDICTS} for op, c in count(outcomes).items()},
             "failures": [
                 {
@@ -188,7 +188,7 @@ def _print(
     every: bool,
 ) -> None:
     rows = [[op, *(c[v] or "" for v in VERDICTS)] for op, c in count(outcomes).items()]
-    found = totals(outcomes, VERDICTS)
+    found = count_verdicts(outcomes, VERDICTS)
     common.table(
         ["operation", *(f">{v}" for v in VERDICTS)], [*rows, ["all", *found.values()]], title=f"device {device}"
     )

@@ -10,21 +10,21 @@ import click
 
 from nnhal import api
 from nnhal.base.codes import OperandType, type_name
-from nnhal.base.columns import WIDTH, Section, columns, cut, fixed, section, wrapped
+from nnhal.base.columns import WIDTH, Section, columns, fixed, section, shortened, wrap_text
 from nnhal.base.names import is_path
 from nnhal.base.records import replace
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.model_text import hal_version, type_text
 from nnhal.conformance.probe import probe
-from nnhal.hal.choices import FormChoice
-from nnhal.hal.device import RELAXATIONS, Device, Performance, capabilities_by, identity_of, layout_of
+from nnhal.hal.choices import VariantChoice
+from nnhal.hal.device import RELAXATIONS, Device, Performance, driver_capabilities, identity_of, layout_of
 from nnhal.hal.proofs import choices_of
 from nnhal.ipc.names import running
 from nnhal.runtime import discovery, judgement
-from nnhal.runtime.discovery import CPU, Found
-from nnhal.runtime.isolation import Confined, confinement, key_of
-from nnhal.runtime.measured.record import KeptFailure, failures, profile
+from nnhal.runtime.discovery import CPU, DiscoveredDriver
+from nnhal.runtime.isolation import SandboxStatus, confinement, key_of
+from nnhal.runtime.measured.record import StoredFailure, failures, profile
 
 SHOWN = (OperandType.TENSOR_FLOAT32, "float32"), (OperandType.TENSOR_QUANT8_ASYMM_SIGNED, "quant8_signed")
 LISTED, LONG = 8, 1 << 20  # lines of a problem; columns for text that is not shortened
@@ -53,7 +53,7 @@ def command(
     """
     common.load_drivers(drivers, ())
     asked = [*names, *named]
-    found = discovery.found_of(asked) if asked else api.devices()
+    found = discovery.drivers_named(asked) if asked else api.devices()
     if not asked and not as_json:
         found = _with_engines(found)
     confined = (
@@ -64,7 +64,7 @@ def command(
     services = running()
     if as_json:
         documents = [_document(entry, confined.get(entry.name)) for entry in found]
-        common.emit([*documents, *({"name": name, "origin": "service", "loads": True} for name in services)])
+        common.print_json([*documents, *({"name": name, "origin": "service", "loads": True} for name in services)])
         return
     if listed:
         lines = [line for entry in found for line in _rejected(entry)]
@@ -79,14 +79,16 @@ def command(
         common.console.print(line)
 
 
-def _with_engines(found: Sequence[Found]) -> list[Found]:
+def _with_engines(found: Sequence[DiscoveredDriver]) -> list[DiscoveredDriver]:
     """The devices, with the installed engines that are not selected automatically before the CPU."""
     there = {entry.name for entry in found}
-    more = discovery.found_of([name for name in discovery.engines() if name not in there])
+    more = discovery.drivers_named([name for name in discovery.engines() if name not in there])
     return [*(entry for entry in found if entry.name != CPU), *more, *(entry for entry in found if entry.name == CPU)]
 
 
-def _list(found: Sequence[Found], confined: Mapping[str, Confined], services: Sequence[str]) -> list[Section]:
+def _list(
+    found: Sequence[DiscoveredDriver], confined: Mapping[str, SandboxStatus], services: Sequence[str]
+) -> list[Section]:
     """A row for each device, with its speed relative to the reference."""
     chosen = {*discovery.candidates(), *(entry.name for entry in api.devices())}
     heads = ["Device", "Version", "Type", ">Ops", ">float32", ">int8", "Auto-select", "Isolation"]
@@ -96,7 +98,9 @@ def _list(found: Sequence[Found], confined: Mapping[str, Confined], services: Se
         if entry.device is not None
     ]
     lines = columns(heads, rows)
-    broken = [cut(f"{entry.name} does not load: {entry.problem}", WIDTH) for entry in found if entry.device is None]
+    broken = [
+        shortened(f"{entry.name} does not load: {entry.problem}", WIDTH) for entry in found if entry.device is None
+    ]
     known = profile()
     measured = "" if known is None else f" {time.strftime('%Y-%m-%d', time.localtime(known.made))}"
     marks = f"(m) measured{measured}, (d) declared" if known is not None else "(d) declared by the driver"
@@ -117,8 +121,8 @@ def _list(found: Sequence[Found], confined: Mapping[str, Confined], services: Se
     ]
 
 
-def _row(device: Device, report: Confined | None, *, auto: bool) -> list[str]:
-    own, declared, measured = identity_of(device), capabilities_by(device), _measured(device)
+def _row(device: Device, report: SandboxStatus | None, *, auto: bool) -> list[str]:
+    own, declared, measured = identity_of(device), driver_capabilities(device), _measured(device)
     speeds = []
     for type, kind in SHOWN:
         stated = declared.of(type)
@@ -138,13 +142,13 @@ def _supported(device: Device) -> str:
     return f"{sum(v.ok for v in verdicts)}/{len(verdicts)}"
 
 
-def _isolation(report: Confined) -> str:
+def _isolation(report: SandboxStatus) -> str:
     """`full`, what is missing, or why the driver does not start isolated."""
     missing = [name for name, how in report.applied.items() if not how.startswith("applied")]
     return "does not start" if report.problem else f"without {', '.join(missing)}" if missing else "full"
 
 
-def _mechanisms(report: Confined) -> str:
+def _mechanisms(report: SandboxStatus) -> str:
     """`stdio, no_new_privs, rlimits, Landlock ABI 7, seccomp (114 system calls)`."""
     texts = {name: how.removeprefix("applied: ") for name, how in report.applied.items()}
     abi, calls = (
@@ -155,7 +159,7 @@ def _mechanisms(report: Confined) -> str:
     return ", ".join(details.get(name) or name for name in texts)
 
 
-def _rejected(entry: Found) -> Iterator[str]:
+def _rejected(entry: DiscoveredDriver) -> Iterator[str]:
     """The operations that a device rejects, and why."""
     verdicts = {} if entry.device is None else probe(entry.device)
     rejected = {name: verdict.reason for name, verdict in verdicts.items() if not verdict.ok}
@@ -163,11 +167,11 @@ def _rejected(entry: Found) -> Iterator[str]:
     yield from columns(["", ""], list(rejected.items()), indent=2, width=LONG)
 
 
-def _details(entry: Found, report: Confined | None, *, verbose: bool) -> Iterator[str]:
+def _details(entry: DiscoveredDriver, report: SandboxStatus | None, *, verbose: bool) -> Iterator[str]:
     """Yields the details of one device."""
     device = entry.device
     if device is None:
-        yield from wrapped(f"{entry.name} does not load: {entry.problem}", most=LISTED, indent="  ")
+        yield from wrap_text(f"{entry.name} does not load: {entry.problem}", most=LISTED, indent="  ")
         return
     own = identity_of(device)
     auto = "fallback" if own.name == CPU else "yes" if entry.name in discovery.candidates() else "by name"
@@ -187,12 +191,12 @@ def _details(entry: Found, report: Confined | None, *, verbose: bool) -> Iterato
         )
     facts.append(("Origin", entry.origin))
     for name, text in facts:
-        yield from wrapped(f"{name:20}{text}", most=99 if verbose else 3, indent=" " * 20)
+        yield from wrap_text(f"{name:20}{text}", most=99 if verbose else 3, indent=" " * 20)
 
 
 def _performance(device: Device) -> str:
     """Declared and measured time and power relative to the reference."""
-    declared = capabilities_by(device)
+    declared = driver_capabilities(device)
     stated = [(type_text(type.name), p) for type, _ in SHOWN if (p := declared.of(type)) is not None]
     words = [f"{name} {p.exec_time:g}x time, {p.power_usage:g}x power" for name, p in stated]
     alike = {text.split(" ", 1)[1] for text in words}
@@ -202,7 +206,7 @@ def _performance(device: Device) -> str:
     return f"{text} (relative to reference)"
 
 
-def _failures(device: Device) -> list[tuple[KeptFailure, bool]]:
+def _failures(device: Device) -> list[tuple[StoredFailure, bool]]:
     """Returns the device's known failures, and whether each was with the present version and no driver options."""
     here = key_of(device)
     identities = [judgement.identity_of(replace(here, isolation=where), {}) for where in ("none", "process")]
@@ -218,14 +222,14 @@ def _measured(device: Device) -> dict[str, Performance]:
     return known.devices[device.name].against(known.devices[discovery.CPU])
 
 
-def _failure(failure: KeptFailure, current: bool) -> str:
+def _failure(failure: StoredFailure, current: bool) -> str:
     operations = f"{len(failure.operations)} operations" if len(failure.operations) > 1 else "an operation"
     until = "until a new version" if current else "with those driver options, version and CPU"
     again = f"excluded {until}, or nnhal calibrate --forget"
     return f"{failure.phase} of {operations}: {failure.why}; {again}"
 
 
-def _kernels(entry: Found, device: Device, *, verbose: bool) -> Iterator[tuple[str, str]]:
+def _kernels(entry: DiscoveredDriver, device: Device, *, verbose: bool) -> Iterator[tuple[str, str]]:
     """Yields the kernel variants that run, and why faster ones do not."""
     running: dict[str, list[str]] = defaultdict(list)
     unverified, why = 0, Counter[str]()
@@ -247,16 +251,16 @@ def _kernels(entry: Found, device: Device, *, verbose: bool) -> Iterator[tuple[s
         yield "Kernel variants", f"{unverified} operation/type pairs run in their reference kernel; {faster}"
 
 
-def _choices(device: Device) -> list[FormChoice]:
+def _choices(device: Device) -> list[VariantChoice]:
     """Returns the operations with several kernel variants, or with a verification result."""
     return [choice for choice in choices_of(device) if len(choice.known) > 1 or choice.found is not None]
 
 
-def _document(entry: Found, report: Confined | None) -> dict[str, Any]:
+def _document(entry: DiscoveredDriver, report: SandboxStatus | None) -> dict[str, Any]:
     device = entry.device
     if device is None:
         return {"name": entry.name, "origin": entry.origin, "loads": False, "problem": entry.problem}
-    own, stated = identity_of(device), capabilities_by(device)
+    own, stated = identity_of(device), driver_capabilities(device)
     performance = {
         OperandType(t).name: {"exec_time": p.exec_time, "power_usage": p.power_usage}
         for t, p in stated.operands.items()

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from nnhal.base.brief import counted
-from nnhal.base.columns import WIDTH, Section, columns, cut, fixed, section, wrapped
+from nnhal.base.brief import with_count
+from nnhal.base.columns import WIDTH, Section, columns, fixed, section, shortened, wrap_text
 from nnhal.base.errors import InvalidArgument, UnsupportedModel
 from nnhal.base.operands import quantised
 from nnhal.base.records import as_dict
@@ -26,7 +26,7 @@ from nnhal.cli.inputs import read_inputs
 from nnhal.cli.main import ANSWER_NO
 from nnhal.cli.model_text import type_text
 from nnhal.cli.pictures import InputOptions
-from nnhal.hal.claims import verdicts_by
+from nnhal.hal.claims import query_verdicts
 from nnhal.hal.device import EXACT, NUMERICS, Device, can_be_exact, wants_exact
 from nnhal.model.graph import Model, operation_label
 from nnhal.runtime import discovery
@@ -49,7 +49,7 @@ class DiffTolerance(NamedTuple):
         return f"rtol {self.rtol:g}, atol {self.atol:g}, {self.lsb:g} LSB"
 
 
-class Pair(NamedTuple):
+class OperandDrift(NamedTuple):
     """The difference of one operand: with its operation alone, and in the whole model if the device supports all of it."""
 
     alone: Difference
@@ -67,8 +67,8 @@ class Findings(NamedTuple):
         left: The operations that the device rejects, with its reasons.
     """
 
-    found: Sequence[Pair]
-    bad: Sequence[Pair]
+    found: Sequence[OperandDrift]
+    bad: Sequence[OperandDrift]
     drifted: Sequence[Difference]
     outputs: Sequence[Drift]
     left: Mapping[int, str]
@@ -138,7 +138,7 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
     if lacking or len(left) == len(graph.main.operations):
         name, refused = (against, lacking) if lacking else (device, left)
         listing = "; ".join(f"#{n}: {why}" for n, why in list(refused.items())[:ROWS])
-        raise UnsupportedModel(f"device {name} rejects {counted(len(refused), 'operation')}: {listing}")
+        raise UnsupportedModel(f"device {name} rejects {with_count(len(refused), 'operation')}: {listing}")
     specs = [spec_of(graph, i) for i in graph.main.inputs]
     read = read_inputs(specs, files, options["seed"], InputOptions(), graph.metadata)
     inputs = [s.form.inside(g.array, f"input {s.name}") for s, g in zip(specs, read, strict=True)]
@@ -157,7 +157,7 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
         for entry in each_operation(graph, one, inputs, right, taken):
             alone.append(entry)
             bar.update(task, completed=len(graph.main.operations) + entry.operation + 1)
-    found = [Pair(entry, whole.get(entry.operand)) for entry in alone]
+    found = [OperandDrift(entry, whole.get(entry.operand)) for entry in alone]
     tolerance = DiffTolerance(options["rtol"], options["lsb"], options["atol"])
     findings = Findings(
         found,
@@ -191,7 +191,7 @@ def _device(name: str, graph: Model, options: Mapping[str, Any], isolate: bool) 
     device = at_level(name, own_process=isolate, options=options)
     if wants_exact(options, name) and not can_be_exact(device):
         raise InvalidArgument(f"numerics is 'exact', which device {name} does not declare: must be 'fast'")
-    return device, {n: v.reason for n, v in enumerate(verdicts_by(device, graph)) if not v.ok}
+    return device, {n: v.reason for n, v in enumerate(query_verdicts(device, graph)) if not v.ok}
 
 
 def _label(graph: Model, n: int) -> str:
@@ -209,7 +209,7 @@ def _json(graph: Model, findings: Findings) -> None:
     drifted = next((entry.label for entry in findings.drifted), None)
     left = [{"operation": n, "label": _label(graph, n), "reason": why} for n, why in findings.left.items()]
     outputs = [as_dict(each) | {"type": each.type.name} for each in findings.outputs]
-    common.emit(
+    common.print_json(
         {
             "first_out_of_tolerance": first,
             "first_added_up": drifted,
@@ -227,16 +227,16 @@ def _print(
     if findings.bad:
         first, operations = findings.bad[0].alone, len({pair.alone.operation for pair in findings.bad})
         where = f"first in {first.label} (%{first.operand} {first.name[-NAME:]}): max error {first.worst:.3g}"
-        answer = f"FAILED: {device} differs from {against} in {counted(operations, 'operation')}, {where}"
+        answer = f"FAILED: {device} differs from {against} in {with_count(operations, 'operation')}, {where}"
     else:
         answer = f"PASSED: {device} agrees with {against} on {count} of {count} intermediates ({tolerance})"
     left = [f"  {_label(graph, n)}: {why}" for n, why in findings.left.items()]
-    heads = f"Not compared: {counted(len(left), 'operation')} that {device} rejects, and the whole model"
+    heads = f"Not compared: {with_count(len(left), 'operation')} that {device} rejects, and the whole model"
     parts = [
-        fixed(*wrapped(answer, most=3, indent="  "), *_drifted(findings)),
+        fixed(*wrap_text(answer, most=3, indent="  "), *_drifted(findings)),
         _operations(findings),
         _outputs(findings.outputs),
-        section([heads], left if verbose else [cut(line, WIDTH) for line in left], "operations"),
+        section([heads], left if verbose else [shortened(line, WIDTH) for line in left], "operations"),
         fixed("Max error: in LSB of quantised types, else relative to the greatest magnitude of the tensor"),
     ]
     common.show(parts, verbose=verbose)
@@ -249,7 +249,7 @@ def _drifted(findings: Findings) -> list[str]:
         return []
     drift = findings.drifted[0]
     where = f"{drift.label} (%{drift.operand} {drift.name[-NAME:]})"
-    return [cut(f"  In the whole model, errors accumulate beyond the tolerance from {where} on", WIDTH)]
+    return [shortened(f"  In the whole model, errors accumulate beyond the tolerance from {where} on", WIDTH)]
 
 
 def _operations(findings: Findings) -> Section:
@@ -258,7 +258,7 @@ def _operations(findings: Findings) -> Section:
     rows = [
         [
             e.label,
-            cut(f"%{e.operand} {e.name[-OPERAND:]}".rstrip(), OPERAND),
+            shortened(f"%{e.operand} {e.name[-OPERAND:]}".rstrip(), OPERAND),
             type_text(e.type.name),
             f"{e.worst:.3g}",
             f"{e.differing}/{e.size}",
@@ -274,7 +274,7 @@ def _outputs(outputs: Sequence[Drift]) -> Section:
     """Returns a table of the outputs of the whole model."""
     rows = [
         [
-            cut(each.name[-NAME:], NAME),
+            shortened(each.name[-NAME:], NAME),
             type_text(each.type.name),
             f"{each.worst:.3g}",
             f"{each.differing}/{each.size}",

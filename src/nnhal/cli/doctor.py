@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from nnhal import api
-from nnhal.base.columns import WIDTH, columns, cut, fixed, section
+from nnhal.base.columns import WIDTH, columns, fixed, section, shortened
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import NnhalError
 from nnhal.base.memory import Memory
@@ -56,13 +56,13 @@ def command(*, as_json: bool, verbose: bool) -> None:
     """Check this machine: engines, CPU, kernel."""
     findings = list(examine())
     if as_json:
-        common.emit([as_dict(f) for f in findings])
+        common.print_json([as_dict(f) for f in findings])
         return
     missing = [f for f in findings if not f.there]
     there = [f for f in findings if f.there]
     count = f"{len(missing)} of {len(findings)} checks found something missing"
     answer = count if missing else f"all {len(findings)} checks passed"
-    lacks = [[cut(f.what, NAME), cut(f.detail, DETAIL), f.needed_for] for f in missing]
+    lacks = [[shortened(f.what, NAME), shortened(f.detail, DETAIL), f.needed_for] for f in missing]
     table = columns(["Missing", "found", "needed for"], lacks, width=WIDTH if not verbose else LONG)
     found = columns(["Found", ""], [[f.what, f.detail] for f in there], width=WIDTH if not verbose else LONG)
     parts = [

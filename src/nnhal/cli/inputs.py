@@ -18,7 +18,7 @@ from nnhal.ops.schema import agree, show
 from nnhal.runtime.arguments import Spec
 
 
-class Given(Record, frozen=True):
+class InputFromFile(Record, frozen=True):
     """An input's array with its file and the conversion."""
 
     array: Array
@@ -38,7 +38,7 @@ class Given(Record, frozen=True):
 
 def read_inputs(
     specs: Sequence[Spec], files: Sequence[str], seed: int, options: InputOptions, metadata: Metadata | None = None
-) -> list[Given]:
+) -> list[InputFromFile]:
     """Reads the inputs of a model.
 
     Args:
@@ -57,18 +57,18 @@ def read_inputs(
     sources = _assign(specs, files)
     generator = np.random.default_rng(seed)
     given = []
-    for spec, said in zip(specs, said_of(specs, metadata.inputs if metadata else ()), strict=True):
+    for spec, said in zip(specs, metadata_of_specs(specs, metadata.inputs if metadata else ()), strict=True):
         source = sources.get(spec.name)
         if source is None:
-            given.append(Given(random_input(spec, generator), f"random, seed {seed}"))
+            given.append(InputFromFile(random_input(spec, generator), f"random, seed {seed}"))
         elif isinstance(source, Path):
             given.append(_read(spec, source, options, said))
         else:
-            given.append(Given(_fit(spec, source), source.origin))
+            given.append(InputFromFile(_fit(spec, source), source.origin))
     return given
 
 
-def said_of(specs: Sequence["Spec | ShownTensor"], said: Sequence[TensorMetadata]) -> list[TensorMetadata]:
+def metadata_of_specs(specs: Sequence["Spec | ShownTensor"], said: Sequence[TensorMetadata]) -> list[TensorMetadata]:
     """Returns the metadata of each input or output.
 
     Args:
@@ -115,18 +115,18 @@ def _named_picture(path: Path) -> Path:
     return zoo.path(str(path))
 
 
-def _read(spec: Spec, path: Path, options: InputOptions, said: TensorMetadata) -> Given:
+def _read(spec: Spec, path: Path, options: InputOptions, said: TensorMetadata) -> InputFromFile:
     kind = path.suffix.lower()
     if kind in PICTURES:
         array, how = picture(spec, _shape(spec), path, options, said)
-        return Given(array, str(path), how)
+        return InputFromFile(array, str(path), how)
     if kind in SOUNDS:
         array, how = sound(spec, path, options.rate)
-        return Given(array, str(path), how)
+        return InputFromFile(array, str(path), how)
     if kind in OTHER_SOUNDS:
         raise InvalidRequest(f"input {path}: is {kind}, must be .wav: `ffmpeg -i {path.name} -c:a pcm_s16le out.wav`")
     if path.suffix == ".npy":
-        return Given(_fit(spec, array_file(path)), str(path))
+        return InputFromFile(_fit(spec, array_file(path)), str(path))
     shape = _shape(spec)
     size = math.prod(shape) * spec.dtype.itemsize
     with ordinary(path) as file, reading(str(path)):
@@ -134,7 +134,7 @@ def _read(spec: Spec, path: Path, options: InputOptions, said: TensorMetadata) -
         if there != size:
             raise InvalidRequest(f"input {path} has {there} bytes, must have {size} for {spec}")
         data = file.read(size)
-    return Given(np.frombuffer(data, spec.dtype).reshape(shape), str(path), "raw bytes")
+    return InputFromFile(np.frombuffer(data, spec.dtype).reshape(shape), str(path), "raw bytes")
 
 
 def _fit(spec: Spec, file: ArrayFile) -> Array:

@@ -38,7 +38,7 @@ class RunResult(NamedTuple):
     interrupted: int
 
 
-def followed(
+def run_with_progress(
     results: Generator[tuple[TaskResult, int, int], None, None],
     what: str,
     told_of: str,
@@ -151,7 +151,7 @@ def _reasons_alone() -> Iterator[None]:
         log.setLevel(level)
 
 
-def totals(outcomes: Iterable[Any], verdicts: Sequence[str]) -> dict[str, int]:
+def count_verdicts(outcomes: Iterable[Any], verdicts: Sequence[str]) -> dict[str, int]:
     """Counts the outcomes of each verdict."""
     found = Counter(outcome.verdict for outcome in outcomes)
     return {verdict: found[verdict] for verdict in verdicts}

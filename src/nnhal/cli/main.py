@@ -15,8 +15,8 @@ from importlib import import_module
 import click
 
 from nnhal.base.errors import NnhalError
-from nnhal.base.names import meant, printable
-from nnhal.base.stacks import in_short
+from nnhal.base.names import printable, suggestion
+from nnhal.base.stacks import without_process_log
 from nnhal.cli import INTERRUPTED
 from nnhal.cli.command import show_error
 from nnhal.serve import report
@@ -62,7 +62,7 @@ DRIVER = "nnhal.driver."  # prefix of the loggers of isolated drivers
 FATAL = "Fatal Python error"  # the first line of a crash's stack
 
 
-class Verbs(click.Group):
+class CommandGroup(click.Group):
     """Finds a verb's command in the module of its name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -88,7 +88,7 @@ class Verbs(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            like = meant(args[0], NAMES) or f", must be one of {', '.join(NAMES)}"
+            like = suggestion(args[0], NAMES) or f", must be one of {', '.join(NAMES)}"
             raise click.UsageError(error.message.rstrip(".") + like, ctx) from None
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -104,7 +104,7 @@ class Verbs(click.Group):
                 formatter.write_dl([*rows, ("", f"$ {EXAMPLES[group]}")])
 
 
-@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.command(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="nnhal")
 def cli() -> None:
     """Run neural networks on Linux through the NNAPI.
@@ -153,7 +153,9 @@ def main(arguments: list[str] | None = None) -> None:
         arguments: The command line without the program's name; that of this process by default.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    warnings.showwarning = lambda message, *_: click.echo(f"warning: {printable(in_short(str(message))[0])}", err=True)
+    warnings.showwarning = lambda message, *_: click.echo(
+        f"warning: {printable(without_process_log(str(message))[0])}", err=True
+    )
     verbose = any(word in ("--verbose", "-v") for word in arguments)
     with _warnings(verbose=verbose):
         _run(arguments, verbose=verbose)

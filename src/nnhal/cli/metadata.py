@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nnhal.base.brief import counted
+from nnhal.base.brief import with_count
 from nnhal.base.errors import BadFile
 from nnhal.base.names import short
 from nnhal.base.records import as_dict
@@ -44,7 +44,7 @@ def _tensor(said: Metadata, tensor: TensorMetadata) -> Iterator[str]:
     if problem:
         yield problem
     if labels:
-        yield f"{counted(len(labels), 'label')}: {', '.join(labels[:LABELS])}{', ..' * (len(labels) > LABELS)}"
+        yield f"{with_count(len(labels), 'label')}: {', '.join(labels[:LABELS])}{', ..' * (len(labels) > LABELS)}"
     yield from map(_file, tensor.files)
 
 

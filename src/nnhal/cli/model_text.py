@@ -2,7 +2,7 @@
 
 from pathlib import PurePath
 
-from nnhal.base.columns import cut
+from nnhal.base.columns import shortened
 from nnhal.base.names import is_path
 from nnhal.base.operands import Shape
 from nnhal.cli.common import size
@@ -63,7 +63,7 @@ def title(name: str, facts: Outline) -> str:
     if weights:
         kinds = " + ".join(sorted(weights, key=lambda kind: -weights[kind])[:2])
         words.append(f"{kinds} weights ({size(sum(weights.values()))})")
-    return f"{cut(name, 2 * NAME)}: {', '.join(words)}"
+    return f"{shortened(name, 2 * NAME)}: {', '.join(words)}"
 
 
 def _macs(number: int) -> str:

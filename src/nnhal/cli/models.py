@@ -22,9 +22,9 @@ def command(names: Sequence[str], everything: bool, as_json: bool) -> None:
     """
     wanted = [*zoo.names(), *zoo.onnx_names(), *maker.names()] if everything else list(names)
     if wanted:
-        paths = {name: str(common.resolve(name)) for name in wanted}
+        paths = {name: str(common.model_path(name)) for name in wanted}
         if as_json:
-            common.emit(paths)
+            common.print_json(paths)
         else:
             for name, path in paths.items():
                 click.echo(f"{name}\t{path}")
@@ -32,7 +32,7 @@ def command(names: Sequence[str], everything: bool, as_json: bool) -> None:
     rows: list[dict[str, Any]] = [_entry(name) for name in (*zoo.names(), *zoo.onnx_names(), *zoo.pictures())]
     rows += [_made(name) for name in maker.names()]
     if as_json:
-        common.emit(rows)
+        common.print_json(rows)
     else:
         common.table(["name", "from", "licence", "what"], [list(row.values()) for row in rows])
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnhal.base.errors import DeviceUnavailable, InvalidRequest, told
+from nnhal.base.errors import DeviceUnavailable, InvalidRequest, error_text
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import Record
 from nnhal.cli.arrays import ordinary
@@ -121,7 +121,7 @@ def picture(
     except InvalidRequest:
         raise
     except Exception as error:  # decoders raise any exception
-        raise InvalidRequest(f"input {path}: cannot be read as a picture: {told(error)}") from None
+        raise InvalidRequest(f"input {path}: cannot be read as a picture: {error_text(error)}") from None
     size, target = upright.size, (layout.width, layout.height)
     if options.fit:
         bars = (options.fill,) * layout.channels if upright.mode != "F" else options.fill

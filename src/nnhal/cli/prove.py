@@ -8,14 +8,14 @@ from typing import Any
 import click
 
 from nnhal.base.codes import type_name
-from nnhal.base.names import is_path, meant
+from nnhal.base.names import is_path, suggestion
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
-from nnhal.cli.judged import followed, timeout_option
+from nnhal.cli.judged import run_with_progress, timeout_option
 from nnhal.cli.main import ANSWER_NO
-from nnhal.conformance.proving.run import ProofOutcome, found_by, keep, run_proofs, to_prove
+from nnhal.conformance.proving.run import ProofOutcome, found_by, keep, run_proofs, variants_to_prove
 from nnhal.conformance.subject import Subject
-from nnhal.hal.choices import FormChoice, Proved
+from nnhal.hal.choices import Proved, VariantChoice
 from nnhal.hal.device import Device
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
@@ -46,10 +46,10 @@ def command(
     """
     documents, lost = [], False
     for device, subject in _subjects(devices, timeout):
-        choices = _chosen(to_prove(device, every=every), operations)
+        choices = _chosen(variants_to_prove(device, every=every), operations)
         if missing and not (choices := [choice for choice in choices if choice.found is None]):
             continue
-        ran = followed(run_proofs(subject, choices, jobs), "kernels", "kernels of", device.name, as_json)
+        ran = run_with_progress(run_proofs(subject, choices, jobs), "kernels", "kernels of", device.name, as_json)
         outcomes: list[ProofOutcome] = ran.outcomes
         found = found_by(outcomes, choices)
         if found:
@@ -60,8 +60,8 @@ def command(
         else:
             _print(device, found, outcomes, choices)
     if as_json:
-        common.emit(documents)
-    elif not devices and not any(to_prove(each, every=every) for each in _every()):
+        common.print_json(documents)
+    elif not devices and not any(variants_to_prove(each, every=every) for each in _every()):
         common.console.print("no device has several kernel variants of an operation: nothing to verify")
     return ANSWER_NO if lost else 0
 
@@ -70,19 +70,19 @@ def _every() -> list[Device]:
     return [entry.device for entry in discovery.found_with_engines() if entry.device is not None]
 
 
-def _chosen(choices: Sequence[FormChoice], operations: Sequence[str]) -> Sequence[FormChoice]:
+def _chosen(choices: Sequence[VariantChoice], operations: Sequence[str]) -> Sequence[VariantChoice]:
     """Returns the choices of `operations`, or all if it is empty; BadParameter for an unknown operation."""
     wanted = {name.upper() for name in operations}
     for name in wanted:
         if name not in OPS:
-            raise click.BadParameter(f"there is no operation {name!r}{meant(name, OPS)}", param_hint="--operation")
+            raise click.BadParameter(f"there is no operation {name!r}{suggestion(name, OPS)}", param_hint="--operation")
     return [choice for choice in choices if not wanted or choice.operation in wanted]
 
 
 def _subjects(names: Sequence[str], timeout: float) -> list[tuple[Device, Subject]]:
     """Returns the devices, and how a separate process loads each."""
     if not names:
-        known = [each for each in _every() if to_prove(each)]
+        known = [each for each in _every() if variants_to_prove(each)]
         return [(each, Subject(device=each.name, timeout=timeout)) for each in known]
     found = []
     for name in dict.fromkeys(names):
@@ -97,7 +97,7 @@ def _print(
     device: Device,
     found: Mapping[tuple[str, int], Proved],
     outcomes: Sequence[ProofOutcome],
-    choices: Sequence[FormChoice],
+    choices: Sequence[VariantChoice],
 ) -> None:
     rows = [
         [name, type_name(kind), "none" if proved.form is None else proved.form, proved.why]
@@ -115,7 +115,7 @@ def _print(
 
 def _document(
     device: Device,
-    choices: Sequence[FormChoice],
+    choices: Sequence[VariantChoice],
     found: Mapping[tuple[str, int], Proved],
     outcomes: Sequence[ProofOutcome],
 ) -> dict[str, Any]:

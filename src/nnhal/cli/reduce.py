@@ -97,7 +97,7 @@ def command(model: str, check: str, timeout: float, output: Path | None, as_json
         best, tried = _reduced(tested, loaded, status, path, target, as_json)
     names = list(names_of(best))
     if as_json:
-        common.emit(
+        common.print_json(
             {
                 "model": model,
                 "status": status,
@@ -156,7 +156,7 @@ def _reduced(
             best = candidate
             write_model(candidate.model, target)
             if not common.status.is_terminal and not quiet:
-                common.say(f"{len(candidate.model.main.operations)} operations, candidate {reduction.tried}")
+                common.print_progress(f"{len(candidate.model.main.operations)} operations, candidate {reduction.tried}")
         return failed
 
     with common.progress(quiet) as bar:

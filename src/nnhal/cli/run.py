@@ -12,7 +12,7 @@ import numpy as np
 
 from nnhal import api
 from nnhal.base.brief import duration
-from nnhal.base.columns import WIDTH, columns, cut, fixed, section, wrapped
+from nnhal.base.columns import WIDTH, columns, fixed, section, shortened, wrap_text
 from nnhal.base.errors import BadFile, InvalidRequest
 from nnhal.base.names import member_names, unique
 from nnhal.base.operands import Array, Shape
@@ -20,7 +20,7 @@ from nnhal.base.records import Record
 from nnhal.base.time import NS
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
-from nnhal.cli.inputs import Given, read_inputs, said_of
+from nnhal.cli.inputs import InputFromFile, metadata_of_specs, read_inputs
 from nnhal.cli.model_text import NAME, shown_name, tensor_text, title
 from nnhal.cli.pictures import InputOptions
 from nnhal.cli.placement import placement_sections
@@ -77,7 +77,7 @@ class RunRecord(Record, frozen=True):
     model: str
     title: str
     compiled: Compiled
-    given: Sequence[Given]
+    given: Sequence[InputFromFile]
     outputs: Sequence[Array]
     spent: dict[str, int]
     report: Report
@@ -155,7 +155,7 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
     loaded = time.monotonic_ns()
     named = title(shown_name(model), outline(graph))
     compiling = time.monotonic_ns()
-    compiled = api.compile(graph, devices=names, cache_dir=folder, **common.placing(options, names))
+    compiled = api.compile(graph, devices=names, cache_dir=folder, **common.compile_arguments(options, names))
     compilation = time.monotonic_ns() - compiling
     given = read_inputs(compiled.inputs, files, options["seed"], _input_options(options), graph.metadata)
     if isinstance(compiled, CompiledByShape):
@@ -182,7 +182,7 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
     assert report is not None
     done = RunRecord(model, named, compiled, given, outputs, spent, report, labels, top)
     if options["as_json"]:
-        common.emit(_document(done))
+        common.print_json(_document(done))
     else:
         _print(done, verbose=options["verbose"])
 
@@ -215,7 +215,7 @@ def _labels(
     path: str | None, specs: Sequence[Spec], outputs: Sequence[Array], metadata: Metadata | None
 ) -> list[Labels]:
     """Returns the labels of each output: from the file `path` if their number fits, else from the model's metadata."""
-    said = said_of(specs, metadata.outputs if metadata else ())
+    said = metadata_of_specs(specs, metadata.outputs if metadata else ())
     values = [any(file.kind == "value labels" for file in each.files) for each in said]
     if path:
         names = Path(path).read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
@@ -271,11 +271,11 @@ def greatest(spec: Spec, array: Array, top: int, labels: Labels) -> list[dict[st
     found = []
     for i in map(int, order[: min(top, flat.size)]):
         entry = {"index": i, "value": flat[i].item(), "label": labels.of(i, flat[i])}
-        found.append(entry | ({"real": real_of(spec, float(flat[i]))} if spec.scale else {}))
+        found.append(entry | ({"real": real_value(spec, float(flat[i]))} if spec.scale else {}))
     return found
 
 
-def real_of(spec: Spec, stored: float) -> float:
+def real_value(spec: Spec, stored: float) -> float:
     """Returns the real value of a quantised output's stored value."""
     return (stored - spec.zero_point) * spec.scale
 
@@ -296,7 +296,7 @@ def summary(spec: Spec, array: Array) -> dict[str, Any]:
     if not spec.scale:
         return facts
     values = {"min": least, "max": most, "mean": mean}
-    spread = {name: None if value is None else real_of(spec, value) for name, value in values.items()}
+    spread = {name: None if value is None else real_value(spec, value) for name, value in values.items()}
     return facts | {"scale": spec.scale, "zero_point": spec.zero_point, "real": spread}
 
 
@@ -326,7 +326,7 @@ def _print(done: RunRecord, *, verbose: bool) -> None:
         section(["Inputs"], columns(["", "", ""], _input_rows(done, verbose=verbose), indent=2), "inputs"),
         section(*_output_lines(done, verbose=verbose), "lines of outputs"),
         *placement_sections(placement, took, verbose=verbose),
-        fixed(*(line for text in problems for line in wrapped(text, most=2, indent="  ", whole=verbose))),
+        fixed(*(line for text in problems for line in wrap_text(text, most=2, indent="  ", whole=verbose))),
         fixed(_times(done)),
     ]
     common.show(sections, verbose=verbose)
@@ -338,7 +338,7 @@ def _input_rows(done: RunRecord, *, verbose: bool) -> list[list[str]]:
         source = [given.origin] if verbose else [given.short]
         if not verbose and len(given.short) > ORIGIN:
             source = given.short.rsplit(", ", 1)
-        rows.append([cut(spec.name, NAME), _spec_text(spec, spec.shape, verbose=verbose), source[0]])
+        rows.append([shortened(spec.name, NAME), _spec_text(spec, spec.shape, verbose=verbose), source[0]])
         rows += [["", "", f"  {rest}"] for rest in source[1:]]
     return rows
 
@@ -355,7 +355,7 @@ def _output_lines(done: RunRecord, *, verbose: bool) -> tuple[list[str], list[st
         facts = summary(spec, array)
         numbers = facts.get("real", facts)
         spread = [f"{numbers[what]:.5g}" if array.size else "" for what in ("min", "max", "mean")]
-        rows.append([cut(spec.name, NAME), _spec_text(spec, array.shape, verbose=verbose), *spread])
+        rows.append([shortened(spec.name, NAME), _spec_text(spec, array.shape, verbose=verbose), *spread])
         below.append([_element(spec, entry) for entry in (greatest(spec, array, done.top, labels) if done.top else [])])
     head, *lines = columns(["Outputs", "", ">min", ">max", ">mean"], [["  " + row[0], *row[1:]] for row in rows])
     return [head], [text for line, more in zip(lines, below, strict=True) for text in (line, *more)]
@@ -364,7 +364,7 @@ def _output_lines(done: RunRecord, *, verbose: bool) -> tuple[list[str], list[st
 def _element(spec: Spec, entry: dict[str, Any]) -> str:
     """Formats one of the greatest elements: its value, index and label."""
     value = f"{entry['real']:>12.6g} ({entry['value']})" if spec.scale else f"{entry['value']:>12.6g}"
-    return cut(f"    {value}  #{entry['index']} {entry['label'] or ''}".rstrip(), WIDTH)
+    return shortened(f"    {value}  #{entry['index']} {entry['label'] or ''}".rstrip(), WIDTH)
 
 
 def _times(done: RunRecord) -> str:

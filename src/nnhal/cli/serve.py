@@ -95,7 +95,7 @@ def command(
     if systemd is not None:
         written = _write_units(systemd, name, words)
         if as_json:
-            common.emit({"name": name, "units": [str(path) for path in written]})
+            common.print_json({"name": name, "units": [str(path) for path in written]})
         else:
             click.echo(f"wrote {' and '.join(map(str, written))}; start with")
             click.echo(f"  systemctl --user daemon-reload && systemctl --user enable --now nnhal-{name}.socket")
@@ -114,13 +114,13 @@ def _show(services: Sequence[str], *, as_json: bool) -> int:
     """Shows the quotas that clients of services use; returns the exit status."""
     found = {service: _usage(service) for service in services}
     if as_json:
-        common.emit([{"name": service, **_document(usage)} for service, usage in found.items()])
+        common.print_json([{"name": service, **_document(usage)} for service, usage in found.items()])
     else:
         for service, usage in found.items():
             _print(service, usage)
         if not found:
             names.directory()  # raises if the directory is the reason
-            common.say("no service is running")
+            common.print_progress("no service is running")
     return FAILED if any(isinstance(usage, NnhalError) for usage in found.values()) else 0
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import click
 
 from nnhal import api
-from nnhal.base.brief import counted
+from nnhal.base.brief import with_count
 from nnhal.base.codes import type_name
-from nnhal.base.columns import Section, columns, cut, fixed, section, wrapped
+from nnhal.base.columns import Section, columns, fixed, section, shortened, wrap_text
 from nnhal.base.errors import InvalidArgument, ShapeNeeded, UnsupportedModel
-from nnhal.base.names import meant, printable
+from nnhal.base.names import printable, suggestion
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
-from nnhal.cli.inputs import said_of
+from nnhal.cli.inputs import metadata_of_specs
 from nnhal.cli.metadata import metadata_document, metadata_facts, said_of_model
 from nnhal.cli.model_text import NAME, count_text, hal_version, shown_name, tensor_text, title, type_text
 from nnhal.cli.placement import chosen_operations, why_section
@@ -92,7 +92,7 @@ def command(model: str, placed: bool, as_dot: bool, as_json: bool, everything: b
         if isinstance(error, ShapeNeeded):
             common.status.print(f"note: {error}", markup=False, soft_wrap=True)
 
-        facts = refused_outline(common.resolve(model), error, options["signature"])
+        facts = refused_outline(common.model_path(model), error, options["signature"])
     else:
         facts = outline(graph)
     placement = _placement(graph, names, options) if placed and graph is not None else None
@@ -103,7 +103,7 @@ def command(model: str, placed: bool, as_dot: bool, as_json: bool, everything: b
         if as_dot:
             click.echo(dot(facts, colours_of(_placing(placement) or {})[1]), nl=False)
     elif as_json:
-        common.emit(_document(facts, graph, placed, placement))
+        common.print_json(_document(facts, graph, placed, placement))
     elif everything:
         click.echo(listing(facts) if graph is None else text(graph, _notes(placement)), nl=False)
         if placement:
@@ -139,11 +139,13 @@ def _draw(
     if png_path:
         common.write(png_path, png(facts, _placing(placement), part))
     if part.overview and (svg_path or png_path):
-        common.say(f"The picture shows groups of {count} operations. One group: --part 0-20. All: --part all.")
+        common.print_progress(
+            f"The picture shows groups of {count} operations. One group: --part 0-20. All: --part all."
+        )
 
 
 def _placement(graph: Model, names: list[str] | None, options: dict[str, Any]) -> Placement:
-    with api.compile(graph, devices=names, cache_dir=False, **common.placing(options, names)) as compiled:
+    with api.compile(graph, devices=names, cache_dir=False, **common.compile_arguments(options, names)) as compiled:
         return compiled.placement
 
 
@@ -166,7 +168,9 @@ def _asked(placement: Placement, text: str) -> list[int]:
     if not found:
         names = {choice.label.split(" #")[0] for choice in placement.choices}
         rule = f"must be all, #0 to #{len(placement.choices) - 1}, or a part of an operation's name"
-        raise click.BadParameter(f"{text!r}: no operation fits, {rule}{meant(text.upper(), names)}", param_hint="--why")
+        raise click.BadParameter(
+            f"{text!r}: no operation fits, {rule}{suggestion(text.upper(), names)}", param_hint="--why"
+        )
     return found
 
 
@@ -183,7 +187,7 @@ def _placed(name: str, placement: Placement) -> list[Section]:
     notes = list(words.partition_notes(placement, layouts=True))
     hint = f"Per operation: --why '#{len(placement.choices) - 1}', --why all. Graph: --svg FILE"
     return [
-        fixed(*wrapped(f"{cut(name, 2 * NAME)}: {said}{basis}", most=2, indent="  ")),
+        fixed(*wrap_text(f"{shortened(name, 2 * NAME)}: {said}{basis}", most=2, indent="  ")),
         words.partition_section(placement, top=True),
         section([], notes, "notes") if notes else fixed(),
         words.alternative_section(placement),
@@ -212,9 +216,9 @@ def _tensors(head: str, facts: Outline, keys: Sequence[int]) -> Section:
     shown, about = [facts.tensors[key] for key in keys], [""] * len(keys)
     if facts.metadata is not None:
         described = facts.metadata.inputs if head == "Inputs" else facts.metadata.outputs
-        about = metadata_facts(facts.metadata, said_of(shown, described))
+        about = metadata_facts(facts.metadata, metadata_of_specs(shown, described))
     tensors = zip(keys, shown, about, strict=True)
-    rows = [(cut(t.name or f"%{key}", NAME), tensor_text(t.type, t.shape), said) for key, t, said in tensors]
+    rows = [(shortened(t.name or f"%{key}", NAME), tensor_text(t.type, t.shape), said) for key, t, said in tensors]
     return section([head], columns(["", "", ""], rows, indent=2), head.lower())
 
 
@@ -224,7 +228,7 @@ def _kinds(facts: Outline) -> list[list[object]]:
         work[node.name] += facts.macs(node)
         weights[node.name] += 0 if n in facts.folded else sum(t.size for t in facts.weights(node))
     return [
-        [cut(kind, 2 * NAME), count, count_text(weights[kind]), count_text(work[kind])]
+        [shortened(kind, 2 * NAME), count, count_text(weights[kind]), count_text(work[kind])]
         for kind, count in facts.kinds().most_common()
     ]
 
@@ -257,16 +261,16 @@ def _about(facts: Outline, graph: Model | None) -> Iterator[str]:
         reasons = list(dict.fromkeys(WHERE.sub("", reason) for reason in facts.reasons))
         because = "; ".join(reasons[:REASONS]) or "nothing needs a later one"
         more = f"; {len(reasons) - REASONS} more reasons" if len(reasons) > REASONS else ""
-        yield cut(f"  requires {hal_version(facts.level)}: {because}{more}", 100)
+        yield shortened(f"  requires {hal_version(facts.level)}: {because}{more}", 100)
     elif lost:
         yield f"  not supported: NNAPI rejects {lost} of the {len(facts.nodes)} operations"
     else:
         reason = facts.reasons[0] if facts.reasons else "an input or output has no type of NNAPI"
-        yield from wrapped(f"  not supported: {reason}", most=2, indent="  ")
+        yield from wrap_text(f"  not supported: {reason}", most=2, indent="  ")
     if graph is not None and (graph.referenced or graph.states):
-        yield f"  with {counted(len(graph.referenced), 'subgraph')} and {counted(len(graph.states), 'state')}"
+        yield f"  with {with_count(len(graph.referenced), 'subgraph')} and {with_count(len(graph.states), 'state')}"
     if facts.metadata is not None and (about := said_of_model(facts.metadata)):
-        yield cut(f"  {about}", 100)
+        yield shortened(f"  {about}", 100)
 
 
 def _document(facts: Outline, graph: Model | None, placed: bool, placement: Placement | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nnhal.base.errors import InvalidRequest, told
+from nnhal.base.errors import InvalidRequest, error_text
 from nnhal.base.operands import Array, Value
 from nnhal.cli.arrays import ordinary
 from nnhal.ops.common import encode
@@ -81,7 +81,7 @@ def decoded(path: Path) -> tuple[Array, int, int]:
                 )
             data = np.frombuffer(file.readframes(count), np.uint8)
     except (wave.Error, EOFError) as error:
-        raise InvalidRequest(f"input {path}: cannot be read as a sound: {told(error)}; {must}") from None
+        raise InvalidRequest(f"input {path}: cannot be read as a sound: {error_text(error)}; {must}") from None
     data = data[: data.size // (width * channels) * width * channels].reshape(-1, width)
     if not data.size:
         raise InvalidRequest(f"input {path} has no samples, must have some")

@@ -14,16 +14,16 @@ from typing import Any
 
 import click
 
-from nnhal.base.brief import counted as many
 from nnhal.base.brief import duration
-from nnhal.base.columns import HEIGHT, columns, cut
+from nnhal.base.brief import with_count as many
+from nnhal.base.columns import HEIGHT, columns, shortened
 from nnhal.base.errors import InvalidArgument, NnhalError
-from nnhal.base.names import meant, printable
+from nnhal.base.names import printable, suggestion
 from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
-from nnhal.cli.judged import followed, timeout_option
+from nnhal.cli.judged import run_with_progress, timeout_option
 from nnhal.cli.main import ANSWER_NO
 from nnhal.cli.vectors import specs_type, temporary
 from nnhal.conformance.pool import TaskResult
@@ -183,14 +183,14 @@ def _known(suites: Sequence[str]) -> list[str]:
         raise click.UsageError(f"SUITE is missing, must be one or more of {', '.join(SUITES)}")
     for name in suites:
         if name not in SUITES:
-            like = meant(name, SUITES) or f", must be one of {', '.join(SUITES)}"
+            like = suggestion(name, SUITES) or f", must be one of {', '.join(SUITES)}"
             raise click.UsageError(f"suite {name!r} is unknown{like}")
     return list(dict.fromkeys(suites))
 
 
 def _list(as_json: bool) -> int:
     if as_json:
-        common.emit([{"suite": name, "tests": what} for name, what in SUITES.items()])
+        common.print_json([{"suite": name, "tests": what} for name, what in SUITES.items()])
     else:
         common.table(["suite", "tests"], SUITES.items())
     return 0
@@ -260,7 +260,7 @@ class _OneSuite:
                     self._unreadable = built[1].errors
                     run = replace(run, vectors=str(built[0]))
                 results = self._kept(run_suite(self._name, run, plan.jobs))
-                ran = followed(results, "cases", f"{which} on", run.named, plan.quiet, lambda outcome: None)
+                ran = run_with_progress(results, "cases", f"{which} on", run.named, plan.quiet, lambda outcome: None)
                 self._stopped = bool(ran.interrupted)
         except KeyboardInterrupt:
             self._stopped = True
@@ -372,8 +372,8 @@ def _group(report: TestReport, group: FailureGroup) -> list[str]:
     where = ", ".join(group.operations) or group.first.outcome.suite
     hint = f" ({group.hint})" if group.hint else ""
     reason = short_reason(group.first.reason)
-    line = f"{_SHORT[group.verdict]} {len(group.results):,}  {cut(where, 30)}: {reason}{hint}"
-    return [cut(line, 100), f"    {repeat_command(report.run, group.first.outcome)}"]
+    line = f"{_SHORT[group.verdict]} {len(group.results):,}  {shortened(where, 30)}: {reason}{hint}"
+    return [shortened(line, 100), f"    {repeat_command(report.run, group.first.outcome)}"]
 
 
 def _whole_group(report: TestReport, group: FailureGroup) -> Iterator[str]:

@@ -28,11 +28,11 @@ def show_summary(file: Path, as_json: bool) -> None:
 
     Each moment of a thread counts once.
     """
-    found = summary(read(common.content_of(file, "trace"), f"trace {file}"))
+    found = summary(read(common.read_ordinary_file(file, "trace"), f"trace {file}"))
     if as_json:
         document = as_dict(found)
         document["errors"] = [{"error": error, "spans": spans} for error, spans in found.errors]
-        common.emit({"trace": str(file), **document})
+        common.print_json({"trace": str(file), **document})
     else:
         _print(found)
 

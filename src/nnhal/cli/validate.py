@@ -12,7 +12,7 @@ import click
 from nnhal.base.names import is_path, printable
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
-from nnhal.cli.judged import RunResult, followed, timeout_option, totals
+from nnhal.cli.judged import RunResult, count_verdicts, run_with_progress, timeout_option
 from nnhal.cli.main import ANSWER_NO
 from nnhal.conformance.subject import ANY
 from nnhal.conformance.suite import BAD
@@ -76,7 +76,7 @@ def command(driver: str, jobs: int, as_list: bool, as_json: bool, **options: Any
     )
     begin = time.monotonic_ns()
     failed = (lambda outcome: None) if as_json else partial(_print_bad, chosen)
-    ran = followed(run_checks(chosen, jobs), "checks", "checks of", chosen.device, as_json, failed)
+    ran = run_with_progress(run_checks(chosen, jobs), "checks", "checks of", chosen.device, as_json, failed)
     outcomes: list[CheckOutcome] = ran.outcomes
     bad = sorted((o for o in outcomes if o.verdict in BAD), key=lambda o: (o.operation, list(CHECKS).index(o.check)))
     asked = [o for o in outcomes if chosen.takes(o.check, o.operation)]  # `extensions` runs for what it finds, too
@@ -99,7 +99,7 @@ def _nothing(chosen: Validation, outcomes: Sequence[CheckOutcome]) -> str:
 
 def _list(as_json: bool) -> int:
     if as_json:
-        common.emit(
+        common.print_json(
             [{"check": each.name, "promise": each.promise, "needs": list(each.needs)} for each in CHECKS.values()]
         )
     else:
@@ -115,11 +115,11 @@ def _json(chosen: Validation, ran: RunResult, bad: Sequence[CheckOutcome], spent
     for outcome in outcomes:
         if outcome.operation and outcome.verdict != "unsupported":
             operations[outcome.operation][outcome.verdict] += 1
-    common.emit(
+    common.print_json(
         {
             "device": ran.device,
             "seed": chosen.seed,
-            "totals": totals(outcomes, VERDICTS),
+            "totals": count_verdicts(outcomes, VERDICTS),
             "operations": {name: {v: c[v] for v in VERDICTS[:-1]} for name, c in sorted(operations.items())},
             "failures": [
                 {
@@ -159,7 +159,7 @@ def _print(chosen: Validation, ran: RunResult, bad: Sequence[CheckOutcome], spen
     skipped = Counter(o.reason for o in outcomes if o.verdict == "skipped")
     for reason, number in sorted(skipped.items(), key=lambda each: (-each[1], each[0])):
         common.console.print(f"skipped {number}: {reason}", markup=False)
-    found = totals(outcomes, VERDICTS)
+    found = count_verdicts(outcomes, VERDICTS)
     told = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS[:-1] if found[verdict]) or "nothing checked"
     operations = {o.operation for o in outcomes if o.operation and o.verdict != "unsupported"}
     many = f"{len(operations)} operation{'s' * (len(operations) != 1)}"

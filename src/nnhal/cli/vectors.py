@@ -32,10 +32,10 @@ def command(specs: Path, folder: Path, other: Path | None, jobs: int, as_json: b
     SPECS is a folder of .mod.py files, such as runtime/test/specs, or one such file. FOLDER gets the vectors. The exit
     code is 1 if a specification cannot be read, or if a vector differs from that in the folder of --compare.
     """
-    built = followed(specs, folder, jobs, as_json)
+    built = build_with_progress(specs, folder, jobs, as_json)
     compared = compare(folder, other) if other is not None else None
     if as_json:
-        common.emit(
+        common.print_json(
             {
                 "folder": str(folder),
                 "specifications": built.specifications,
@@ -60,7 +60,7 @@ def _print(compared: Comparison, other: Path | None) -> None:
             common.console.print(f"{what}: and {len(ids) - SHOWN:,} more: --json")
 
 
-def followed(specs: Path, folder: Path, jobs: int, quiet: bool) -> BuiltVectors:
+def build_with_progress(specs: Path, folder: Path, jobs: int, quiet: bool) -> BuiltVectors:
     """Builds vectors, with progress and errors on stderr.
 
     Args:
@@ -96,4 +96,4 @@ def temporary(specs: Path, jobs: int, quiet: bool) -> Iterator[tuple[Path, Built
         quiet: Whether no progress is printed.
     """
     with tempfile.TemporaryDirectory(prefix="nnhal-vectors-") as folder:
-        yield Path(folder), followed(specs, Path(folder), jobs, quiet)
+        yield Path(folder), build_with_progress(specs, Path(folder), jobs, quiet)

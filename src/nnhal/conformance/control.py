@@ -14,7 +14,7 @@ import numpy as np
 from nnhal.base.operands import Array, SubgraphFacts, Value, dtype_of, quantised
 from nnhal.base.records import replace
 from nnhal.conformance.compare import tolerance
-from nnhal.conformance.differential import again, judge, model_of, operands_of, other_constants
+from nnhal.conformance.differential import compare_outputs, model_of, operands_of, other_constants, with_other_values
 from nnhal.conformance.draw import Call, Cell, cells, contents, draw
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
@@ -72,7 +72,7 @@ class WhileCall(Call, frozen=True, kw_only=True):
     """
 
     inner: Call
-    counting: "Counting"
+    counting: "CountingLoop"
     rounds: int | None
     limit_given: bool
     start: tuple[Value, ...]
@@ -119,7 +119,7 @@ class WhileCall(Call, frozen=True, kw_only=True):
         return [self.counting.number(0), *self.start, self.counting.number(0), *self.read]
 
 
-class Counting(NamedTuple):
+class CountingLoop(NamedTuple):
     """How a loop counts: the type of its counter, the comparison with its limit, and the operation that increments it."""
 
     kind: int
@@ -159,7 +159,9 @@ class Counting(NamedTuple):
 
 
 COUNTINGS = tuple(
-    Counting(kind, *how) for kind in (I32, F32) for how in (("LESS", "ADD"), ("GREATER", "SUB"), ("NOT_EQUAL", "ADD"))
+    CountingLoop(kind, *how)
+    for kind in (I32, F32)
+    for how in (("LESS", "ADD"), ("GREATER", "SUB"), ("NOT_EQUAL", "ADD"))
 )
 
 
@@ -184,7 +186,7 @@ def if_call(then: Call, other: Call, condition: bool, *, given: bool) -> IfCall:
 
 def while_call(
     inner: Call,
-    counting: Counting,
+    counting: CountingLoop,
     rounds: int | None,
     start: Sequence[Value],
     *,
@@ -213,7 +215,7 @@ def while_call(
     )
 
 
-def endless(call: WhileCall) -> WhileCall:
+def endless_loop(call: WhileCall) -> WhileCall:
     """Make the loop endless, as far as inputs of the model determine that."""
     return while_call(call.inner, call.counting, None, call.start, given=True, carried=call.carried)
 
@@ -266,18 +268,20 @@ def _operands(call: IfCall | WhileCall, b: ModelBuilder) -> tuple[list[int], lis
 # -------------------------------------------------------------------------------------------------------- other values
 
 
-@again.register
+@with_other_values.register
 def _again_if(call: IfCall, rng: np.random.Generator) -> IfCall:
     condition = call.condition is not call.condition_given  # the opposite one, if it is an input
-    return if_call(again(call.then, rng), again(call.other, rng), condition, given=call.condition_given)
+    return if_call(
+        with_other_values(call.then, rng), with_other_values(call.other, rng), condition, given=call.condition_given
+    )
 
 
-@again.register
+@with_other_values.register
 def _again_while(call: WhileCall, rng: np.random.Generator) -> WhileCall:
     rounds = call.rounds
     if call.limit_given and rounds is not None:
         rounds = ROUNDS[(ROUNDS.index(rounds) + 1) % len(ROUNDS)]
-    inner = again(call.inner, rng)
+    inner = with_other_values(call.inner, rng)
     start = _start(inner, call.carried, rng)
     return while_call(inner, call.counting, rounds, start, given=call.limit_given, carried=call.carried)
 
@@ -305,14 +309,14 @@ def _other_while(call: WhileCall, rng: np.random.Generator) -> WhileCall:
 # ------------------------------------------------------------------------------------------------------------- judging
 
 
-@judge.register
+@compare_outputs.register
 def _judge_if(
     call: IfCall, wanted: Sequence[Array | None], actual: Sequence[Array | None], relaxations: Sequence[str] = ()
 ) -> str:
-    return judge(call.then if call.condition else call.other, wanted, actual, relaxations)
+    return compare_outputs(call.then if call.condition else call.other, wanted, actual, relaxations)
 
 
-@judge.register
+@compare_outputs.register
 def _judge_while(
     call: WhileCall, wanted: Sequence[Array | None], actual: Sequence[Array | None], relaxations: Sequence[str] = ()
 ) -> str:
@@ -322,7 +326,7 @@ def _judge_while(
     if wanted[0] is None or actual[0] is None or wanted[0] != actual[0]:
         return f"output 0 (the counter) is {_shown(actual[0])}, must be {_shown(wanted[0])}"
     if call.rounds and call.carried is None:
-        problem = judge(call.inner, wanted[1:], actual[1:], relaxations)
+        problem = compare_outputs(call.inner, wanted[1:], actual[1:], relaxations)
         return problem and f"after {call.rounds} iterations, results of the body: {problem}"
     for number, (w, a) in enumerate(zip(wanted[1:], actual[1:], strict=True), 1):
         bad = ~_near(call, number, w, a)
@@ -375,12 +379,12 @@ def _alone() -> list[tuple[Cell, Model]]:
 def _ifs(cell: Cell, n: int) -> Source:
     def make(rng: np.random.Generator) -> Call | None:
         call = _fitting(cell, rng)
-        return call and if_call(call, again(call, rng), n % 2 == 0, given=n % 4 < 3)
+        return call and if_call(call, with_other_values(call, rng), n % 2 == 0, given=n % 4 < 3)
 
     return make
 
 
-def _whiles(cell: Cell, counting: Counting, n: int) -> Source:
+def _whiles(cell: Cell, counting: CountingLoop, n: int) -> Source:
     def make(rng: np.random.Generator) -> Call | None:
         call, place = _fitting(cell, rng), None
         if cell.op.name in STEADY:

@@ -19,8 +19,8 @@ from nnhal.base.operands import Array, Value, quantised
 from nnhal.base.records import Record, replace
 from nnhal.conformance.compare import tolerance
 from nnhal.conformance.draw import AT_BOUNDS, Call, Cell, contents, draw
-from nnhal.hal.claims import considered_by
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.claims import consider_support
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
 from nnhal.hal.request import UNLIMITED
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
@@ -69,7 +69,7 @@ def arrays_of(call: Call) -> list[Array]:
 
 
 @singledispatch
-def again(call: Call, rng: np.random.Generator) -> Call:
+def with_other_values(call: Call, rng: np.random.Generator) -> Call:
     """Return the call with other values in each input that may hold any elements.
 
     A parameter that is an input of the model gets another value, if there is one that changes only results.
@@ -144,13 +144,13 @@ def flushed(x: Array) -> Array:
     )
 
 
-def bound_of(call: Call) -> Bound:
+def bind_call(call: Call) -> Bound:
     """Bind the call with all values known."""
     return bind(call.cell.op, call.inputs, call.outputs)
 
 
 @singledispatch
-def judge(
+def compare_outputs(
     call: Call, wanted: Sequence[Array | None], actual: Sequence[Array | None], relaxations: Sequence[str] = ()
 ) -> str:
     """Return how outputs differ from the wanted ones by more than the definition allows; "" if they agree.
@@ -159,7 +159,7 @@ def judge(
     """
     in_a_row = "long_sums" in relaxations and call.cell.op.sums == "products"
     if "clipped_nan" in relaxations:
-        actual = [unclipped(call, x, w) for x, w in zip(actual, wanted, strict=True)]
+        actual = [without_clipping(call, x, w) for x, w in zip(actual, wanted, strict=True)]
     problem = compare(call, wanted, actual)
     if problem and "infinities" in relaxations:
         actual = [unbounded(x, w) for x, w in zip(actual, wanted, strict=True)]
@@ -171,7 +171,7 @@ def judge(
     return problem
 
 
-def unclipped(call: Call, actual: Array | None, wanted: Array | None) -> Array | None:
+def without_clipping(call: Call, actual: Array | None, wanted: Array | None) -> Array | None:
     """Return results with NaN for a bound of the activation, if NaN is wanted."""
     if actual is None or wanted is None or wanted.dtype.kind != "f" or actual.shape != wanted.shape:
         return actual
@@ -191,7 +191,7 @@ def kernel_outputs(call: Call, *, flush: bool = False, magnitudes: bool = False,
 
     flush: with 0 for subnormal values. magnitudes: of the values' magnitudes. ones: with 1 for all values.
     """
-    a, tensors = bound_of(call), tensors_of(call, flush)
+    a, tensors = bind_call(call), tensors_of(call, flush)
     if magnitudes or ones:
         other = np.ones_like if ones else np.abs
         tensors = [other(x) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x for x in tensors]
@@ -204,7 +204,7 @@ def kernel_outputs(call: Call, *, flush: bool = False, magnitudes: bool = False,
 def compare(
     call: Call, wanted: Sequence[Array | None], actual: Sequence[Array | None], *, in_a_row: bool = False
 ) -> str:
-    """Compare as `judge`, for a device that computes with subnormal numbers. in_a_row: as of `agreeing`."""
+    """Compare as `compare_outputs`, for a device that computes with subnormal numbers. in_a_row: as of `agreeing`."""
     for number, (w, g) in enumerate(zip(wanted, actual, strict=True)):
         label = f"output {number}"
         if output_at(call.cell.op, number).undefined:
@@ -233,7 +233,7 @@ def open_masks(call: Call, count: int) -> list[Any]:
     masks: list[Any] = [False] * count
     if rule is not None:
         with np.errstate(all="ignore"):
-            found = rule(bound_of(call), *tensors_of(call))
+            found = rule(bind_call(call), *tensors_of(call))
         for number, mask in enumerate(found if isinstance(found, tuple) else (found,)):
             masks[number] = mask
     return masks
@@ -244,7 +244,7 @@ def agreeing(call: Call, number: int, wanted: Array, actual: Array, *, in_a_row:
 
     in_a_row: for products that are added up one after another, which rounds each time.
     """
-    room = room_of(call, number, wanted, in_a_row=in_a_row)
+    room = output_buffer_of(call, number, wanted, in_a_row=in_a_row)
     if room is None:
         return np.asarray(actual == wanted)
     wide = np.complex128 if wanted.dtype.kind == "c" else np.float64
@@ -254,7 +254,7 @@ def agreeing(call: Call, number: int, wanted: Array, actual: Array, *, in_a_row:
     return np.asarray(fine)
 
 
-def room_of(call: Call, number: int, wanted: Array, *, in_a_row: bool = False) -> Array | None:
+def output_buffer_of(call: Call, number: int, wanted: Array, *, in_a_row: bool = False) -> Array | None:
     """Return by how much each element of an output may differ, infinity for any amount; None if it must be equal.
 
     in_a_row: as of `agreeing`.
@@ -311,29 +311,29 @@ def compare_device(
         call = draw(cell, rng, open=bool(rng.random() < OPEN))
         model = model_of(call)
         hints = Hints(threads=next(threads))
-        claims = considered_by(device, model, hints)
+        claims = consider_support(device, model, hints)
         refused = [*claims.refused().values()]
         if refused:
-            claims.let_go()
+            claims.release_work()
             draws -= 1
             yield Result(call, "refused", refused[0])
             continue
         with ExitStack() as held:
-            held.callback(claims.let_go)
-            mine = held.enter_context(closing(prepared_by(reference, model, Hints())))
+            held.callback(claims.release_work)
+            mine = held.enter_context(closing(checked_prepared(reference, model, Hints())))
             try:
-                theirs = held.enter_context(closing(prepared_by(device, model, claims.hints(hints))))
+                theirs = held.enter_context(closing(checked_prepared(device, model, claims.hints(hints))))
             except NnhalError as error:
                 draws -= 1
                 yield Result(call, "differs", f"supports() accepts it, but prepare() fails: {error}")
                 continue
             for _ in range(min(reruns, draws)):
                 draws -= 1
-                yield one(device, mine, theirs, call)
-                call = again(call, rng)
+                yield run_both(device, mine, theirs, call)
+                call = with_other_values(call, rng)
 
 
-def one(device: Device, mine: Prepared, theirs: Prepared, call: Call) -> Result:
+def run_both(device: Device, mine: Prepared, theirs: Prepared, call: Call) -> Result:
     """Execute once on both."""
     try:
         wanted = run(mine, arrays_of(call))
@@ -349,7 +349,7 @@ def one(device: Device, mine: Prepared, theirs: Prepared, call: Call) -> Result:
         return Result(call, "differs", f"fails: {error}")
     if not wanted:
         return Result(call, "differs", f"runs, must fail: {expected}")
-    problem = judge(call, wanted, actual, device.relaxations)
+    problem = compare_outputs(call, wanted, actual, device.relaxations)
     return Result(call, "differs" if problem else "agrees", problem)
 
 
@@ -365,15 +365,15 @@ def as_code(call: Call) -> str:
         names = []
         for place in range(start, end):
             value = call.inputs[place]
-            names.append("None" if value is None else written(value) if argument.scalar else f"x{place}")
+            names.append("None" if value is None else value_text(value) if argument.scalar else f"x{place}")
             if value is None or argument.scalar:
                 continue
             if place in call.given and value.channel is None:
                 described = f"{value.known}, {kind(value)}"
-                given.append((f"x{place}", written(value)))
+                given.append((f"x{place}", value_text(value)))
                 lines.append(f"x{place} = b.input({described})")
             else:
-                lines.append(f"x{place} = b.constant({written(value)}, {kind(value)})")
+                lines.append(f"x{place} = b.constant({value_text(value)}, {kind(value)})")
         if names:
             arguments.append(
                 f"{argument.name}={'[' + ', '.join(names) + ']' if argument.many is not None else names[0]}"
@@ -396,7 +396,7 @@ def kind(value: Value) -> str:
     return f"{name}, {value.scale!r}, {value.zero_point}" if value.scale else name
 
 
-def written(value: Value) -> str:
+def value_text(value: Value) -> str:
     """Return the elements of a tensor, or the number of a scalar."""
     x = np.asarray(value.array)
     return f"np.array({x.tolist()!r}, np.{x.dtype})" if x.ndim else repr(x.item())

@@ -1,7 +1,8 @@
 """Evaluates a model with the reference kernels, and estimates how far the results of a correct device may be off.
 
 Method: each operation has a tolerance for its results alone, that of AOSP's test harness and of the order of sums
-(`differential.room_of`); operations that only move or compare elements have none. The model is evaluated exactly, and
+(`differential.output_buffer_of`); operations that only move or compare elements have none. The model is evaluated
+exactly, and
 `RUNS` times with errors: after each operation, each element is moved up or down at random, by at most the operation's
 tolerance (a quantised one by one quantisation step or not at all). So errors pass through the operations that follow as
 those of a device do, and grow or shrink with them. An element of an output may differ by `FACTOR` times the largest
@@ -18,7 +19,7 @@ from nnhal.base.codes import Lifetime
 from nnhal.base.errors import NnhalError, OperationFailed
 from nnhal.base.operands import Array, Value, quantised
 from nnhal.base.records import Record, replace
-from nnhal.conformance.differential import open_masks, room_of
+from nnhal.conformance.differential import open_masks, output_buffer_of
 from nnhal.conformance.draw import Call, Cell
 from nnhal.model.graph import CONSTANTS, Model
 from nnhal.model.validate import validate
@@ -94,11 +95,11 @@ def evaluate(model: Model, inputs: Sequence[Array], seed: int = 0, *, in_a_row: 
     for number in range(RUNS):
         run = Evaluation(model, np.random.default_rng([seed, number]), exact.rooms)
         moved.append(run.graph(0, inputs))
-    rooms = [room_from(w, [m[n] for m in moved], last[n]) for n, w in enumerate(wanted)]
+    rooms = [output_buffer_from(w, [m[n] for m in moved], last[n]) for n, w in enumerate(wanted)]
     return Evaluated(tuple(wanted), tuple(rooms))
 
 
-def room_from(wanted: Array, moved: Sequence[Array], last: Room) -> Array:
+def output_buffer_from(wanted: Array, moved: Sequence[Array], last: Room) -> Array:
     """Return by how much a result may differ, from the results with errors and the tolerance of the last operation."""
     if wanted.dtype.kind == "b":
         flips = [m != wanted if m.shape == wanted.shape else True for m in moved]
@@ -191,7 +192,7 @@ class Evaluation:
 
     def _rooms(self, a: Bound, known: Sequence[Value | None], results: Sequence[Array]) -> Sequence[Room]:
         if self._rng is None:
-            rooms: Sequence[Room] = rooms_of(a, known, results, in_a_row=self._in_a_row)
+            rooms: Sequence[Room] = output_buffers(a, known, results, in_a_row=self._in_a_row)
         else:
             rooms = next(self._given, [0.0] * len(results))
         self.rooms.append(rooms)
@@ -221,7 +222,7 @@ class _NoContext:
     call: Callable[..., Any]
 
 
-def rooms_of(
+def output_buffers(
     a: Bound, known: Sequence[Value | None], results: Sequence[Array], *, in_a_row: bool = False
 ) -> list[Room]:
     """Return the tolerance of each result of one operation, whose inputs are exact."""
@@ -234,7 +235,7 @@ def rooms_of(
         if output_at(a.op, number).undefined:
             rooms.append(np.inf)
             continue
-        room = None if _only_moves(a, known, number) else room_of(call, number, result, in_a_row=in_a_row)
+        room = None if _only_moves(a, known, number) else output_buffer_of(call, number, result, in_a_row=in_a_row)
         rooms.append(np.where(np.asarray(masks[number], bool), np.inf, 0.0 if room is None else room))
     return rooms
 

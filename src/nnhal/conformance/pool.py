@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, NnhalError, ResourceExhausted
 from nnhal.base.records import Record
-from nnhal.base.stacks import DUMPED, TELL, dumped
+from nnhal.base.stacks import DUMPED, TELL, dumped_frames
 from nnhal.conformance.subject import Bundle, Subject
-from nnhal.conformance.suite import BAD, ended_in
-from nnhal.conformance.worker import Answer, Board, Ready
+from nnhal.conformance.suite import BAD, outcome_of_exit
+from nnhal.conformance.worker import Answer, Ready, StageBoard
 from nnhal.ipc.client.output import DriverProcess
 from nnhal.runtime import discovery
 
@@ -116,8 +116,8 @@ class _WorkProcess:
         memory = os.memfd_create("nnhal-board")
         with theirs:
             try:
-                os.ftruncate(memory, Board.FORM.size)
-                self._board = Board(memory)
+                os.ftruncate(memory, StageBoard.FORM.size)
+                self._board = StageBoard(memory)
                 self.connection = Connection(ours.detach())
                 ends = theirs.fileno(), memory
                 command = [sys.executable, "-P", "-c", _WORKER.format(work.module), *map(str, (*ends, os.getpid()))]
@@ -138,15 +138,15 @@ class _WorkProcess:
         """Let it run a bundle."""
         self.task, self.answered = task, 0
         self._board.write(0, "")
-        self.went_on()
+        self.note_progress()
         with contextlib.suppress(OSError):
             self.connection.send(task)
 
-    def went_on(self) -> None:
+    def note_progress(self) -> None:
         """Note a sign of life."""
         self._until = time.monotonic() + self._timeout
 
-    def rests(self) -> None:
+    def note_idle(self) -> None:
         """Note that it has nothing to do."""
         self._until = float("inf")
 
@@ -162,12 +162,12 @@ class _WorkProcess:
         """Return its deadline; each later call of the driver has a new one."""
         return max(self._until, self._board.asked_ns / 1e9 + self.allowed) if self.ready else self._until
 
-    def goes_on(self) -> bool:
+    def is_in_time(self) -> bool:
         """Whether it is in time."""
         return time.monotonic() < self.until
 
     @property
-    def in_hand(self) -> Any:
+    def current_item(self) -> Any:
         """Return the item of the driver's current call; None if there is none."""
         item, stage = self._board.read()
         return self.task.items[item] if stage and self.task is not None and item < len(self.task.items) else None
@@ -183,9 +183,9 @@ class _WorkProcess:
         kept = tuple(item for item in items if item is not but)
         return [self.task._replace(items=kept)] if self.task is not None and kept else []
 
-    def fate(self) -> str:
+    def exit_description(self) -> str:
         """Return how it ended; end it now if it only closed its connection."""
-        fate = self.process.fate()
+        fate = self.process.exit_description()
         if not fate:
             self.process.kill()
             fate = "the driver process closed its connection to the suite, and was ended"
@@ -203,7 +203,7 @@ class _WorkProcess:
             before, words = words, self.process.output.last_words()
             new = words.rpartition(said)[2] if said else words  # an earlier crash may have written a stack too
             if DUMPED in new and words == before:  # it is complete
-                return dumped(new)
+                return dumped_frames(new)
         return ""
 
     def kill(self) -> None:
@@ -252,7 +252,7 @@ class _Run:
             wait = min(first - time.monotonic(), self._subject.timeout)  # its action may change meanwhile
             for fd, _ in self._poll.poll(max(0.0, wait) * 1000 + 1):
                 self._hear(self._workers[fd])
-            for worker in [each for each in self._workers.values() if not each.goes_on()]:
+            for worker in [each for each in self._workers.values() if not each.is_in_time()]:
                 self._late(worker)
             if self._came:
                 came, self._came = self._came, []
@@ -276,7 +276,7 @@ class _Run:
         try:
             message: object = worker.connection.recv()
         except Exception:  # the end, or an invalid message: the driver may have written there
-            self._ended(worker, worker.fate())
+            self._ended(worker, worker.exit_description())
             return
         if isinstance(message, NnhalError):
             self._ended(worker, message)
@@ -285,7 +285,7 @@ class _Run:
             self._next(worker)
         elif isinstance(message, list) and worker.task is not None:
             self._barren = 0
-            worker.went_on()
+            worker.note_progress()
             doubted = [self._answered(worker, worker.task, answer) for answer in message]
             if any(doubted):  # a second try needs a new process
                 self._forget(worker)
@@ -313,14 +313,14 @@ class _Run:
         elif self._tasks:
             worker.give(self._tasks.popleft())
         else:
-            worker.rests()
+            worker.note_idle()
             self._idle.append(worker)
 
     def _late(self, worker: _WorkProcess) -> None:
         """End a worker that gave no answer in time."""
         seconds, stage = worker.allowed, worker.stage
         self._forget(worker)
-        item = worker.in_hand
+        item = worker.current_item
         stack = worker.stack()
         at = f", at {stack}" if stack else ""
         worker.kill()
@@ -339,15 +339,15 @@ class _Run:
         worker.kill()
         if isinstance(why, NnhalError):
             self._spent(worker, why)
-        elif worker.in_hand is not None:
-            self._charge(worker, "crashed", ended_in(self._where(), worker.stage, why), dumped(why))
+        elif worker.current_item is not None:
+            self._charge(worker, "crashed", outcome_of_exit(self._where(), worker.stage, why), dumped_frames(why))
         else:
             what = "ended before its first call" if worker.ready else "does not load"
             self._spent(worker, DeviceUnavailable(f"{self._where()}: {what}: {why}"))
 
     def _charge(self, worker: _WorkProcess, verdict: str, reason: str, stack: str) -> None:
         """Give the current item its verdict; the others run in another process."""
-        item = worker.in_hand
+        item = worker.current_item
         assert item is not None
         taken = 0 if verdict == "crashed" else int(worker.allowed * 1e9)
         answer = Answer(self._work.lost(item, verdict, reason, taken, stack), Counter())

@@ -9,7 +9,7 @@ from nnhal.base.codes import OperationType
 from nnhal.base.errors import NnhalError
 from nnhal.frontends.python import Builder
 from nnhal.frontends.tensor import Tensor
-from nnhal.hal.claims import verdicts_by
+from nnhal.hal.claims import query_verdicts
 from nnhal.hal.device import Device, Verdict
 from nnhal.model.graph import Model
 from nnhal.ops import OPS
@@ -21,7 +21,7 @@ def probe(device: Device) -> dict[str, Verdict]:
     verdicts = {}
     for name, model in _models():
         try:
-            verdicts[name] = verdicts_by(device, model)[-1]
+            verdicts[name] = query_verdicts(device, model)[-1]
         except NnhalError as error:
             verdicts[name] = Verdict(False, str(error))
     return verdicts

@@ -11,11 +11,11 @@ import numpy as np
 
 from nnhal.base.codes import Lifetime, operation_name
 from nnhal.base.errors import InvalidModel, NnhalError
-from nnhal.base.operands import Array, ChannelQuant, Unknown, Value
+from nnhal.base.operands import Array, ChannelQuant, UnknownValue, Value
 from nnhal.base.records import Record, replace
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import CONSTANTS, Model, Operand, Subgraph
-from nnhal.model.parts import cut
+from nnhal.model.parts import extract_part
 from nnhal.model.validate import shape_of, validate
 from nnhal.ops.schema import bind
 
@@ -105,7 +105,7 @@ class Reduction:
 
     def _only(self, best: ReductionCandidate, operations: list[int]) -> ReductionCandidate | None:
         """Return the candidate with these operations."""
-        part = cut(best.model, operations)
+        part = extract_part(best.model, operations)
         if best.inputs is None or self._values is None:
             return ReductionCandidate(without_unused(part.model), best.inputs)
         given = dict(zip(best.model.main.inputs, best.inputs, strict=True))
@@ -191,7 +191,7 @@ def resized(best: ReductionCandidate, axes: Mapping[Axis, int], inside: Mapping[
     ]
     try:
         _infer(model, values)
-    except (NnhalError, Unknown, ValueError):
+    except (NnhalError, UnknownValue, ValueError):
         return None
     b = ModelBuilder(model.name)
     for index, (operand, value) in enumerate(operands):

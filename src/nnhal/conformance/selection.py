@@ -43,7 +43,7 @@ class Selection(Subject, frozen=True):
 
     def takes(self, vector: str) -> bool:
         """Whether the vector is in the share; always the same ones."""
-        return in_share(vector, self.share)
+        return is_sampled(vector, self.share)
 
 
 def require_share(name: str, share: float) -> None:
@@ -52,7 +52,7 @@ def require_share(name: str, share: float) -> None:
         raise InvalidArgument(f"{name} is {share}, must be above 0 and at most 1")
 
 
-def in_share(name: str, share: float) -> bool:
+def is_sampled(name: str, share: float) -> bool:
     """Whether a name is in a share of all names; always the same ones, and a larger share includes a smaller one."""
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:4], "big") < share * 2**32

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from nnhal.base.answers import let_go, may_be_own
+from nnhal.base.answers import close_quietly, may_be_application_error
 from nnhal.base.errors import (
     Cancelled,
     ContractBroken,
@@ -15,7 +15,7 @@ from nnhal.base.errors import (
     DriverFailed,
     LoopTimeout,
     NnhalError,
-    told,
+    error_text,
 )
 from nnhal.base.levels import V1_2
 from nnhal.base.memory import address, aligned
@@ -24,10 +24,10 @@ from nnhal.base.records import PartlyCompared
 from nnhal.conformance.compare import compare_all, compare_frequencies
 from nnhal.conformance.vectors import Vector
 from nnhal.conformance.ways import WAYS
-from nnhal.hal.claims import considered_by
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by, where_of
+from nnhal.hal.claims import consider_support
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared, where_of
 from nnhal.hal.request import Control, Request
-from nnhal.ipc.client.process import Resilient, ResilientPrepared
+from nnhal.ipc.client.process import ReconnectingDevice, ReconnectingModel
 
 ENDLESS_LOOP_TIMEOUT_NS = 1_000_000
 VERDICTS = "passed", "failed", "crashed", "hung", "unsupported"
@@ -93,8 +93,8 @@ def run_vector(
     try:
         ran = _run(vector, device, variant, way, reached)
     except DeadObject as error:
-        raised = next(stage for stage in reversed(stages) if stage != "close" or isinstance(device, Resilient))
-        return outcome("crashed", ended_in(where_of(device), raised, fate_of(str(error))))
+        raised = next(stage for stage in reversed(stages) if stage != "close" or isinstance(device, ReconnectingDevice))
+        return outcome("crashed", outcome_of_exit(where_of(device), raised, outcome_of_text(str(error))))
     except NO_ANSWERS as error:
         return outcome("failed", f"{type(error).__name__}: {error}")
     except NnhalError as error:
@@ -102,9 +102,9 @@ def run_vector(
             return outcome("passed", f"fails as expected: {error}")
         return outcome("failed", f"{type(error).__name__}: {error}")
     except BaseException as error:  # a driver's bug is a failed vector, not the end of the run
-        if may_be_own(error):
+        if may_be_application_error(error):
             raise
-        return outcome("failed", f"{told(error)} (escaped)")
+        return outcome("failed", f"{error_text(error)} (escaped)")
     if isinstance(ran, str):
         return outcome("unsupported", ran)
     if vector.expect_failure:
@@ -118,12 +118,12 @@ def run_vector(
     return outcome("failed", reason, hint, ran.results) if reason else outcome("passed")
 
 
-def ended_in(where: str, stage: str, why: str) -> str:
+def outcome_of_exit(where: str, stage: str, why: str) -> str:
     """Return the reason of a crash."""
     return f"{where}: {stage}(): {why}"
 
 
-def fate_of(text: str) -> str:
+def outcome_of_text(text: str) -> str:
     """Return the process's fate from a DeadObject, in the words for a process of the suite."""
     return text[max(0, text.find("the driver process")) :].removesuffix(
         ": driver process: it died or closed the connection"
@@ -139,14 +139,14 @@ def _run(vector: Vector, device: Device, variant: str, way: str, at: Callable[[s
     model = vector.model(dynamic=variant == "dynamic", signed=variant == "signed")
     given = read_only(vector.inputs(signed=variant == "signed"))
     at("supports")
-    claims = considered_by(device, model, Hints())
+    claims = consider_support(device, model, Hints())
     try:
         for why in claims.refused().values():
             return why
         at("prepare")
-        prepared = prepared_by(device, model, claims.hints(Hints()))
+        prepared = checked_prepared(device, model, claims.hints(Hints()))
     finally:
-        claims.let_go()
+        claims.release_work()
     try:
         at("run")
         request = prepared.request(given, _room(vector, variant, way, device))
@@ -160,13 +160,13 @@ def _run(vector: Vector, device: Device, variant: str, way: str, at: Callable[[s
 
 def _close(device: Device, prepared: Prepared, at: Callable[[str], None]) -> None:
     """Close, and return after the driver's own `close`. DeadObject if that ends its process."""
-    if isinstance(prepared, ResilientPrepared):
+    if isinstance(prepared, ReconnectingModel):
         if prepared.alive:
             at("close")
             prepared.end()
     else:
         at("close")
-        let_go(where_of(device), "close() of a prepared model", prepared.close)
+        close_quietly(where_of(device), "close() of a prepared model", prepared.close)
 
 
 def _room(vector: Vector, variant: str, way: str, device: Device) -> list[Array | None]:

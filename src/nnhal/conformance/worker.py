@@ -1,7 +1,7 @@
 """A process that runs items on a device: any fault of the driver under test costs one item.
 
 Its arguments are two descriptors and a process id. `pool` writes a `Subject` and then `Bundle`s to the socket, and
-reads `Ready` and lists of an `Answer` for each item from it. Both see the `Board`. The process is the parent.
+reads `Ready` and lists of an `Answer` for each item from it. Both see the `StageBoard`. The process is the parent.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from nnhal.base import errors
-from nnhal.base.errors import InvalidArgument, NnhalError, OperationFailed, told
+from nnhal.base.errors import InvalidArgument, NnhalError, OperationFailed, error_text
 from nnhal.base.records import replace
 from nnhal.base.stacks import TELL
 from nnhal.conformance.selection import Item
@@ -30,7 +30,7 @@ from nnhal.conformance.vectors import Vector, read_member
 from nnhal.conformance.ways import SYNC, by_callbacks, not_used
 from nnhal.hal.device import Device, identity_of
 from nnhal.hal.wrappers import WithOptions
-from nnhal.ipc.client.process import Resilient
+from nnhal.ipc.client.process import ReconnectingDevice
 from nnhal.runtime import discovery, isolation
 
 # answers within this time are sent together; after a crash, items with unsent answers run again
@@ -56,7 +56,7 @@ class Answer(NamedTuple):
     died: bool = False
 
 
-class Board:
+class StageBoard:
     """Shared memory with the position of the current item, the driver's current call for it, and its start time."""
 
     FORM = struct.Struct("@QQ32s")
@@ -83,7 +83,7 @@ class Board:
 class Worker(ABC):
     """Runs bundles on the device of its `subject`."""
 
-    def __init__(self, connection: Connection, board: Board) -> None:
+    def __init__(self, connection: Connection, board: StageBoard) -> None:
         self._connection, self._board = connection, board
         self._socket = _file_of(connection)
         self.subject: Any = connection.recv()
@@ -160,10 +160,10 @@ def _file_of(connection: Connection) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def process_of(device: Device) -> Resilient | None:
+def process_of(device: Device) -> ReconnectingDevice | None:
     """Return an isolated device's process, None for any other device."""
     inner = device.inner if isinstance(device, WithOptions) else device
-    return inner if isinstance(inner, Resilient) else None
+    return inner if isinstance(inner, ReconnectingDevice) else None
 
 
 def _calls(device: Device) -> Counter[str]:
@@ -215,7 +215,7 @@ def serve_with(kind: type[Worker]) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # regardless of the driver
     if os.getppid() != int(sys.argv[3]):  # the parent had ended before
         os._exit(1)
-    connection, board = Connection(int(sys.argv[1])), Board(int(sys.argv[2]))
+    connection, board = Connection(int(sys.argv[1])), StageBoard(int(sys.argv[2]))
 
     def serve() -> None:
         try:
@@ -241,4 +241,4 @@ def _told(error: Exception) -> NnhalError:
     """Return an error whose class the other side knows."""
     if isinstance(error, NnhalError) and type(error).__module__ == errors.__name__:
         return error
-    return OperationFailed(told(error))
+    return OperationFailed(error_text(error))

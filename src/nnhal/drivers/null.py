@@ -21,10 +21,10 @@ class Null(Device):
         return each_operation(model, lambda *_: YES)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        return Nothing(model)
+        return NullPrepared(model)
 
 
-class Nothing(Prepared):
+class NullPrepared(Prepared):
     """A prepared model that always returns the same zeros; unknown dimensions are 1."""
 
     def __init__(self, model: Model) -> None:

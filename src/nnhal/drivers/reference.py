@@ -13,7 +13,7 @@ from nnhal.base.codes import DeviceType, operation_name
 from nnhal.base.errors import InvalidModel, NnhalError, OperationFailed, OutOfMemory
 from nnhal.base.extensions import EXTENSIONS, canonical
 from nnhal.base.log import logger
-from nnhal.base.operands import Array, Unknown, Value, fixed
+from nnhal.base.operands import Array, UnknownValue, Value, fixed
 from nnhal.base.records import Record, replace
 from nnhal.hal.device import (
     EXACT,
@@ -30,8 +30,8 @@ from nnhal.hal.device import (
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph
-from nnhal.model.parts import reached
-from nnhal.model.validate import Facts, validate
+from nnhal.model.parts import operations_reached
+from nnhal.model.validate import ValidationFacts, validate
 from nnhal.ops.schema import Bound, agree, bind, show
 
 _log = logger("cpuexe")
@@ -71,7 +71,7 @@ class Reference(Device):
 
 
 def _verdict(model: Model, operation: Operation) -> Verdict:
-    for each in reached(model, operation):
+    for each in operations_reached(model, operation):
         if operation_name(canonical(each.type, model.extensions)) not in ops.OPS:
             return Verdict(False, f"no reference kernel for {operation_name(each.type)}")
     return YES
@@ -115,7 +115,7 @@ class Interpreter(Prepared):
     def __init__(self, model: Model, *, exact: bool = False) -> None:
         self.model, self._exact = model, exact
         self.graphs = tuple(model.subgraphs)
-        self.facts: Facts = validate(model)
+        self.facts: ValidationFacts = validate(model)
         self.steps = [self._plan(i) for i in range(len(self.graphs))]
         self.constants = [
             {i: model.constant(o) for i, o in enumerate(g.operands) if o.lifetime in CONSTANTS} for g in self.graphs
@@ -248,7 +248,7 @@ def _apply(a: Bound, given: Sequence[Array | None], context: SubgraphContext, ex
         raise
     except MemoryError as error:
         raise OutOfMemory(f"{a.name}: {error}") from error
-    except Unknown as error:
+    except UnknownValue as error:
         raise OperationFailed(f"{a.name}: {error} is omitted, must have a value") from error
     except (ValueError, IndexError, TypeError, ArithmeticError) as error:
         raise OperationFailed(f"{a.name}: {error}") from error

@@ -7,7 +7,7 @@ from nnhal.base.operands import Array
 from nnhal.frontends.zipped import END, MOST_BEHIND
 
 
-class Behind(Mapping[str, bytes]):
+class TrailingArchive(Mapping[str, bytes]):
     """The zip file at the end of a model file, opened on first use; a missing one is empty."""
 
     def __init__(self, data: Array, label: str) -> None:
@@ -17,7 +17,7 @@ class Behind(Mapping[str, bytes]):
         self._archive: Mapping[str, bytes] | None = None if there else {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Behind, (self._data, self._label)
+        return TrailingArchive, (self._data, self._label)
 
     def _opened(self) -> Mapping[str, bytes]:
         if self._archive is None:

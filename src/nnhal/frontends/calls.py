@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.codes import TYPE_FACTS
 from nnhal.base.errors import InvalidModel
-from nnhal.base.names import meant
+from nnhal.base.names import suggestion
 from nnhal.frontends.signatures import HABITS, OPTIONS, PAIRS, signature
 from nnhal.ops.schema import REQUIRED, Form, Op
 
@@ -63,7 +63,9 @@ def _expanded(record: Op, named: Mapping[str, Any]) -> dict[str, Any]:
             parts = {name: value}
         if own.isdisjoint(parts):
             taken = [n for n in signature(record).parameters if n not in ("self", *OPTIONS)]
-            raise InvalidModel(f"{record.name}: no argument {name}, must be of {', '.join(taken)}{meant(name, taken)}")
+            raise InvalidModel(
+                f"{record.name}: no argument {name}, must be of {', '.join(taken)}{suggestion(name, taken)}"
+            )
         for part, each in parts.items():
             if part in found or (part != name and part in named):
                 raise InvalidModel(f"{where} sets {part}, which is given too, must be one of them")
@@ -73,10 +75,10 @@ def _expanded(record: Op, named: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pair(value: Any, where: str) -> tuple[Any, Any]:
     if value is None or isinstance(value, str | bytes | Mapping):
-        raise InvalidModel(f"{where} is {shown(value)}, must be a number or (height, width)")
+        raise InvalidModel(f"{where} is {safe_repr(value)}, must be a number or (height, width)")
     if isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.shape):
         if len(value) != 2:
-            raise InvalidModel(f"{where} is {shown(value)}, must be a number or (height, width)")
+            raise InvalidModel(f"{where} is {safe_repr(value)}, must be a number or (height, width)")
         return value[0], value[1]
     return value, value
 
@@ -88,5 +90,5 @@ def _padding(value: Any, where: str) -> dict[str, Any]:
         (top, bottom), (left, right) = value
     except (TypeError, ValueError):
         must = 'must be "same", "valid" or ((top, bottom), (left, right))'
-        raise InvalidModel(f"{where} is {shown(value)}, {must}") from None
+        raise InvalidModel(f"{where} is {safe_repr(value)}, {must}") from None
     return {"pad_top": top, "pad_bottom": bottom, "pad_left": left, "pad_right": right}

@@ -4,11 +4,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.errors import InvalidArgument, InvalidModel, ShapeNeeded, UnsupportedModel
 from nnhal.base.memory import Memory
 from nnhal.frontends.common.fixed import Values
-from nnhal.frontends.source import Source, is_onnx, opened, split
+from nnhal.frontends.source import Source, is_onnx, open_source, split
 from nnhal.model.file import is_model, read_model
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def load_opened(
         for name, given in {"signature": signature, "shapes": shapes, "values": values}.items():
             if given:
                 raise InvalidArgument(
-                    f"{label}: {name} is {shown(given)}, must be left out: nnhal's own format has none"
+                    f"{label}: {name} is {safe_repr(given)}, must be left out: nnhal's own format has none"
                 )
         return read_model(label, memory)
     if is_onnx(memory.bytes()):
@@ -50,7 +50,7 @@ def load_opened(
 
         if signature is not None:
             raise InvalidArgument(
-                f"{label}: signature is {shown(signature)}, must be left out: an .onnx file has no signatures"
+                f"{label}: signature is {safe_repr(signature)}, must be left out: an .onnx file has no signatures"
             )
         return onnx.load_opened(label, memory, folder=folder, shapes=shapes, values=values)
     from nnhal.frontends import tflite
@@ -89,7 +89,7 @@ def open_by_shape(
 
 def refused_outline(source: Source, error: UnsupportedModel | ShapeNeeded, signature: str | None = None) -> "Outline":
     """Return the outline of a file that `load` refused with this error, operator by operator."""
-    label, memory = opened(source)
+    label, memory = open_source(source)
     if is_onnx(memory.bytes()):
         from nnhal.frontends.onnx import outline
 

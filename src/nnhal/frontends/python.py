@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.codes import MAX_COPIED_CONSTANT, TYPE_FACTS, OperandType, type_name
 from nnhal.base.errors import InvalidModel
-from nnhal.base.names import meant
+from nnhal.base.names import suggestion
 from nnhal.base.operands import Array, ChannelQuant, SubgraphFacts, Value, dtype_of, is_tensor
 from nnhal.base.records import replace
-from nnhal.base.uncopied import Uncopied
-from nnhal.base.values import exact, whole
+from nnhal.base.uncopied import NotCopyable
+from nnhal.base.values import convert_integer, convert_value
 from nnhal.frontends.calls import chosen
 from nnhal.frontends.operations import Operations
 from nnhal.frontends.signatures import FLAGS, HABITS, OPTIONS
@@ -45,7 +45,7 @@ PLAIN = {
 MOST_OUTPUTS = 1 << 16  # of one operation
 
 
-class Builder(Operations, Uncopied, instead="another process gets the model that `finish` gives"):
+class Builder(Operations, NotCopyable, instead="another process gets the model that `finish` gives"):
     """Builds a model operation by operation. Each call checks the operation and infers the shape of its output.
 
     Every operation is a method with its name in lower case. It takes the arguments of the NNAPI definition, in their
@@ -95,9 +95,9 @@ class Builder(Operations, Uncopied, instead="another process gets the model that
         where = f"input {name!r}"
         kind, scale = _type(type), _scale(scale, f"{where}: scale")
         dims = [0 if d is None else d for d in shape] if _listed(shape) else None
-        known = None if dims is None else exact(dims, np.uint32, f"{where}: shape", InvalidModel)
+        known = None if dims is None else convert_value(dims, np.uint32, f"{where}: shape", InvalidModel)
         if known is None or known.ndim != 1:
-            raise InvalidModel(f"{where}: shape is {shown(shape)}, must be a sequence of integers")
+            raise InvalidModel(f"{where}: shape is {safe_repr(shape)}, must be a sequence of integers")
         dims = known.tolist()
         index = self._model.operand(kind, dims, scale, zero_point, name=_named(name))
         sizes = tuple(d or None for d in dims) or (None if is_tensor(kind) else ())
@@ -132,7 +132,7 @@ class Builder(Operations, Uncopied, instead="another process gets the model that
         where = f"constant {name!r}"
         kind = _plain(value, where) if type is None else _type(type)
         scale, channel = _scale(scale, f"{where}: scale"), rounded_scales(channel)
-        array = exact(value, dtype_of(kind), where, InvalidModel)
+        array = convert_value(value, dtype_of(kind), where, InvalidModel)
         if is_tensor(kind) and not array.shape:
             array = array.reshape(1)  # a tensor without dimensions has unknown rank
         if array.nbytes <= MAX_COPIED_CONSTANT or kind == OperandType.TENSOR_INT32:
@@ -183,10 +183,10 @@ class Builder(Operations, Uncopied, instead="another process gets the model that
         if isinstance(tensors, Tensor):
             tensors = [tensors]
         if not _listed(tensors):
-            raise InvalidModel(f"finish: {what} are {shown(tensors)}, must be a list of tensors")
+            raise InvalidModel(f"finish: {what} are {safe_repr(tensors)}, must be a list of tensors")
         for n, tensor in enumerate(tensors):
             if not isinstance(tensor, Tensor):
-                raise InvalidModel(f"finish: {what}[{n}] is {shown(tensor)}, must be a tensor")
+                raise InvalidModel(f"finish: {what}[{n}] is {safe_repr(tensor)}, must be a tensor")
             if tensor.owner is not self:
                 raise InvalidModel(f"finish: {what}[{n}] belongs to another builder, must be of this one")
         return tensors
@@ -214,7 +214,7 @@ class Builder(Operations, Uncopied, instead="another process gets the model that
             InvalidModel: An argument breaks its rule.
         """
         if not isinstance(type, str) or type not in OPS:
-            raise InvalidModel(f"operation is {shown(type)}{_known(type, str.upper)}")
+            raise InvalidModel(f"operation is {safe_repr(type)}{_known(type, str.upper)}")
         record = OPS[type]
         options = {key: named.pop(key, None) for key in OPTIONS}
         name = "" if options["name"] is None else _named(options["name"])
@@ -269,13 +269,13 @@ class Builder(Operations, Uncopied, instead="another process gets the model that
         fitting = [k for k in kinds if k in PLAIN.values()]
         if not isinstance(value, np.ndarray | np.generic) and fitting:
             kind = own if own is not None and own in fitting else _likeliest(value, fitting)
-            value = exact(value, dtype_of(kind), f"{record.name}: {argument.name}", InvalidModel)
+            value = convert_value(value, dtype_of(kind), f"{record.name}: {argument.name}", InvalidModel)
         return self.constant(value, name=argument.name)
 
 
 def _named(name: Any) -> str:
     if not isinstance(name, str):
-        raise InvalidModel(f"name is {shown(name)}, must be text")
+        raise InvalidModel(f"name is {safe_repr(name)}, must be text")
     return name
 
 
@@ -289,7 +289,7 @@ def _listed(value: Any) -> bool:
 def _known(name: Any, spelled: Callable[[str], str]) -> str:
     """Return the end of the error for an unknown operation."""
     names = [spelled(known) for known in sorted(OPS)]
-    return (isinstance(name, str) and meant(spelled(name), names)) or f", must be one of {', '.join(names)}"
+    return (isinstance(name, str) and suggestion(spelled(name), names)) or f", must be one of {', '.join(names)}"
 
 
 def _several(record: Op, argument: Arg, value: Any) -> Sequence[Any]:
@@ -297,7 +297,7 @@ def _several(record: Op, argument: Arg, value: Any) -> Sequence[Any]:
     if isinstance(value, Tensor | np.ndarray):
         return [value]
     if not _listed(value):
-        raise InvalidModel(f"{record.name}: {argument.name} is {shown(value)}, must be a list of tensors")
+        raise InvalidModel(f"{record.name}: {argument.name} is {safe_repr(value)}, must be a list of tensors")
     return value
 
 
@@ -310,7 +310,7 @@ def _type(type: Any) -> OperandType:
         with suppress(TypeError, ValueError, KeyError):  # numpy's type
             return PLAIN[np.dtype(type)]
     choices = f"{', '.join(OperandType.__members__)}, or of numpy's {', '.join(map(str, PLAIN))}"
-    raise InvalidModel(f"type is {shown(type)}, must be one of {choices}")
+    raise InvalidModel(f"type is {safe_repr(type)}, must be one of {choices}")
 
 
 def _own(record: Op, where: str, kind: int) -> int:
@@ -349,7 +349,7 @@ def _likeliest(value: Any, fitting: Sequence[int]) -> int:
 
 def _scale(scale: Any, where: str) -> float:
     """Round a scale to float32."""
-    return float(_single(exact(scale, np.float32, where, InvalidModel), where))
+    return float(_single(convert_value(scale, np.float32, where, InvalidModel), where))
 
 
 def _number(record: Op, argument: Arg, value: Any, dtype: np.dtype[Any]) -> Array:
@@ -363,7 +363,7 @@ def _number(record: Op, argument: Arg, value: Any, dtype: np.dtype[Any]) -> Arra
         value = members[value.upper()]
     if argument.name in FLAGS and isinstance(value, bool | np.bool_) and dtype.kind == "i":
         value = int(value)
-    return _single(exact(value, dtype, where, InvalidModel), where)
+    return _single(convert_value(value, dtype, where, InvalidModel), where)
 
 
 def _single(array: Array, where: str) -> Array:
@@ -378,7 +378,7 @@ def _outputs(record: Op, form: Form, tensors: Sequence[Tensor | None], options: 
     if count is None:
         count = sum(1 for o in record.outputs if o.default is REQUIRED)
     elif not isinstance(count, int | np.integer) or isinstance(count, bool) or not 1 <= count <= MOST_OUTPUTS:
-        raise InvalidModel(f"{record.name}: outputs is {shown(count)}, must be a number from 1 to {MOST_OUTPUTS}")
+        raise InvalidModel(f"{record.name}: outputs is {safe_repr(count)}, must be a number from 1 to {MOST_OUTPUTS}")
     slots = form.slots(len(tensors))
     owned = (t for a, start, end in slots if repr(a.spec) == "T" for t in tensors[start:end] if t is not None)
     first = next((t.value for t in owned), None)
@@ -426,7 +426,9 @@ def _quantised(
         return value
     if scale is not None:
         where = f"{record.name}: the scale of output {index}"
-        zero = 0 if zero_point is None else whole(zero_point, where.replace("scale", "zero point"), InvalidModel)
+        zero = (
+            0 if zero_point is None else convert_integer(zero_point, where.replace("scale", "zero point"), InvalidModel)
+        )
         return replace(value, scale=_scale(scale, where), zero_point=zero)
     if rule is None:
         where = f"output {index} ({output_at(record, index).name})"

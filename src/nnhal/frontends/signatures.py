@@ -12,7 +12,7 @@ from typing import Any
 
 from nnhal.base.codes import TYPE_FACTS, Activation, OperandType
 from nnhal.ops import OPS
-from nnhal.ops.schema import REQUIRED, Arg, Form, Op, Per, T
+from nnhal.ops.schema import REQUIRED, Arg, Form, Op, T, TypeTable
 
 HABITS: dict[str, Any] = {"activation": Activation.NONE, "stride_w": 1, "stride_h": 1}  # the defaults
 PAIRS = {"stride": "stride", "filter_size": "filter", "dilation": "dilation"}  # and the common name of their components
@@ -145,7 +145,7 @@ def _type(argument: Arg) -> str:
 
 def _kinds(argument: Arg) -> Iterator[int]:
     """Yield the types that an argument may have, except the operation's main type."""
-    tables = argument.spec.table.values() if isinstance(argument.spec, Per) else [argument.spec]
+    tables = argument.spec.table.values() if isinstance(argument.spec, TypeTable) else [argument.spec]
     for table in tables:
         if isinstance(table, Mapping):
             yield from table

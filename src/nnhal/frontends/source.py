@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnhal.base.answers import shown
-from nnhal.base.errors import BadFile, InvalidArgument, NnhalError, clipped, told
+from nnhal.base.answers import safe_repr
+from nnhal.base.errors import BadFile, InvalidArgument, NnhalError, bounded_text, error_text
 from nnhal.base.memory import Memory
 from nnhal.base.names import short
 from nnhal.base.operands import Array
@@ -55,7 +55,7 @@ HINT = {
 }  # fmt: skip
 
 
-def opened(source: Source) -> tuple[str, Memory]:
+def open_source(source: Source) -> tuple[str, Memory]:
     """Return a label for messages, and the bytes of one `.tflite` or `.onnx` file as a sealed memory.
 
     source: bytes, a readable binary file from its current position, a path, or `bundle:member`. BadFile identifies
@@ -75,7 +75,7 @@ def opened(source: Source) -> tuple[str, Memory]:
     path, members = split(label)
     if os.path.isdir(path):
         known = os.path.isfile(os.path.join(path, "saved_model.pb"))
-        raise wrong(path, "a TensorFlow SavedModel folder" if known else "a folder")
+        raise bad_file(path, "a TensorFlow SavedModel folder" if known else "a folder")
     if not os.path.isfile(path):
         raise BadFile(f"{path}: is not a file, must be {MODEL}")
     memory, name = _file(path), path
@@ -84,7 +84,7 @@ def opened(source: Source) -> tuple[str, Memory]:
         if archive is None:
             raise BadFile(f"{name}: has no members, must be a zip file for {short(label)}")
         if member not in archive:
-            raise BadFile(f"{name}: has no member {short(member)!r}, must be one of {listed(archive)}")
+            raise BadFile(f"{name}: has no member {short(member)!r}, must be one of {archive_listing(archive)}")
         name = f"{name}:{short(member)}"
         memory = Memory.wrap(np.frombuffer(archive[member], np.uint8))
     return _checked(name, sealed(memory.bytes()) if members else memory)
@@ -99,7 +99,7 @@ def split(label: str) -> tuple[str, list[str]]:
     return (path, members) if members and os.path.isfile(path) else (label, [])
 
 
-def there(label: str) -> bool:
+def exists_in_archive(label: str) -> bool:
     """Whether it is a file or folder, or a member of a bundle."""
     return os.path.exists(label) or bool(split(label)[1])
 
@@ -115,14 +115,14 @@ def bundle(data: Array, label: str) -> "Archive | None":
     return Archive(data, label)
 
 
-def listed(archive: Mapping[str, bytes]) -> str:
+def archive_listing(archive: Mapping[str, bytes]) -> str:
     """List the contents of a bundle."""
     names = list(archive)
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
     return (", ".join(map(short, names[:20])) or "nothing: it is empty") + more
 
 
-def wrong(label: str, what: str) -> BadFile:
+def bad_file(label: str, what: str) -> BadFile:
     """Return the error for a file of another format."""
     hint = next((f"; {text}" for start, text in HINT.items() if what.startswith(start)), "")
     return BadFile(f"{label}: is {what}, must be {MODEL}{hint}")
@@ -140,7 +140,7 @@ def _file(path: str) -> Memory:
 def _stream(stream: Any, label: str) -> Memory:
     """Read the rest of an open file, or of a similar object."""
     if isinstance(stream, io.TextIOBase) or not callable(getattr(stream, "read", None)):
-        raise InvalidArgument(f"{label}: is {shown(stream)}, must be open for bytes (mode 'rb')")
+        raise InvalidArgument(f"{label}: is {safe_repr(stream)}, must be open for bytes (mode 'rb')")
     store = Store("nnhal-model")
     try:
         raw = getattr(stream, "raw", stream)
@@ -152,7 +152,7 @@ def _stream(stream: Any, label: str) -> Memory:
     except NnhalError:
         raise
     except Exception as error:  # any error of the object that is read
-        raise BadFile(f"{label}: cannot be read: {clipped(told(error), 200)}; must be {MODEL}") from error
+        raise BadFile(f"{label}: cannot be read: {bounded_text(error_text(error), 200)}; must be {MODEL}") from error
     if not store.size and _position(stream):
         raise BadFile(f"{label}: is at its end, must be at its beginning: seek(0)")
     return store.seal()
@@ -175,7 +175,7 @@ def _checked(label: str, memory: Memory) -> tuple[str, Memory]:
         raise _bundled(label, archive)
     what = known(data)
     if what:
-        raise wrong(label, what)
+        raise bad_file(label, what)
     return label, memory
 
 
@@ -183,12 +183,12 @@ def _bundled(label: str, archive: "Archive") -> BadFile:
     names = list(archive)
     for pattern, what in IN_ARCHIVES.items():
         if any(re.search(pattern, name) for name in names):
-            return wrong(label, what)
+            return bad_file(label, what)
     models = [name for name in names if name.endswith((".tflite", ".task", ".lite", ".onnx"))]
     if not models:
-        return BadFile(f"{label}: is a zip file of {listed(archive)}, must be {MODEL} or hold one")
+        return BadFile(f"{label}: is a zip file of {archive_listing(archive)}, must be {MODEL} or hold one")
     ways = " or ".join(f"{label}:{short(name)}" for name in models[:8])
-    return BadFile(f"{label}: is a bundle of {listed(archive)}; name one of its models: {ways}")
+    return BadFile(f"{label}: is a bundle of {archive_listing(archive)}; name one of its models: {ways}")
 
 
 def is_onnx(data: Array) -> bool:

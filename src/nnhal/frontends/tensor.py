@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nnhal.base.brief import brief, tensor
+from nnhal.base.brief import short_repr, tensor
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Shape, Value
 from nnhal.base.records import Record
@@ -29,7 +29,7 @@ class Tensor(Record, frozen=True):
         return self.value.shape
 
     def __repr__(self) -> str:
-        return brief(f"Tensor {self.index}", [tensor(self.value.name, self.value.type, self.value.shape)])
+        return short_repr(f"Tensor {self.index}", [tensor(self.value.name, self.value.type, self.value.shape)])
 
 
 Tensors: TypeAlias = Sequence[Tensor] | Tensor

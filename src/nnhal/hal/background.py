@@ -21,16 +21,16 @@ from nnhal.base.errors import (
     NnhalError,
     OperationFailed,
     ResourceExhausted,
-    again,
     as_error,
+    copy_of_error,
 )
 from nnhal.base.log import logger
 from nnhal.base.native import Gate
-from nnhal.base.stacks import let_frames_go
+from nnhal.base.stacks import without_frames
 from nnhal.hal.fence import Fence, Signal, fence_pair
 from nnhal.hal.host import run_resolved
 from nnhal.hal.memory import check_use
-from nnhal.hal.request import Control, Request, Run, Runs, Timing, plausible
+from nnhal.hal.request import Control, Request, RequestExecutor, Run, Timing, checked_timing
 from nnhal.ops.schema import show
 
 _log = logger("execution")
@@ -44,7 +44,7 @@ class ExecutionInfo(NamedTuple):
     fenced: Timing
 
 
-class Untold(MissedDeadline):
+class InfoUnavailable(MissedDeadline):
     """An isolated driver does not report the outcome of an ended execution in time. The caller may try again."""
 
 
@@ -68,7 +68,7 @@ class FencedExecution:
         if not self._done.is_set():
             raise OperationFailed("execution info: the execution has not ended, must be asked for after its fence")
         if self._error is not None:
-            raise another(self._error)
+            raise copy_of_error_once(self._error)
         return self._info
 
     def info_until(self, _: int | None) -> ExecutionInfo:
@@ -92,7 +92,7 @@ class FencedExecution:
         """Set the outcome, before the executing side signals. The stored error refers to nothing of the execution."""
         self._error, self._info = error, info or self._info
         if error is not None:
-            let_frames_go(error)
+            without_frames(error)
         with self._lock:
             self._done.set()
             left, self._then = self._then, []
@@ -111,10 +111,10 @@ class FencedExecution:
         call()
 
 
-def another(error: NnhalError) -> NnhalError:
+def copy_of_error_once(error: NnhalError) -> NnhalError:
     """Return a copy of an error to raise once: a stored one would collect the frames of all that raise it."""
     try:
-        raised = again(error)
+        raised = copy_of_error(error)
     except Exception:  # of a driver's class
         return error
     raised.__cause__, raised.__context__ = error.__cause__, error.__context__
@@ -126,7 +126,7 @@ def asynchronous() -> bool:
     return os.environ.get("NNHAL_SYNC_EXEC", "1") == "0"
 
 
-def run_in_background(prepared: Runs, request: Request, control: Control, notify: Notify) -> None:
+def run_in_background(prepared: RequestExecutor, request: Request, control: Control, notify: Notify) -> None:
     """Execute in another thread and notify exactly once."""
     notify_of(partial(run_resolved, prepared), request, control, notify)
 
@@ -199,7 +199,7 @@ def hand_over(work: Work) -> Gate | None:
 
     None if it has begun already. ResourceExhausted without a free thread.
     """
-    work = trace.carried(work, "in the background")
+    work = trace.with_span(work, "in the background")
     try:
         while (worker := _idle.pop()).given.setdefault("work", work) is not work:
             pass
@@ -250,7 +250,7 @@ def check_fenced(request: Request, wait_for: Sequence[Fence]) -> None:
             )
 
 
-def once_signalled(fences: Sequence[Fence], then: Callable[[], object]) -> Fence:
+def signal_after(fences: Sequence[Fence], then: Callable[[], object]) -> Fence:
     """Return a fence that is signalled once all these are signalled and `then` has run; in error if any of it failed.
 
     `then` is not called if no holder of the returned fence is left.
@@ -260,7 +260,7 @@ def once_signalled(fences: Sequence[Fence], then: Callable[[], object]) -> Fence
 
     def work() -> None:
         try:
-            if signal.outlasts(own):
+            if signal.wait_for_fences(own):
                 then()
                 signal.set()
         except BaseException as error:
@@ -271,7 +271,7 @@ def once_signalled(fences: Sequence[Fence], then: Callable[[], object]) -> Fence
 
 
 def run_fenced(
-    prepared: Runs, request: Request, control: Control, wait_for: Sequence[Fence], after: int | None
+    prepared: RequestExecutor, request: Request, control: Control, wait_for: Sequence[Fence], after: int | None
 ) -> FencedExecution:
     """Run in the background once all fences are signalled, then signal."""
     check_use(prepared, request)
@@ -343,7 +343,7 @@ class _Work(NamedTuple):
             control.check()
         if not self.control.measure:
             return ExecutionInfo(Timing(), Timing())
-        timing = plausible(timing, self.request.signature.where)
+        timing = checked_timing(timing, self.request.signature.where)
         device = None if timing is None else timing.on_device
-        fenced = plausible(Timing(device, end - ready), "fenced execution") or Timing(None, end - ready)
+        fenced = checked_timing(Timing(device, end - ready), "fenced execution") or Timing(None, end - ready)
         return ExecutionInfo(Timing(fenced.on_device, end - self.launched), fenced)

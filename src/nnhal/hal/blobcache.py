@@ -27,14 +27,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.digests import blake2b
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.log import logger
 from nnhal.hal.cache import tokens
 from nnhal.hal.cache.files import Section
 from nnhal.hal.cache.state import HEAD, StateFile, state_file
-from nnhal.hal.device import Device, written_by
+from nnhal.hal.device import Device, cache_record_identity
 
 MAGIC, MARK = b"NNHALbl\n", b"blob"
 MOST = 64 << 20  # bytes of the file; beyond, the only process that opens the file drops the older half
@@ -59,7 +59,7 @@ class BlobCache:
         self._places: dict[bytes, list[int]] = {}  # of blobs by key, the last one last
 
     @property
-    def keeps(self) -> bool:
+    def has_file(self) -> bool:
         """Whether it has a file."""
         return self._file is not None
 
@@ -88,7 +88,7 @@ class BlobCache:
         try:
             data = memoryview(value).cast("B")
         except (TypeError, ValueError):
-            raise InvalidArgument(f"blob: value is {shown(value)}, must be contiguous bytes") from None
+            raise InvalidArgument(f"blob: value is {safe_repr(value)}, must be contiguous bytes") from None
         if data.nbytes > MOST_VALUE:
             return False
         with self._lock:
@@ -153,11 +153,11 @@ def blobs_of(device: object) -> BlobCache:
         from nnhal.hal.hidl.adapters import adapt
 
         device = adapt(device)
-    name, identity = written_by(device)
+    name, identity = cache_record_identity(device)
     try:
         if _only:
             return BlobCache(_only[0], identity)
-        again = partial(opened, state_file(name, "blobs"))
+        again = partial(open_state_file, state_file(name, "blobs"))
         return BlobCache(again(), identity, again)
     except OSError as error:
         _log.warning("device %s has no store for blobs: %s", name, error.strerror or error)
@@ -171,12 +171,12 @@ def open_ahead(driver: str) -> None:
     """Open the files of this process's driver before the process enters its sandbox. Without them, nothing is stored."""
     tokens.open_ahead(driver)
     with suppress(OSError):
-        _only.append(opened(state_file(driver, "blobs")))
+        _only.append(open_state_file(state_file(driver, "blobs")))
 
 
 def _checked(key: bytes) -> bytes:
     if not isinstance(key, bytes) or not 0 < len(key) <= MOST_KEY:
-        raise InvalidArgument(f"blob: key is {shown(key)}, must be 1 to {MOST_KEY} bytes")
+        raise InvalidArgument(f"blob: key is {safe_repr(key)}, must be 1 to {MOST_KEY} bytes")
     return key
 
 
@@ -198,7 +198,7 @@ def _next(read: Callable[[int, int], bytes], at: int, end: int) -> tuple[int, in
     return None
 
 
-def opened(name: str) -> StateFile:
+def open_state_file(name: str) -> StateFile:
     """Open a state file. The only process that has a full one open drops its older half."""
     return StateFile.open(name, MAGIC, MOST * 3 // 4, _newer)
 

@@ -10,10 +10,10 @@ from types import MappingProxyType
 from typing import Protocol
 
 from nnhal.base.memory import Memory
-from nnhal.hal.request import Control, Request, Runs, Timing
+from nnhal.hal.request import Control, Request, RequestExecutor, Timing
 
 
-class Bursts(Runs, Protocol):
+class Bursts(RequestExecutor, Protocol):
     """Receives the begin and end of bursts."""
 
     def burst_opened(self) -> None:
@@ -33,7 +33,7 @@ class Burst(ABC):
         way: A description for people.
     """
 
-    of: Runs | None = None
+    of: RequestExecutor | None = None
     ended = False
     way = "burst"
     plain: Mapping[str, int] = MappingProxyType({})

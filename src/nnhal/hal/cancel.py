@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 from weakref import ref
 
-from nnhal.base.answers import let_go
+from nnhal.base.answers import close_quietly
 from nnhal.base.errors import ResourceExhausted
 from nnhal.base.time import SLICE
 
@@ -71,7 +71,7 @@ class OnCancel:
         with self._lock:
             if not self._over:
                 self._over = True  # once
-                let_go("driver", "on_cancel()", self._call)
+                close_quietly("driver", "on_cancel()", self._call)
 
 
 class _Watch:

@@ -14,7 +14,7 @@ class Proved(NamedTuple):
     why: str = ""
 
 
-class FormChoice(NamedTuple):
+class VariantChoice(NamedTuple):
     """The variants of an operation for one main type.
 
     known: the variants, the fastest first, the reference variant last; one "" without a choice. found: the result of
@@ -37,9 +37,9 @@ class Proofs(ABC, Generic[D]):
         """The identity of its driver, engine and this CPU: `proofs.identity_here`."""
 
     @abstractmethod
-    def choices(self) -> Sequence[FormChoice]:
+    def choices(self) -> Sequence[VariantChoice]:
         """Return all variants that it can run."""
 
     @abstractmethod
-    def in_form(self, operation: str, type: int, form: str) -> D:
+    def with_variant(self, operation: str, type: int, form: str) -> D:
         """Return the device with this variant of an operation, regardless of verification."""

@@ -5,8 +5,8 @@ from itertools import islice
 from typing import Any
 
 from nnhal.base import trace
-from nnhal.base.answers import answering, shown
-from nnhal.base.errors import ContractBroken, InvalidArgument, clipped
+from nnhal.base.answers import driver_call, safe_repr
+from nnhal.base.errors import ContractBroken, InvalidArgument, bounded_text
 from nnhal.base.names import printable
 from nnhal.base.records import replace
 from nnhal.hal.device import (
@@ -16,19 +16,19 @@ from nnhal.hal.device import (
     Hints,
     OperationGroup,
     Performance,
+    ReusableWork,
     Verdict,
-    WorkedOut,
     checked_performance,
     layer_of,
     layout_of,
+    pin_threads,
     where_of,
-    within_the_machine,
 )
 from nnhal.model.graph import Model
-from nnhal.model.layouts import LaidOut, laid_out
+from nnhal.model.layouts import ModelInLayout, with_layout
 
 
-class Claims:
+class SupportReport:
     """A device's verified answer about a model in plain types, and its reusable work until that is released."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Claims:
         self._kept = [] if worked_out is None else [worked_out]
         self._laid = False  # whether `model` is laid out, unlike the one that the rest is about
 
-    def of_original(self, laid: LaidOut, count: int) -> "Claims":
+    def for_original_model(self, laid: ModelInLayout, count: int) -> "SupportReport":
         """Convert claims about a laid-out model to claims about the original, of so many operations.
 
         An inserted TRANSPOSE counts for the operations that it serves: if it is rejected, no group has them either.
@@ -51,7 +51,7 @@ class Claims:
             least, kept = min(group.at_least, len(places)), tuple(n for n in places if n not in lost)
             if kept and len(kept) >= (least or len(places)):
                 groups = _joined(groups, replace(group, operations=kept, at_least=least))
-        found = Claims(self.model, _of_original(laid, self.verdicts, count), groups)
+        found = SupportReport(self.model, _of_original(laid, self.verdicts, count), groups)
         found._kept, found._laid = self._kept, True
         return found
 
@@ -67,29 +67,29 @@ class Claims:
         places: Sequence[int] = range(len(self.model.main.operations))
         if operations is not None and not self._laid:
             places = operations
-        return replace(hints, worked_out=WorkedOut(self.model, tuple(places), self._kept))
+        return replace(hints, worked_out=ReusableWork(self.model, tuple(places), self._kept))
 
-    def let_go(self) -> None:
+    def release_work(self) -> None:
         """Release the device's reusable work, even if the driver still holds its hints."""
         self._kept.clear()
 
 
-def considered_by(device: Device, model: Model, hints: Hints, *, as_is: bool = False) -> Claims:
+def consider_support(device: Device, model: Model, hints: Hints, *, as_is: bool = False) -> SupportReport:
     """Ask a device about a model; ContractBroken if the answer is invalid.
 
     The device receives a number of threads that can run at once, and the model in its preferred layout, unless the
     model has it already (`as_is`).
     """
-    laid = laid_out(model, None if as_is else layout_of(device))
+    laid = with_layout(model, None if as_is else layout_of(device))
     query, count = _query(device), len(laid.model.main.operations)
     where = where_of(device)
-    with trace.span(layer_of(device), "preparation", "ask what it supports", where), answering(where, query):
-        given = device.consider(laid.model, within_the_machine(hints))
+    with trace.span(layer_of(device), "preparation", "ask what it supports", where), driver_call(where, query):
+        given = device.consider(laid.model, pin_threads(hints))
         if not isinstance(given, Considered):
-            raise ContractBroken(f"{query} gave {shown(given)}, must be Considered")
+            raise ContractBroken(f"{query} gave {safe_repr(given)}, must be Considered")
         verdicts = _verdicts(given.verdicts, count, query)
-        claims = Claims(laid.model, verdicts, _groups(given.groups, count, query), given.worked_out)
-    return claims if laid.model is model else claims.of_original(laid, len(model.main.operations))
+        claims = SupportReport(laid.model, verdicts, _groups(given.groups, count, query), given.worked_out)
+    return claims if laid.model is model else claims.for_original_model(laid, len(model.main.operations))
 
 
 def _query(device: Device) -> str:
@@ -98,9 +98,9 @@ def _query(device: Device) -> str:
     return f"{next(written)}()"
 
 
-def verdicts_by(device: Device, model: Model, *, as_is: bool = False) -> list[Verdict]:
-    """Return the verdicts on the operations alone; as `considered_by`."""
-    return considered_by(device, model, Hints(), as_is=as_is).verdicts
+def query_verdicts(device: Device, model: Model, *, as_is: bool = False) -> list[Verdict]:
+    """Return the verdicts on the operations alone; as `consider_support`."""
+    return consider_support(device, model, Hints(), as_is=as_is).verdicts
 
 
 def _joined(groups: Sequence[OperationGroup], group: OperationGroup) -> list[OperationGroup]:
@@ -119,7 +119,7 @@ def _joined(groups: Sequence[OperationGroup], group: OperationGroup) -> list[Ope
     return [*others, group]
 
 
-def _of_original(laid: LaidOut, verdicts: Sequence[Verdict], count: int) -> list[Verdict]:
+def _of_original(laid: ModelInLayout, verdicts: Sequence[Verdict], count: int) -> list[Verdict]:
     """Return verdicts on the original operations: an inserted TRANSPOSE counts for those that it serves."""
     found = [YES] * count
     for place, n in enumerate(laid.serves):
@@ -136,7 +136,7 @@ def _of_original(laid: LaidOut, verdicts: Sequence[Verdict], count: int) -> list
 def _verdicts(given: Any, count: int, query: str) -> list[Verdict]:
     """Return a verdict for each of so many operations; a bool counts as one."""
     if not isinstance(given, Iterable):
-        raise ContractBroken(f"{query} gave {shown(given)}, must be {count} verdicts, one an operation")
+        raise ContractBroken(f"{query} gave {safe_repr(given)}, must be {count} verdicts, one an operation")
     verdicts = [_verdict(answer, place, query) for place, answer in enumerate(islice(given, count + 1))]
     if len(verdicts) != count:
         many = len(given if isinstance(given, list | tuple) else verdicts)
@@ -147,20 +147,20 @@ def _verdicts(given: Any, count: int, query: str) -> list[Verdict]:
 def _verdict(answer: Any, place: int, query: str) -> Verdict:
     verdict = Verdict(answer) if isinstance(answer, bool) else answer
     if not isinstance(verdict, Verdict) or not isinstance(verdict.ok, bool) or not isinstance(verdict.reason, str):
-        raise ContractBroken(f"{query} gave {shown(verdict)} for operation {place}, must be a Verdict or a bool")
-    return Verdict(verdict.ok, printable(clipped(str.__str__(verdict.reason))))
+        raise ContractBroken(f"{query} gave {safe_repr(verdict)} for operation {place}, must be a Verdict or a bool")
+    return Verdict(verdict.ok, printable(bounded_text(str.__str__(verdict.reason))))
 
 
 def _groups(given: Any, count: int, query: str) -> list[OperationGroup]:
     """Return groups over so many operations; each operation is in one group at most."""
     if not isinstance(given, Iterable):
-        raise ContractBroken(f"{query} gave groups {shown(given)}, must be several of OperationGroup")
+        raise ContractBroken(f"{query} gave groups {safe_repr(given)}, must be several of OperationGroup")
     found: list[OperationGroup] = []
     taken: dict[int, int] = {}  # the group of each operation
     for number, group in enumerate(islice(given, count + 1)):
         where = f"{query} gave group {number}"
         if not isinstance(group, OperationGroup):
-            raise ContractBroken(f"{where} as {shown(group)}, must be an OperationGroup")
+            raise ContractBroken(f"{where} as {safe_repr(group)}, must be an OperationGroup")
         places = _places(group.operations, count, where)
         for place in places:
             if taken.setdefault(place, number) != number:
@@ -173,7 +173,7 @@ def _groups(given: Any, count: int, query: str) -> list[OperationGroup]:
             raise ContractBroken(f"{where}: {error}") from None
         least = group.at_least
         if not isinstance(least, int) or isinstance(least, bool) or not 0 <= least <= len(places):
-            raise ContractBroken(f"{where} at_least {shown(least)}, must be 0 to its {len(places)} operations")
+            raise ContractBroken(f"{where} at_least {safe_repr(least)}, must be 0 to its {len(places)} operations")
         found.append(OperationGroup(places, performance, int(least)))
     return found
 
@@ -181,11 +181,11 @@ def _groups(given: Any, count: int, query: str) -> list[OperationGroup]:
 def _places(given: Any, count: int, where: str) -> tuple[int, ...]:
     """Return the numbers of operations in order, without duplicates."""
     if not isinstance(given, Iterable):
-        raise ContractBroken(f"{where} with operations {shown(given)}, must be places of operations")
+        raise ContractBroken(f"{where} with operations {safe_repr(given)}, must be places of operations")
     places = list(islice(given, count + 1))
     for place in places:
         if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < count:
-            raise ContractBroken(f"{where} with operation {shown(place)}, must be 0 to {count - 1}")
+            raise ContractBroken(f"{where} with operation {safe_repr(place)}, must be 0 to {count - 1}")
     if not places or len(set(places)) < len(places):
         what = "an operation twice" if places else "no operation"
         raise ContractBroken(f"{where} with {what}, must be at least one, each once")

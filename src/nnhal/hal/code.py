@@ -51,15 +51,15 @@ class CodeIdentity(NamedTuple):
         return cls(os.urandom(32), why)
 
 
-class MadeWith(NamedTuple):
+class CreationArguments(NamedTuple):
     """The arguments of an object's creation as text, or why that is impossible. unit: of its factory."""
 
     text: str = ""
     unknown: str = ""
-    unit: "Unit | None" = None
+    unit: "CodeUnit | None" = None
 
     @classmethod
-    def of(cls, values: object) -> "MadeWith":
+    def of(cls, values: object) -> "CreationArguments":
         """Return the arguments of a call, or the attributes of an object."""
         try:
             text = _written(values)
@@ -68,16 +68,16 @@ class MadeWith(NamedTuple):
         too_long = f"it was made with {len(text)} characters of arguments, must be at most {LONGEST_TEXT} to be kept"
         return cls(text) if len(text) <= LONGEST_TEXT else cls(unknown=too_long)
 
-    def by(self, factory: object) -> "MadeWith":
+    def by(self, factory: object) -> "CreationArguments":
         """Return the same for the result of a driver's factory without arguments, whose code determines the object's."""
         found = _namespace_of(factory)
         unit = None if found is None else _unit_of(found)
         if unit is not None:
             unit.settle()
-        return MadeWith(self.text, "", unit)
+        return CreationArguments(self.text, "", unit)
 
 
-MADE_OTHERWISE = MadeWith(unknown="its class overrides __new__, must use __init__ to be cached")
+MADE_OTHERWISE = CreationArguments(unknown="its class overrides __new__, must use __init__ to be cached")
 
 
 class _CodeFile(NamedTuple):
@@ -87,7 +87,7 @@ class _CodeFile(NamedTuple):
     signature: tuple[int, ...] | None
 
 
-class Unit:
+class CodeUnit:
     """Code that is loaded from one place. folder: of the files that it names. first: the files to begin with."""
 
     def __init__(self, folder: str, first: Iterable[str], since_ns: int, *, beside: bool = True) -> None:
@@ -177,17 +177,17 @@ class Unit:
         return {name: known[name] for name in sorted(self._words.intersection(known))}
 
 
-_units: dict[str, Unit] = {}  # by the top name of a driver's modules, or by the path of the unit
+_units: dict[str, CodeUnit] = {}  # by the top name of a driver's modules, or by the path of the unit
 
 
-def driver_unit(name: str, folder: str) -> Unit:
+def driver_unit(name: str, folder: str) -> CodeUnit:
     """Return a new unit for a driver under development, whose modules are loaded below a name."""
-    unit = _units[name] = Unit(folder, (), time.time_ns(), beside=not is_of_others(folder))
+    unit = _units[name] = CodeUnit(folder, (), time.time_ns(), beside=not has_installed_packages(folder))
     unit.environment = dict(os.environ)
     return unit
 
 
-def is_of_others(folder: str) -> bool:
+def has_installed_packages(folder: str) -> bool:
     """Whether a folder has installed packages: neighbours of a module there do not belong to it."""
     return os.path.basename(folder) in _ANYWHERE
 
@@ -197,7 +197,7 @@ def forget_unit(name: str) -> None:
     _units.pop(name, None)
 
 
-def code_of(kind: type, made: MadeWith) -> CodeIdentity:
+def code_of(kind: type, made: CreationArguments) -> CodeIdentity:
     """Return the identity of a class's code, and of the arguments of its object."""
     own = code_of_nnhal()
     known = _of_class(kind)
@@ -241,7 +241,7 @@ class _OfClass(NamedTuple):
     """A class's contribution to the identity. own: whether it is part of nnhal."""
 
     facts: bytes
-    units: tuple[Unit, ...]
+    units: tuple[CodeUnit, ...]
     unknown: str
     own: bool
 
@@ -254,7 +254,7 @@ def _of_class(kind: type) -> _OfClass:
 
 
 def _asked(kind: type) -> _OfClass:
-    facts, units, unknown, own = [], list[Unit](), "", False
+    facts, units, unknown, own = [], list[CodeUnit](), "", False
     for each in kind.__mro__:
         top = each.__module__.partition(".")[0]
         if top == "nnhal":
@@ -325,7 +325,7 @@ def _plain_attributes(kind: type) -> list[str]:
     return found
 
 
-def _unit_of(namespace: Mapping[str, Any]) -> Unit | None:
+def _unit_of(namespace: Mapping[str, Any]) -> CodeUnit | None:
     """Return the unit of a module by its globals; None without a file."""
     top = str(namespace.get("__name__", "")).partition(".")[0]
     if top in _units:
@@ -340,17 +340,17 @@ def _unit_of(namespace: Mapping[str, Any]) -> Unit | None:
     folder, first = os.path.dirname(file), [file]
     if not os.path.exists(file):  # in an archive
         archive = next((str(above) for above in Path(file).parents if above.exists()), "")
-        return _kept_unit(archive, lambda: Unit(os.path.dirname(archive), [archive], BEGUN_NS, beside=False))
+        return _kept_unit(archive, lambda: CodeUnit(os.path.dirname(archive), [archive], BEGUN_NS, beside=False))
     for _ in package.split(".") if package else ():
         first.append(os.path.join(folder, "__init__.py"))
         folder = os.path.dirname(folder)
     if package:
         folder = os.path.dirname(first[-1])
-    beside = bool(package) or not is_of_others(folder)
-    return _kept_unit(file, lambda: Unit(folder, dict.fromkeys(first), BEGUN_NS, beside=beside))
+    beside = bool(package) or not has_installed_packages(folder)
+    return _kept_unit(file, lambda: CodeUnit(folder, dict.fromkeys(first), BEGUN_NS, beside=beside))
 
 
-def _kept_unit(path: str, make: Callable[[], Unit]) -> Unit:
+def _kept_unit(path: str, make: Callable[[], CodeUnit]) -> CodeUnit:
     return _units.get(path) or _units.setdefault(path, make())
 
 

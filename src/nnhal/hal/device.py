@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from nnhal.base import trace
-from nnhal.base.answers import answering, let_go, raise_own, shown
+from nnhal.base.answers import close_quietly, driver_call, raise_application_error, safe_repr
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidModel, NnhalError, OperationFailed
@@ -25,27 +25,27 @@ from nnhal.base.records import Record, field, replace
 from nnhal.base.time import is_number
 from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, run_fenced, run_in_background
 from nnhal.hal.burst import Burst, BurstExecutor
-from nnhal.hal.cache.files import MOST_FILES, Cache, CacheContent, CacheFiles, give_up
+from nnhal.hal.cache.files import MOST_FILES, Cache, CacheContent, CacheFiles, write_refusal
 from nnhal.hal.choices import Proofs
-from nnhal.hal.code import MADE_OTHERWISE, CodeIdentity, MadeWith, code_of
+from nnhal.hal.code import MADE_OTHERWISE, CodeIdentity, CreationArguments, code_of
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer, LocalBurst
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
 from nnhal.hal.memory_use import MOST as MOST_BYTES
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.queue import RunQueue, places, sustained, units_of
-from nnhal.hal.request import UNLIMITED, Act, Control, Request, Signature, Timing, plausible, standing_before
-from nnhal.hal.turns import Turns
-from nnhal.hal.waiting import OWN, Pace, QueueClient, ShapedPaces
+from nnhal.hal.request import UNLIMITED, Act, Control, Request, Signature, Timing, checked_timing, with_check_before
+from nnhal.hal.turns import OptionsLock
+from nnhal.hal.waiting import OWN, LatencyByShape, LatencyEstimator, QueueClient
 from nnhal.model.graph import Model, Operation
-from nnhal.model.layouts import LAYOUTS, laid_out
+from nnhal.model.layouts import LAYOUTS, with_layout
 from nnhal.model.orders import Layout
-from nnhal.model.validate import let_constants_go, shape_of
+from nnhal.model.validate import release_constants, shape_of
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from nnhal.hal.idle import Guard
+    from nnhal.hal.idle import TrimGuard
 
 _log = logger("compilation")
 T = TypeVar("T")
@@ -153,7 +153,7 @@ class Hints(Record, frozen=True):
     threads: int = 0
     deadline: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    worked_out: "WorkedOut | None" = None
+    worked_out: "ReusableWork | None" = None
     cache: Cache | None = None
 
 
@@ -188,13 +188,13 @@ class Considered(Record, frozen=True):
 
 
 def _as_verdicts(given: Any) -> Any:
-    """Convert a bool in the driver's answer to a Verdict. `considered_by` checks everything else."""
+    """Convert a bool in the driver's answer to a Verdict. `consider_support` checks everything else."""
     return (
         [Verdict(each) if isinstance(each, bool) else each for each in given] if isinstance(given, Sequence) else given
     )
 
 
-class WorkedOut:
+class ReusableWork:
     """Reusable work of a device's `consider`, as its `prepare` receives it.
 
     Attributes:
@@ -427,7 +427,9 @@ class Device(ABC):
         if (args or kwargs) and cls.__init__ is object.__init__:
             raise TypeError(f"{cls.__name__}() takes no arguments")
         device = super().__new__(cls)
-        vars(device)["_made_with"] = MadeWith.of((args, kwargs)) if cls.__new__ is Device.__new__ else MADE_OTHERWISE
+        vars(device)["_made_with"] = (
+            CreationArguments.of((args, kwargs)) if cls.__new__ is Device.__new__ else MADE_OTHERWISE
+        )
         return device
 
     @property
@@ -521,9 +523,9 @@ class Device(ABC):
             NnhalError: The entry cannot be used; the message has the reason.
         """
         assert hints.cache is not None
-        from nnhal.hal.cache.keeper import recall
+        from nnhal.hal.cache.keeper import load_content
 
-        content = recall(hints.cache, outline.pools, *written_by(self))
+        content = load_content(hints.cache, outline.pools, *cache_record_identity(self))
         return self.restore(content, hints.cache.token, hints)
 
     @property
@@ -531,7 +533,7 @@ class Device(ABC):
         """The device that owns the cache files: itself, or the device that it wraps."""
         return self
 
-    def told(self, hints: Hints) -> Hints:
+    def effective_hints(self, hints: Hints) -> Hints:
         """Return the effective hints. Compilations differ if these differ.
 
         Args:
@@ -629,7 +631,7 @@ def wants_exact(options: Mapping[str, Any], name: str) -> bool:
     """
     found = options.get(NUMERICS, FAST)
     if found not in (FAST, EXACT):
-        raise InvalidArgument(f"{name}: option {NUMERICS} is {shown(found)}, must be {FAST} or {EXACT}")
+        raise InvalidArgument(f"{name}: option {NUMERICS} is {safe_repr(found)}, must be {FAST} or {EXACT}")
     return bool(found == EXACT)
 
 
@@ -643,20 +645,20 @@ def where_of(device: Device) -> str:
 
 
 def _attribute(device: Device, what: str, where: str, check: Callable[[Any, str], T]) -> T:
-    with answering(where, what):
+    with driver_call(where, what):
         return check(getattr(device, what), what)
 
 
 def _member(kind: type[T], value: Any, what: str) -> T:
     if not isinstance(value, kind):
-        raise InvalidArgument(f"{what} is {shown(value)}, must be a {kind.__name__}")
+        raise InvalidArgument(f"{what} is {safe_repr(value)}, must be a {kind.__name__}")
     return value
 
 
 def _layout(value: Any, what: str) -> Layout | None:
     text = str.__str__(value) if isinstance(value, str) else ""
     if value is not None and text not in LAYOUTS:
-        raise InvalidArgument(f"{what} is {shown(value)}, must be None or one of {', '.join(LAYOUTS)}")
+        raise InvalidArgument(f"{what} is {safe_repr(value)}, must be None or one of {', '.join(LAYOUTS)}")
     return next((layout for layout in LAYOUTS if layout == text), None)
 
 
@@ -664,7 +666,7 @@ def _text(value: Any, what: str) -> str:
     """Return a name as a plain str that fits in one line and can be sent to other processes."""
     text = str.__str__(value) if isinstance(value, str) else ""
     if not text.isprintable() or not 0 < len(text) <= LONGEST:
-        raise InvalidArgument(f"{what} is {shown(value)}, must be a str of 1 to {LONGEST} printable characters")
+        raise InvalidArgument(f"{what} is {safe_repr(value)}, must be a str of 1 to {LONGEST} printable characters")
     return text
 
 
@@ -672,7 +674,7 @@ def _texts(values: Any, what: str) -> tuple[str, ...]:
     several = isinstance(values, Collection) and not isinstance(values, str | bytes)
     texts = list(islice(values, MOST + 1)) if several else None
     if texts is None or len(texts) > MOST or not all(isinstance(text, str) for text in texts):
-        raise InvalidArgument(f"{what} is {shown(values)}, must be several str, at most {MOST}")
+        raise InvalidArgument(f"{what} is {safe_repr(values)}, must be several str, at most {MOST}")
     return tuple(_text(text, f"{what}[{n}]") for n, text in enumerate(texts))
 
 
@@ -695,7 +697,7 @@ def layout_of(device: Device) -> Layout | None:
     return own.preferred_layout if own.level >= V1_2 else None
 
 
-def capabilities_by(device: Device) -> Capabilities:
+def driver_capabilities(device: Device) -> Capabilities:
     """Return the performance that a device declares, verified.
 
     Args:
@@ -705,10 +707,10 @@ def capabilities_by(device: Device) -> Capabilities:
         ContractBroken: The answer is not a `Capabilities`.
         InvalidArgument: A figure is not a positive number; the message names it.
     """
-    with answering(where_of(device), "capabilities()"):
+    with driver_call(where_of(device), "capabilities()"):
         stated = device.capabilities()
         if not isinstance(stated, Capabilities):
-            raise ContractBroken(f"capabilities() gave {shown(stated)}, must be Capabilities")
+            raise ContractBroken(f"capabilities() gave {safe_repr(stated)}, must be Capabilities")
         return checked_capabilities(stated)
 
 
@@ -724,10 +726,12 @@ def checked_capabilities(stated: Capabilities) -> Capabilities:
     table: Any = stated.operands
     entries = list(islice(table.items(), MOST + 1)) if isinstance(table, Mapping) else None
     if entries is None or len(entries) > MOST:
-        raise InvalidArgument(f"performance of operands is {shown(table)}, must be a mapping of at most {MOST} types")
+        raise InvalidArgument(
+            f"performance of operands is {safe_repr(table)}, must be a mapping of at most {MOST} types"
+        )
     for code, _ in entries:
         if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code < 1 << 32:
-            raise InvalidArgument(f"performance of {shown(code)} is stated, must be of operand types")
+            raise InvalidArgument(f"performance of {safe_repr(code)} is stated, must be of operand types")
     return Capabilities(
         {int(code): checked_performance(performance, type_name(code)) for code, performance in entries},
         checked_performance(stated.relaxed_scalar, "relaxed scalars"),
@@ -748,23 +752,23 @@ def checked_performance(performance: Any, what: str) -> Performance:
         InvalidArgument: A figure is not a positive number.
     """
     if not isinstance(performance, Performance):
-        raise InvalidArgument(f"performance of {what} is {shown(performance)}, must be a Performance")
+        raise InvalidArgument(f"performance of {what} is {safe_repr(performance)}, must be a Performance")
     for value in performance:
         if not is_number(value) or not value > 0:
-            raise InvalidArgument(f"performance of {what} is {shown(value)}, must be a number above 0")
+            raise InvalidArgument(f"performance of {what} is {safe_repr(value)}, must be a number above 0")
     return Performance(*map(float, performance))
 
 
-def status_by(device: Device) -> DeviceStatus:
+def checked_status(device: Device) -> DeviceStatus:
     """Return the device's status; ContractBroken if the answer is not a `DeviceStatus`."""
-    with answering(where_of(device), "status()"):
+    with driver_call(where_of(device), "status()"):
         status = device.status()
         if not isinstance(status, DeviceStatus):
-            raise ContractBroken(f"status() gave {shown(status)}, must be a DeviceStatus")
+            raise ContractBroken(f"status() gave {safe_repr(status)}, must be a DeviceStatus")
         return status
 
 
-def prepared_by(
+def checked_prepared(
     device: Device, model: Model, hints: Hints, *, as_is: bool = False, client: QueueClient = OWN
 ) -> Prepared:
     """Prepare a model on a device, and verify the answer.
@@ -783,7 +787,7 @@ def prepared_by(
         ContractBroken: The answer is not a new `Prepared`.
     """
     try:
-        return _prepared_by(device, laid_out(model, None if as_is else layout_of(device)).model, hints, client)
+        return _prepared_by(device, with_layout(model, None if as_is else layout_of(device)).model, hints, client)
     finally:
         if hints.cache is not None:
             hints.cache.settled.set()
@@ -791,8 +795,8 @@ def prepared_by(
 
 def _prepared_by(device: Device, model: Model, hints: Hints, client: QueueClient) -> Prepared:
     where = where_of(device)
-    with trace.span(layer_of(device), "compilation", "prepare", where), answering(where, "prepare()"):
-        hints = within_the_machine(hints)
+    with trace.span(layer_of(device), "compilation", "prepare", where), driver_call(where, "prepare()"):
+        hints = pin_threads(hints)
         prepared = _in_its_turn(device, where, hints, client, lambda: device.prepare(model, hints))
         _taken(device, prepared, "prepare()", model, where, hints, client)
     if hints.cache is not None:
@@ -805,8 +809,8 @@ def _prepared_by(device: Device, model: Model, hints: Hints, client: QueueClient
     return _watched(prepared, where)  # after `save`, which counts as no execution
 
 
-def restored_by(device: Device, outline: Model, hints: Hints, *, client: QueueClient = OWN) -> Prepared:
-    """Restore a model from `hints.cache`, as `prepared_by` prepares one. Any NnhalError is a cache miss."""
+def checked_restored(device: Device, outline: Model, hints: Hints, *, client: QueueClient = OWN) -> Prepared:
+    """Restore a model from `hints.cache`, as `checked_prepared` prepares one. Any NnhalError is a cache miss."""
     assert hints.cache is not None
     try:
         return _restored_by(device, outline, hints, client)
@@ -816,8 +820,8 @@ def restored_by(device: Device, outline: Model, hints: Hints, *, client: QueueCl
 
 def _restored_by(device: Device, outline: Model, hints: Hints, client: QueueClient) -> Prepared:
     where = where_of(device)
-    with trace.span(layer_of(device), "compilation", "restore", where), answering(where, "prepare_from_cache()"):
-        hints = within_the_machine(hints)
+    with trace.span(layer_of(device), "compilation", "restore", where), driver_call(where, "prepare_from_cache()"):
+        hints = pin_threads(hints)
         prepared = _in_its_turn(device, where, hints, client, lambda: device.prepare_from_cache(outline, hints))
         return _watched(_taken(device, prepared, "prepare_from_cache()", outline, where, hints, client), where)
 
@@ -834,12 +838,12 @@ def cache_files_by(device: Device) -> CacheFiles:
     """Return how many cache files of each kind a device uses; none below HAL 1.2."""
     if identity_of(device).level < V1_2:
         return CacheFiles()
-    with answering(where_of(device), "number_of_cache_files()"):
+    with driver_call(where_of(device), "number_of_cache_files()"):
         numbers = device.number_of_cache_files()
         fits = isinstance(numbers, tuple) and len(numbers) == len(CacheFiles._fields)
         if not fits or not all(type(n) is int and 0 <= n <= MOST_FILES for n in numbers):
             raise ContractBroken(
-                f"number_of_cache_files() gave {shown(numbers)}, must be two numbers of 0 to {MOST_FILES}"
+                f"number_of_cache_files() gave {safe_repr(numbers)}, must be two numbers of 0 to {MOST_FILES}"
             )
         return CacheFiles(*numbers)
 
@@ -849,7 +853,7 @@ def code_by(device: Device) -> CodeIdentity:
     return device.cached_as.code_identity
 
 
-def written_by(device: Device) -> tuple[str, bytes]:
+def cache_record_identity(device: Device) -> tuple[str, bytes]:
     """Return the name of the driver's record of its cache files, and the device's identity there."""
     from nnhal.hal.cache.keeper import identity
 
@@ -860,20 +864,20 @@ def written_by(device: Device) -> tuple[str, bytes]:
 
 
 def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where: str) -> None:
-    from nnhal.hal.cache.keeper import keep
+    from nnhal.hal.cache.keeper import store_content
 
     if unknown := code_by(device).unknown:
         _log.warning("%s: its compilation is not kept: %s", where, unknown)
         return
     content = CacheContent.empty(CacheFiles(len(cache.model_files), len(cache.data_files)), model.pools)
     try:
-        with answering(where, "save()"):
+        with driver_call(where, "save()"):
             if _member(bool, prepared.save(content), "the result of save()"):
-                keep(content, cache, *written_by(device))
+                store_content(content, cache, *cache_record_identity(device))
     except (NnhalError, OSError) as error:
-        raise_own(error)
+        raise_application_error(error)
         _log.warning("%s: its compilation is not kept: %s", where, error)
-        give_up(cache, str(error).removeprefix(f"{where}: "))
+        write_refusal(cache, str(error).removeprefix(f"{where}: "))
 
 
 def _taken(
@@ -881,7 +885,7 @@ def _taken(
 ) -> Prepared:
     """Verify a prepared model, and queue its executions."""
     if not isinstance(prepared, Prepared):
-        raise ContractBroken(f"{query} gave {shown(prepared)}, must give a Prepared")
+        raise ContractBroken(f"{query} gave {safe_repr(prepared)}, must give a Prepared")
     _given_once(prepared, f"{query} gave a Prepared")
     prepared.model = model
     vars(prepared)["_where"] = where
@@ -910,7 +914,7 @@ def _watched(prepared: Prepared, where: str) -> Prepared:
 
 def _unfit(prepared: Prepared, where: str, why: object) -> ContractBroken:
     """Return the error for an invalid attribute of a prepared model. It is not the application's fault."""
-    let_go(where, "close() of a prepared model", prepared.close)
+    close_quietly(where, "close() of a prepared model", prepared.close)
     return ContractBroken(str(why))
 
 
@@ -923,10 +927,10 @@ class _Way:
 
     def __init__(self, device: Device, prepared: Prepared, where: str, hints: Hints, client: QueueClient) -> None:
         self._client, self._priority = client, hints.priority
-        self.queues: list[tuple[RunQueue, int, Pace | ShapedPaces]] = []
+        self.queues: list[tuple[RunQueue, int, LatencyEstimator | LatencyByShape]] = []
         main = prepared.model.main
         closed = all(fixed(shape_of(main.operands[i])) is not None for i in main.inputs)
-        self._pace: Pace | ShapedPaces = Pace() if closed else ShapedPaces()
+        self._pace: LatencyEstimator | LatencyByShape = LatencyEstimator() if closed else LatencyByShape()
         here = not prepared.timely  # an isolated engine's own process does it
         if here and hints.preference == Preference.SUSTAINED_SPEED:
             cores = usable_cores()
@@ -938,7 +942,7 @@ class _Way:
             self._pass(_queue_of(device, where, width, strict=False), units_of(hints.threads, width))
         if _member(bool, prepared.one_at_a_time, "one_at_a_time of a Prepared") and not device.one_at_a_time:
             self._pass(_queue_of(prepared, where, 1))
-        self.turns = Turns() if traits_of(prepared).changeable and here else None
+        self.turns = OptionsLock() if traits_of(prepared).changeable and here else None
 
     def _pass(self, queue: RunQueue, units: int = 1) -> None:
         inner = self.queues[-1][2] if self.queues else None
@@ -974,7 +978,7 @@ def _queue_of(owner: Device | Prepared, where: str, width: int, *, strict: bool 
 
 def _number(value: Any, what: str) -> int:
     if type(value) is not int or not 0 <= value <= MOST_AT_ONCE:
-        raise InvalidArgument(f"{what} is {shown(value)}, must be an int of 0 to {MOST_AT_ONCE}")
+        raise InvalidArgument(f"{what} is {safe_repr(value)}, must be an int of 0 to {MOST_AT_ONCE}")
     return value
 
 
@@ -997,13 +1001,13 @@ def _traits(device: Device, prepared: Prepared, hints: Hints) -> Traits:
 
 
 def traits_of(prepared: Prepared) -> Traits:
-    """Return the attributes that a model from `prepared_by` had then."""
+    """Return the attributes that a model from `checked_prepared` had then."""
     traits: Traits = vars(prepared)["_traits"]
     return traits
 
 
-def queued_as(prepared: Prepared, run: Act[T]) -> Act[T]:
-    """Queue another function that executes a model from `prepared_by`, as its `run` is queued."""
+def queue_like_run(prepared: Prepared, run: Act[T]) -> Act[T]:
+    """Queue another function that executes a model from `checked_prepared`, as its `run` is queued."""
     way: _Way | None = vars(prepared).get("_way")
     return run if way is None else way.of(run)
 
@@ -1014,34 +1018,36 @@ def queues_of(prepared: Prepared) -> list[RunQueue]:
     return [] if way is None else [queue for queue, _, _ in way.queues]
 
 
-def guard_of(prepared: Prepared) -> "Guard | None":
+def trim_guard(prepared: Prepared) -> "TrimGuard | None":
     """Return what keeps executions and trims apart; None if there is nothing to trim in this process."""
-    guard: Guard | None = vars(prepared).get("_guard")
+    guard: TrimGuard | None = vars(prepared).get("_guard")
     return guard
 
 
-def let_weights_go(prepared: Prepared, model: Model, where: str) -> bool:
+def release_weights(prepared: Prepared, model: Model, where: str) -> bool:
     """Release the caller's copy of the constants, if the driver `where` no longer needs them."""
     if not traits_of(prepared).weights_consumed:
         return False
     why = f"{where}: read constants after prepare(), must not: it declares weights_consumed"
-    let_constants_go(model, why)
+    release_constants(model, why)
     return True
 
 
-def memory_by(prepared: Prepared, where: str) -> MemoryUse:
+def checked_memory_use(prepared: Prepared, where: str) -> MemoryUse:
     """Return the memory use of a prepared model; ContractBroken for impossible figures."""
-    with answering(where, "memory()"):
+    with driver_call(where, "memory()"):
         use = prepared.memory()
         if not isinstance(use, MemoryUse):
-            raise ContractBroken(f"memory() gave {shown(use)}, must give a MemoryUse")
+            raise ContractBroken(f"memory() gave {safe_repr(use)}, must give a MemoryUse")
         for what, size in zip(use._fields, use, strict=True):
             if size is not None and (type(size) is not int or not 0 <= size <= MOST_BYTES):
-                raise ContractBroken(f"memory() gave {what} = {shown(size)}, must be bytes as an int, or None")
+                raise ContractBroken(f"memory() gave {what} = {safe_repr(size)}, must be bytes as an int, or None")
         return use
 
 
-def reconfigured_by(prepared: Prepared, where: str, options: Mapping[str, Any], control: Control = UNLIMITED) -> None:
+def checked_reconfigure(
+    prepared: Prepared, where: str, options: Mapping[str, Any], control: Control = UNLIMITED
+) -> None:
     """Change the options of a prepared model while none of its executions runs.
 
     options: all options from now on. control: limits the wait for executions.
@@ -1050,16 +1056,16 @@ def reconfigured_by(prepared: Prepared, where: str, options: Mapping[str, Any], 
     def reconfigure(options: Mapping[str, Any], _: Control) -> None:
         prepared.reconfigure(options)
 
-    with answering(where, "reconfigure()"):
+    with driver_call(where, "reconfigure()"):
         if not traits_of(prepared).changeable:
             raise InvalidArgument("no option of it may change between executions")
         way: _Way | None = vars(prepared).get("_way")
-        guard = guard_of(prepared)
+        guard = trim_guard(prepared)
         change = reconfigure if guard is None else guard.through(reconfigure)
         (change if way is None else way.change(change))(dict(options), control)
 
 
-def within_the_machine(hints: Hints) -> Hints:
+def pin_threads(hints: Hints) -> Hints:
     """Limit the threads to those that can run at once: more would only use memory."""
     most = usable_cores()
     return hints if hints.threads <= most else replace(hints, threads=most)
@@ -1067,10 +1073,10 @@ def within_the_machine(hints: Hints) -> Hints:
 
 def allocated_by(device: Device, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
     """Allocate a device buffer; ContractBroken if the answer is not a new buffer for these roles."""
-    with answering(where_of(device), "allocate()"):
+    with driver_call(where_of(device), "allocate()"):
         buffer = device.allocate(desc, roles)
         if not isinstance(buffer, Buffer):
-            raise ContractBroken(f"allocate() gave {shown(buffer)}, must give a Buffer")
+            raise ContractBroken(f"allocate() gave {safe_repr(buffer)}, must give a Buffer")
         wanted = merge(desc, roles)
         if getattr(buffer, "facts", None) != wanted:
             raise ContractBroken("allocate() gave a Buffer for something else, must be for what it was asked for")
@@ -1078,25 +1084,25 @@ def allocated_by(device: Device, desc: BufferDesc, roles: Sequence[BufferRole]) 
         return buffer
 
 
-def burst_by(prepared: Prepared, where: str) -> Burst:
+def checked_burst(prepared: Prepared, where: str) -> Burst:
     """Open a burst of a prepared model; ContractBroken if the answer is not a new Burst."""
-    with answering(where, "burst()"):
+    with driver_call(where, "burst()"):
         burst = prepared.burst()
         if not isinstance(burst, Burst):
-            raise ContractBroken(f"burst() gave {shown(burst)}, must give a Burst")
+            raise ContractBroken(f"burst() gave {safe_repr(burst)}, must give a Burst")
         _given_once(burst, "burst() gave a Burst")
         return burst
 
 
-def executor_by(prepared: Prepared, where: str) -> BurstExecutor | None:
+def checked_executor(prepared: Prepared, where: str) -> BurstExecutor | None:
     """Return the executor for a burst from another process, or None for plain runs.
 
     Raises ContractBroken if the answer is neither, or an executor that was returned before.
     """
-    with answering(where, "burst_executor()"):
+    with driver_call(where, "burst_executor()"):
         executor = prepared.burst_executor()
         if not isinstance(executor, BurstExecutor | None):
-            raise ContractBroken(f"burst_executor() gave {shown(executor)}, must give a BurstExecutor or None")
+            raise ContractBroken(f"burst_executor() gave {safe_repr(executor)}, must give a BurstExecutor or None")
         if executor is not None:
             _given_once(executor, "burst_executor() gave a BurstExecutor")
             vars(executor)["execute"] = _executing(prepared, executor)
@@ -1113,13 +1119,13 @@ def _executing(prepared: Prepared, executor: BurstExecutor) -> Callable[..., Tim
         assert call is not None  # its owner is alive: it is called through it
         return call(*given, control)
 
-    act, guard = queued_as(prepared, standing_before(own, execute)), guard_of(prepared)
+    act, guard = queue_like_run(prepared, with_check_before(own, execute)), trim_guard(prepared)
     act = act if guard is None else guard.through(act)
 
     def in_its_turn(request: Request, slots: Sequence[int], control: Control) -> Timing | None:
         return act((request, slots), control)
 
-    return standing_before(own, in_its_turn)
+    return with_check_before(own, in_its_turn)
 
 
 def fenced_by(
@@ -1132,28 +1138,30 @@ def fenced_by(
 ) -> FencedExecution:
     """Launch a fenced execution. If the answer is invalid, raise ContractBroken and abandon the request."""
     try:
-        with answering(where, "execute_fenced()"):
+        with driver_call(where, "execute_fenced()"):
             launched = prepared.execute_fenced(request, control, wait_for, after)
             if not isinstance(launched, FencedExecution):
-                raise ContractBroken(f"execute_fenced() gave {shown(launched)}, must give a FencedExecution")
+                raise ContractBroken(f"execute_fenced() gave {safe_repr(launched)}, must give a FencedExecution")
             if not isinstance(launched.fence, Fence | None):
-                raise ContractBroken(f"execute_fenced() gave fence {shown(launched.fence)}, must be a Fence or None")
+                raise ContractBroken(
+                    f"execute_fenced() gave fence {safe_repr(launched.fence)}, must be a Fence or None"
+                )
             return launched
     except BaseException:
         request.abandon()
         raise
 
 
-def info_by(execution: FencedExecution, where: str, until: int | None = None) -> ExecutionInfo:
+def checked_info(execution: FencedExecution, where: str, until: int | None = None) -> ExecutionInfo:
     """Return the verified times of a fenced execution, or raise its error.
 
     until: as in `FencedExecution.info_until`.
     """
-    with answering(where, "get_execution_info()"):
+    with driver_call(where, "get_execution_info()"):
         info = execution.info_until(until)
         if not isinstance(info, ExecutionInfo):
-            raise ContractBroken(f"get_execution_info() gave {shown(info)}, must give an ExecutionInfo")
-        return ExecutionInfo(*(plausible(timing, where) or Timing() for timing in info))
+            raise ContractBroken(f"get_execution_info() gave {safe_repr(info)}, must give an ExecutionInfo")
+        return ExecutionInfo(*(checked_timing(timing, where) or Timing() for timing in info))
 
 
 def _given_once(item: object, what: str) -> None:

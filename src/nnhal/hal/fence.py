@@ -19,12 +19,12 @@ from collections.abc import Callable, Generator, Sequence, Set
 from itertools import chain, islice
 from typing import Any
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.descriptors import Owner, open_into
+from nnhal.base.descriptors import Owner, store_in_owners
 from nnhal.base.errors import Closed, DeadObject, InvalidArgument, MissedDeadline, ResourceExhausted, error_of
 from nnhal.base.time import limit
-from nnhal.base.uncopied import Uncopied
+from nnhal.base.uncopied import NotCopyable
 
 _SYNC_IOC_FILE_INFO = 0xC0383E04  # _IOWR('>', 4, struct sync_file_info)
 _SYNC_FILE_INFO = struct.Struct("32siIIIQ")  # name, status, flags, number of fences, padding, their address
@@ -33,7 +33,7 @@ _PIPE = os.O_CLOEXEC | os.O_NONBLOCK
 _LONGEST = 2_000_000  # seconds, 23 days: the limit of poll
 
 
-class Fence(Uncopied, instead="its descriptor can be sent over a socket"):
+class Fence(NotCopyable, instead="its descriptor can be sent over a socket"):
     """A fence, which owns its descriptor. You can select or poll on it (`fileno`): readable means signalled."""
 
     def __init__(self, fd: int = -1, told: "list[ErrorStatus] | None" = None, kind: str = "") -> None:
@@ -139,11 +139,11 @@ class Fence(Uncopied, instead="its descriptor can be sent over a socket"):
         return f"Fence({'pending' if status is None else status.name})"
 
 
-def listed(fences: Any) -> list[Fence]:
+def fence_list(fences: Any) -> list[Fence]:
     """Return fences to wait for as a list; InvalidArgument for anything else."""
     found: list[Any] = list(fences) if isinstance(fences, Sequence | Set) else [None]
     if not all(isinstance(fence, Fence) for fence in found):
-        raise InvalidArgument(f"wait_for is {shown(fences)}, must be a list of fences")
+        raise InvalidArgument(f"wait_for is {safe_repr(fences)}, must be a list of fences")
     return found
 
 
@@ -162,7 +162,7 @@ class Signal:
             status: NONE for a success.
         """
         if not isinstance(status, ErrorStatus):
-            raise InvalidArgument(f"fence: status is {shown(status)}, must be an ErrorStatus")
+            raise InvalidArgument(f"fence: status is {safe_repr(status)}, must be an ErrorStatus")
         try:
             self._once.pop()
         except IndexError:
@@ -176,7 +176,7 @@ class Signal:
         finally:
             self._own.close()
 
-    def outlasts(self, fences: Sequence[Fence]) -> bool:
+    def wait_for_fences(self, fences: Sequence[Fence]) -> bool:
         """Wait until all these fences are signalled.
 
         Args:
@@ -204,7 +204,7 @@ def fence_pair() -> tuple[Fence, Signal]:
     fence, signal = Fence(told=told, kind="pipe"), Signal(told)
     assert fence._own is not None
     try:
-        open_into([fence._own, signal._own], chain.from_iterable(map(os.pipe2, (_PIPE,))))
+        store_in_owners([fence._own, signal._own], chain.from_iterable(map(os.pipe2, (_PIPE,))))
     except OSError as error:
         raise ResourceExhausted(f"fence: no descriptors: {error.strerror}") from error
     return fence, signal

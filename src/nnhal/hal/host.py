@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nnhal.base.answers import let_go
+from nnhal.base.answers import close_quietly
 from nnhal.base.errors import (
     BadState,
     Cancelled,
@@ -27,7 +27,7 @@ from nnhal.base.time import QUERY_NS
 from nnhal.hal.binding import flat_bytes
 from nnhal.hal.burst import Burst, Bursts
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, both, check_use
-from nnhal.hal.request import UNLIMITED, Control, Request, Run, Runs, Signature, Timing, standing_before
+from nnhal.hal.request import UNLIMITED, Control, Request, RequestExecutor, Run, Signature, Timing, with_check_before
 from nnhal.ops.schema import agree, show
 
 _LOOK = 0.002  # seconds between looks at whether a late writer has ended
@@ -42,7 +42,7 @@ class HostBuffer(Buffer):
         self._lock = threading.Lock()
         self._closed = False
         self._contents: Array | None = None
-        self._writing: Writing | None = None
+        self._writing: BufferWrite | None = None
         self._fixed = self.facts.fixed
         self._wanted = None if self.facts.dimensions is None else tuple(d or None for d in self.facts.dimensions)
         self._room = None if self._fixed is None else self.make(self._fixed)
@@ -70,7 +70,7 @@ class HostBuffer(Buffer):
             raise OperationFailed(f"buffer {self.token} has no contents, must be written or copied to first")
         return contents
 
-    def begin(self, control: Control = UNLIMITED, request: Request | None = None) -> "Writing":
+    def begin(self, control: Control = UNLIMITED, request: Request | None = None) -> "BufferWrite":
         """Begins to write, for an execution or a copy: drops the contents, and ignores writers that began earlier.
 
         An execution whose `control` was cancelled or whose `request` was abandoned does not begin. This is checked under
@@ -85,11 +85,11 @@ class HostBuffer(Buffer):
             if self._writing is not None and self._room is not None:  # the earlier writer may still write to it
                 self._room = self.make(self._room.shape)
             self._contents = None
-            self._writing = Writing(self, self._room)
+            self._writing = BufferWrite(self, self._room)
             return self._writing
 
-    def end(self, writing: "Writing", array: Array | None) -> None:
-        """As `Writing.end`."""
+    def end(self, writing: "BufferWrite", array: Array | None) -> None:
+        """As `BufferWrite.end`."""
         try:
             if array is not None:
                 self.check(array)
@@ -151,7 +151,7 @@ class HostBuffer(Buffer):
             self._contents = self._room = self._writing = None
 
 
-class Writing(NamedTuple):
+class BufferWrite(NamedTuple):
     """One writing of a buffer, by an execution or a copy. room: where to; None where the shape may change."""
 
     buffer: HostBuffer
@@ -169,7 +169,7 @@ class Writing(NamedTuple):
         self.buffer.end(self, array)
 
 
-class Hosted:
+class HostArguments:
     """The arguments of a request that lie in host buffers, which become arrays, and those in buffers of other classes.
 
     Found once, for any number of executions.
@@ -199,7 +199,7 @@ class Hosted:
 
         Keeps their state by the contract: what was to be written by an execution that failed has no contents.
         """
-        writings: list[tuple[int, Writing]] = []
+        writings: list[tuple[int, BufferWrite]] = []
         if self._written:
             rooms = [None] * signature.count if rooms is None else list(rooms)
             for index, buffer in self._written:
@@ -213,7 +213,7 @@ class Hosted:
         request = signature.make(signature, given, rooms, *self._others)
         if outer is not None:
             outer.contain(request)
-        timing = request.execute(run_beside(run) if any(self._others) else run, control)
+        timing = request.execute(run_in_background(run) if any(self._others) else run, control)
         control.check()
         if outer is not None:
             outer.require_wanted()
@@ -225,7 +225,7 @@ class Hosted:
         return request, timing
 
 
-def run_beside(run: Run) -> Run:
+def run_in_background(run: Run) -> Run:
     """Wraps `run` for requests with buffers of a driver's class.
 
     The wrapper waits until no abandoned execution may still write to one of the buffers. If one does not end, it raises
@@ -237,7 +237,7 @@ def run_beside(run: Run) -> Run:
         with _using((*request.input_buffers.values(), *written), written, request, control):
             return run(request, control)
 
-    return standing_before(run, beside)
+    return with_check_before(run, beside)
 
 
 @contextlib.contextmanager
@@ -297,7 +297,9 @@ def copy_out(buffer: Buffer, memory: Memory, control: Control) -> None:
             buffer.copy_to(memory)
 
 
-def run_resolved(prepared: Runs, request: Request, control: Control, run: Run | None = None) -> Timing | None:
+def run_resolved(
+    prepared: RequestExecutor, request: Request, control: Control, run: Run | None = None
+) -> Timing | None:
     """`prepared.run` (or another `run` of the same model) with host buffers as arrays.
 
     Checks the use of each buffer, InvalidRequest, before anything happens.
@@ -306,9 +308,9 @@ def run_resolved(prepared: Runs, request: Request, control: Control, run: Run | 
     if not request.input_buffers and not request.output_buffers:
         return run(request, control)
     check_use(prepared, request)
-    hosted = Hosted(request.input_buffers, request.output_buffers)
+    hosted = HostArguments(request.input_buffers, request.output_buffers)
     if not hosted:
-        return run_beside(run)(request, control)
+        return run_in_background(run)(request, control)
     inner, timing = hosted.execute(request.signature, request.given, request.rooms, run, control, request)
     request.adopt(inner)
     return timing
@@ -353,7 +355,7 @@ class LocalBurst(Burst):
     def __init__(self, prepared: Bursts) -> None:
         self.of = self._prepared = prepared
         self._run: Run = prepared.run
-        self._turn = Turn()
+        self._turn = ExclusiveUse()
         self._end: Callable[[], object] | None = None
         self._closed, self._told = False, True  # the driver gets no end before it got the begin
         prepared.burst_opened()
@@ -362,7 +364,7 @@ class LocalBurst(Burst):
     def run(self, request: Request, control: Control) -> Timing | None:
         """As `Prepared.run`."""
         try:
-            run = self._run if self._turn.take_in_burst(request) else self._prepared.run
+            run = self._run if self._turn.acquire_in_burst(request) else self._prepared.run
             if self._closed:
                 raise Closed("burst: used after close")
             if request.input_buffers or request.output_buffers:
@@ -391,7 +393,7 @@ class LocalBurst(Burst):
         if self._turn.taken or self._told:
             return
         self._told = True
-        let_go("driver", "burst_closed()", self._prepared.burst_closed)
+        close_quietly("driver", "burst_closed()", self._prepared.burst_closed)
         if self._end is not None:
             self._end()
 
@@ -400,7 +402,7 @@ class LocalBurst(Burst):
             self.close()
 
 
-class Turn:
+class ExclusiveUse:
     """A lock with one holder, free again when the holder returns it or no longer exists.
 
     An interrupt may come after any call, so a holder may never return it.
@@ -418,7 +420,7 @@ class Turn:
                 self._holder = weakref.ref(who)
             return free
 
-    def take_in_burst(self, request: Request) -> bool:
+    def acquire_in_burst(self, request: Request) -> bool:
         """Takes the lock for an execution in a burst.
 
         Returns:

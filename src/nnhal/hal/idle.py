@@ -1,6 +1,6 @@
 """Idle prepared models release memory: after some seconds without an execution, or when memory is short.
 
-Each trimmable model has a `Guard`, which knows whether executions are inside, and makes new ones wait during a trim.
+Each trimmable model has a `TrimGuard`, which knows whether executions are inside, and makes new ones wait during a trim.
 One thread watches all models of a process, and ends with the last of them. For an isolated driver, all of this is in
 its process.
 """
@@ -18,11 +18,11 @@ from inspect import ismethod
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from nnhal.base.answers import answering, let_go
+from nnhal.base.answers import close_quietly, driver_call
 from nnhal.base.errors import ContractBroken, InvalidArgument, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.pressure import pressure
-from nnhal.hal.request import Act, Control, standing_before
+from nnhal.hal.request import Act, Control, with_check_before
 
 T = TypeVar("T")
 VARIABLE = "NNHAL_IDLE_SECONDS"
@@ -44,7 +44,7 @@ def quiet_seconds() -> float:
     return SECONDS
 
 
-class Guard:
+class TrimGuard:
     """Separates a model's executions, which run side by side, from its trim.
 
     An interrupt may leave one execution too many inside: then the model is not trimmed any more.
@@ -87,7 +87,7 @@ class Guard:
             finally:
                 leave()
 
-        return standing_before(call, guarded)
+        return with_check_before(call, guarded)
 
     def closing(self, close: Callable[[], object]) -> Callable[[], None]:
         """Return `close` after a trim; if the trim hangs, its thread closes when it returns."""
@@ -144,7 +144,7 @@ class Guard:
         try:
             if self._inside:
                 return False
-            with answering(self._where, "trim()"):
+            with driver_call(self._where, "trim()"):
                 prepared.trim(pressed=pressed)
             return True
         finally:
@@ -153,7 +153,7 @@ class Guard:
                 later, self._later = self._later, None
             self._done.set()
             if later is not None:
-                let_go(self._where, "close() of a prepared model", later)
+                close_quietly(self._where, "close() of a prepared model", later)
 
 
 class _Quiet:
@@ -186,12 +186,12 @@ class _Keeper:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+        self._guards: weakref.WeakSet[TrimGuard] = weakref.WeakSet()
         self._turn: object = None  # identifies the current thread; another one ends
         self._woken: SimpleQueue[None] = SimpleQueue()  # finalizers may put into it at any point
         self._trimming_since = math.inf
 
-    def add(self, guard: Guard) -> None:
+    def add(self, guard: TrimGuard) -> None:
         """Watch one more model."""
         with self._lock:
             self._guards.add(guard)
@@ -239,7 +239,7 @@ class _Keeper:
                 _give_back()
             del guards
 
-    def _look_at(self, guards: list[Guard], turn: object, seconds: float, *, pressed: bool) -> bool:
+    def _look_at(self, guards: list[TrimGuard], turn: object, seconds: float, *, pressed: bool) -> bool:
         """Trim the models that are due; return whether there were any."""
         trimmed = False
         while guards:
@@ -277,7 +277,7 @@ def _give_back() -> None:
 
 def watch(prepared: Any, where: str) -> None:
     """Watch a prepared model until it is closed. where: its device, for messages."""
-    guard = Guard(prepared, where)
+    guard = TrimGuard(prepared, where)
     own = vars(prepared)
     own.update(_guard=guard, run=guard.through(prepared.run), close=guard.closing(prepared.close))
     _keeper.add(guard)
@@ -288,7 +288,7 @@ def trimmed(prepared: Any, *, pressed: bool) -> bool:
 
     Raises the driver's error with its name. InvalidArgument if the model is not trimmable, or is in another process.
     """
-    guard: Guard | None = vars(prepared).get("_guard")
+    guard: TrimGuard | None = vars(prepared).get("_guard")
     if guard is None:
         raise InvalidArgument("trim: the prepared model is not trimmable here, must be")
     return guard.trim(pressed=pressed)

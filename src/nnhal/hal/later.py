@@ -13,9 +13,9 @@ from nnhal.base.descriptors import Owner
 from nnhal.base.errors import NnhalError
 from nnhal.base.log import logger
 from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles
-from nnhal.hal.cache.keeper import keep
-from nnhal.hal.cache.locks import written_alone
-from nnhal.hal.device import Device, code_by, written_by
+from nnhal.hal.cache.keeper import store_content
+from nnhal.hal.cache.locks import exclusive_files
+from nnhal.hal.device import Device, cache_record_identity, code_by
 
 PATIENCE = 600  # seconds until `prepare` or `restore` has returned and its result is saved
 _log = logger("driver")
@@ -27,7 +27,7 @@ class Later:
     def __init__(self, device: Device, cache: Cache) -> None:
         """cache: of the hints, during `prepare` or `restore`. OSError if there is no free descriptor."""
         self._unknown = code_by(device).unknown
-        self._by, self._owner, self._settled = written_by(device), Owner(), cache.settled
+        self._by, self._owner, self._settled = cache_record_identity(device), Owner(), cache.settled
         for fd in cache.files:
             self._owner.fds.append(os.dup(fd))
         count = len(cache.model_files)
@@ -51,8 +51,8 @@ class Later:
             _log.warning("%s: what it compiled later is not kept: prepare() has not come back", self._by[0])
             return False
         try:
-            with written_alone(self._cache.files):
-                keep(content, self._cache, *self._by)
+            with exclusive_files(self._cache.files):
+                store_content(content, self._cache, *self._by)
         except (NnhalError, OSError, ValueError) as error:  # ValueError: closed meanwhile
             _log.warning("%s: what it compiled later is not kept: %s", self._by[0], error)
             return False

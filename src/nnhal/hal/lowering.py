@@ -13,9 +13,9 @@ from nnhal.base.records import replace
 from nnhal.hal.device import Capabilities, Verdict
 from nnhal.hal.utilities import LossWarning, OldCapabilities, convert_capabilities, convert_to, is_extension, upgrade
 from nnhal.model.graph import Model, Operand
-from nnhal.model.parts import INSIDE, cut
+from nnhal.model.parts import INSIDE, extract_part
 from nnhal.model.validate import validate
-from nnhal.ops.schema import perhaps_omitted, show
+from nnhal.ops.schema import may_be_omitted, show
 
 _log = logger("driver")
 
@@ -103,7 +103,7 @@ def _may_be_left_out(model: Model) -> set[int]:
             (optional if argument.optional else needed).update(operation.inputs[start:end])
     values = binding.values
     return {
-        i for i in set(main.inputs) & optional - needed if (value := values[i]) is not None and perhaps_omitted(value)
+        i for i in set(main.inputs) & optional - needed if (value := values[i]) is not None and may_be_omitted(value)
     }
 
 
@@ -139,7 +139,7 @@ def ask_about(model: Model, level: Level, ask: Callable[[Model], Sequence[Verdic
     asked = [n for n, reason in enumerate(reasons) if not reason]
     verdicts = [Verdict(False, reason) for reason in reasons]
     if asked:
-        answers = list(ask(lowered(cut(model, asked).model, level)))
+        answers = list(ask(lowered(extract_part(model, asked).model, level)))
         if len(answers) != len(asked):
             raise OperationFailed(f"gave {len(answers)} verdicts, must be {len(asked)}, one an operation")
         for n, answer in zip(asked, answers, strict=True):
@@ -159,7 +159,7 @@ def _filled(model: Model) -> Model:
     return replace(model, main=replace(model.main, operands=tuple(operands)))
 
 
-def stated_at(capabilities: Capabilities, level: Level) -> Capabilities:
+def performance_at(capabilities: Capabilities, level: Level) -> Capabilities:
     """Return the capabilities that a driver of this level can report."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LossWarning)

@@ -11,7 +11,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant, is_tensor
 from nnhal.base.records import Record
 from nnhal.base.time import is_number
-from nnhal.hal.request import Control, Of
+from nnhal.hal.request import BelongsToModel, Control
 from nnhal.model.validate import validate
 from nnhal.ops.schema import show
 
@@ -33,7 +33,7 @@ class BufferRole(Record, frozen=True, eq=False):
         frequency: The relative frequency of this use, above 0 up to 1.
     """
 
-    prepared: Of
+    prepared: BelongsToModel
     index: int
     output: bool = False
     frequency: float = 1.0
@@ -83,14 +83,14 @@ class Buffer(ABC):
         self.token = next(_tokens)
         self._uses: set[tuple[int, int, bool]] = set()
         self.writers: dict[object, Control] = {}  # executions and copies inside that write it; see `host._using`
-        self.play(roles)
+        self.add_roles(roles)
 
-    def play(self, roles: Sequence[BufferRole]) -> None:
+    def add_roles(self, roles: Sequence[BufferRole]) -> None:
         """Allow these roles too."""
         self.roles += tuple(roles)
         self._uses.update((id(r.prepared), r.index, r.output) for r in roles)
 
-    def check_role(self, prepared: Of, index: int, output: bool) -> None:
+    def check_role(self, prepared: BelongsToModel, index: int, output: bool) -> None:
         """Raise InvalidRequest if the buffer was not allocated for this use."""
         if (id(prepared), index, output) not in self._uses:
             roles = ", ".join(map(str, self.roles))
@@ -194,7 +194,7 @@ def both(one: tuple[int, ...] | None, other: tuple[int, ...] | None, where: str)
     return tuple(a or b for a, b in zip(one, other, strict=True))
 
 
-class Uses(Protocol):
+class HasBuffers(Protocol):
     """An object with buffers as arguments of one model, by index."""
 
     @property
@@ -206,7 +206,7 @@ class Uses(Protocol):
         """The buffers that are written."""
 
 
-def check_use(prepared: Of, request: Uses) -> None:
+def check_use(prepared: BelongsToModel, request: HasBuffers) -> None:
     """Raise InvalidRequest if a buffer of the request was not allocated for its use."""
     read, written = request.input_buffers, request.output_buffers
     for index, buffer in read.items():

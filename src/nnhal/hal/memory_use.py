@@ -25,7 +25,7 @@ class MemoryUse(NamedTuple):
     per_execution: int | None = None
 
 
-def together(uses: Iterable[MemoryUse]) -> MemoryUse:
+def combined_use(uses: Iterable[MemoryUse]) -> MemoryUse:
     """Add up models that run one after the other; an execution is in one of them at a time."""
     several = list(uses)
     copied, in_place, working = (summed(use[place] for use in several) for place in range(3))

@@ -10,13 +10,13 @@ record before it enters its sandbox, and cannot write it.
 
 from collections.abc import Mapping, Sequence
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.base.log import logger
-from nnhal.base.private import alone, private_folder
+from nnhal.base.private import file_lock, private_folder
 from nnhal.hal.cache.state import StateFile, state_folder
-from nnhal.hal.choices import FormChoice, Proved
+from nnhal.hal.choices import Proved, VariantChoice
 from nnhal.hal.device import Device
 
 FILE, KEY = "proofs", b"forms"
@@ -34,20 +34,24 @@ def identity_here(device: Device, version: str) -> bytes:
     return identity(device.name, version, device.code_identity, processor=True)
 
 
-def choices_of(device: Device) -> Sequence[FormChoice]:
+def choices_of(device: Device) -> Sequence[VariantChoice]:
     """Return the variants of a device."""
     proofs = device.cached_as.proofs
     if proofs is None:
         return ()
     choices = proofs.choices()
-    if not isinstance(choices, Sequence) or len(choices) > MOST or not all(isinstance(c, FormChoice) for c in choices):
+    if (
+        not isinstance(choices, Sequence)
+        or len(choices) > MOST
+        or not all(isinstance(c, VariantChoice) for c in choices)
+    ):
         raise ContractBroken(
-            f"device {device.name}: choices() gave {shown(choices)}, must be at most {MOST} FormChoice"
+            f"device {device.name}: choices() gave {safe_repr(choices)}, must be at most {MOST} FormChoice"
         )
     return choices
 
 
-def recall(identity: bytes) -> dict[tuple[str, int], Proved]:
+def load_proofs(identity: bytes) -> dict[tuple[str, int], Proved]:
     """Return the recorded results for this driver on this CPU; empty without a valid record."""
     try:
         file = _to_read()
@@ -57,7 +61,7 @@ def recall(identity: bytes) -> dict[tuple[str, int], Proved]:
         return {}
 
 
-def proved_of(device: Device, version: str) -> dict[tuple[str, int], Proved]:
+def verified_variants(device: Device, version: str) -> dict[tuple[str, int], Proved]:
     """Return the recorded results for a device that is being created. version: of its driver and engine."""
     try:
         file = _to_read()
@@ -74,18 +78,18 @@ def _found_in(file: StateFile, identity: bytes) -> dict[tuple[str, int], Proved]
     return {} if data is None else _understood(data)
 
 
-def remember(identity: bytes, found: Findings) -> None:
+def store_proofs(identity: bytes, found: Findings) -> None:
     """Add results to the record, in one write. OperationFailed if that fails."""
     import json
 
-    from nnhal.hal.blobcache import BlobCache, opened
+    from nnhal.hal.blobcache import BlobCache, open_state_file
 
     folder = Owner()
     try:
-        with alone(
+        with file_lock(
             private_folder(state_folder(), folder), "proofs.lock"
         ):  # results of concurrent verifications of other operations are both kept
-            file = opened(FILE)
+            file = open_state_file(FILE)
             rows = [[*key, *proved] for key, proved in {**_found_in(file, identity), **found}.items()]
             kept = BlobCache(file, identity).put(KEY, json.dumps(rows).encode())
     except OSError as error:
@@ -100,7 +104,7 @@ def remember(identity: bytes, found: Findings) -> None:
 _only: list[StateFile | None] = []  # of a process that opens no more files; None without a record
 
 
-def open_ahead() -> None:
+def open_proofs() -> None:
     """Open the record for reading, before this process enters its sandbox. Without it, nothing counts as verified."""
     from nnhal.hal.cache.keeper import features
 

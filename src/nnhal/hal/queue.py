@@ -24,8 +24,8 @@ from nnhal.base import trace
 from nnhal.base.codes import LOOP_TIMEOUT_MAXIMUM_NS, Priority
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import BadState, MissedDeadline, ResourceExhausted
-from nnhal.hal.request import UNLIMITED, Act, Control, standing_before
-from nnhal.hal.waiting import LEVELS, ClientLine, Pace, QueueClient, QueueTicket, ShapedPaces, Slot
+from nnhal.hal.request import UNLIMITED, Act, Control, with_check_before
+from nnhal.hal.waiting import LEVELS, ClientLine, LatencyByShape, LatencyEstimator, QueueClient, QueueTicket, Slot
 
 T = TypeVar("T")
 MOST_WAITING = 1024  # the most executions of one client in the queue of one device
@@ -116,7 +116,7 @@ class RunQueue:
         client: QueueClient,
         priority: Priority,
         units: int = 1,
-        pace: Pace | ShapedPaces | None = None,
+        pace: LatencyEstimator | LatencyByShape | None = None,
     ) -> Act[T]:
         """Wrap a function, so that its calls wait in the queue.
 
@@ -126,8 +126,8 @@ class RunQueue:
         """
         owner = weakref.ref(run.__self__) if ismethod(run) else None
         call: Callable[..., T] = run.__func__ if ismethod(run) else run
-        line, level, pace = self.line(client), LEVELS.index(priority), pace or Pace()
-        only, shaped = (pace, None) if isinstance(pace, Pace) else (None, pace)
+        line, level, pace = self.line(client), LEVELS.index(priority), pace or LatencyEstimator()
+        only, shaped = (pace, None) if isinstance(pace, LatencyEstimator) else (None, pace)
         free, units = self._free, min(units, self.width)
         single = units == 1
         if self.strict:
@@ -140,12 +140,12 @@ class RunQueue:
                 return call(what, control) if owner is None else call(owner(), what, control)
             return in_turn(what, control, pace)
 
-        def in_turn(what: Any, control: Control, pace: Pace) -> T:  # noqa: PLR0912 (in one frame: see its end)
+        def in_turn(what: Any, control: Control, pace: LatencyEstimator) -> T:  # noqa: PLR0912 (in one frame: see its end)
             free_for_all = not self._contended and control.deadline is None
             if pace.short and free_for_all:
                 begun = _now()
                 result = call(what, control) if owner is None else call(owner(), what, control)
-                pace.took(_now() - begun)
+                pace.add_time(_now() - begun)
                 return result
             slot = ticket = None
             begun = 0
@@ -165,7 +165,7 @@ class RunQueue:
                 slot.begun = begun = _now()
                 slot.control = control  # it is busy from here on
                 result = call(what, control) if owner is None else call(owner(), what, control)
-                pace.took(_now() - begun)
+                pace.add_time(_now() - begun)
                 return result
             finally:
                 # No interrupt comes before the end of the first call: a traceback keeps the contents of a frame alive.
@@ -183,7 +183,7 @@ class RunQueue:
                 elif self._contended:
                     self._pass_on()
 
-        return standing_before(run, queued)
+        return with_check_before(run, queued)
 
     def run(self, call: Callable[[], T], client: QueueClient, priority: Priority, control: Control = UNLIMITED) -> T:
         """Wait in the queue, then return the result of the call."""
@@ -227,11 +227,11 @@ class RunQueue:
         control.check()
         if not ticket.probe and control.deadline is not None and ticket.pace.known:
             left = control.deadline - _now()
-            if ticket.pace.best > left and not ticket.pace.doubt():
+            if ticket.pace.best > left and not ticket.pace.should_probe():
                 raise self._late(ticket.pace.best, 0, left, persistent=False)
         return slot
 
-    @trace.seam("runtime", "execution", "wait for its turn")
+    @trace.traced_method("runtime", "execution", "wait for its turn")
     def _await(self, ticket: QueueTicket, control: Control) -> Slot:
         while (slot := ticket.slot) is None:
             self._wait(ticket, control)
@@ -342,7 +342,7 @@ class RunQueue:
             until = min(until, control.deadline + GRACE_NS)
         return until
 
-    @trace.instead(_counted)
+    @trace.replaced_while_tracing(_counted)
     def _dispatch(self, now: int) -> bool:
         """Give free places to the next executions; return whether there were any."""
         free, granted = self._free, False
@@ -443,7 +443,7 @@ class RunQueue:
         wait = self._predicted_wait(ticket, level, now)
         if not hopeless and (wait == 0 or wait + pace.typical <= left):
             return
-        ticket.probe = pace.doubt()
+        ticket.probe = pace.should_probe()
         if not ticket.probe:
             raise self._late(pace.best if hopeless else pace.typical, 0 if hopeless else wait, left, hopeless)
 

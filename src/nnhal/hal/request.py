@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from nnhal.base import trace
-from nnhal.base.answers import named, raise_own, shown
+from nnhal.base.answers import raise_application_error, safe_repr, with_driver_name
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, operation_name
 from nnhal.base.errors import (
     Cancelled,
@@ -30,13 +30,13 @@ from nnhal.base.errors import (
     MissedDeadline,
     NnhalError,
     as_error,
-    told,
+    error_text,
 )
 from nnhal.base.extensions import canonical
 from nnhal.base.log import logger
 from nnhal.base.operands import Array, Shape, dtype_of, fixed, typed
-from nnhal.base.stacks import note_stack
-from nnhal.base.time import patience
+from nnhal.base.stacks import store_stack
+from nnhal.base.time import wait_seconds
 from nnhal.hal.cancel import OnCancel
 from nnhal.model.graph import Model
 from nnhal.model.validate import shape_of, validate
@@ -62,7 +62,7 @@ def summed(figures: Iterable[int | None]) -> int | None:
     return None if None in known else sum(n for n in known if n is not None)
 
 
-def plausible(timing: Any, where: str) -> Timing | None:
+def checked_timing(timing: Any, where: str) -> Timing | None:
     """Returns the durations that a driver measured; logs impossible ones and returns None."""
     if timing is None:
         return None
@@ -71,7 +71,7 @@ def plausible(timing: Any, where: str) -> Timing | None:
         device, driver = timing
         if (device or 0) >= 0 and (driver or 0) >= 0 and (device is None or driver is None or device <= driver):
             return Timing(device, driver)
-    _log.warning("%s: reports the duration %s, must be a Timing with on_device <= in_driver", where, shown(timing))
+    _log.warning("%s: reports the duration %s, must be a Timing with on_device <= in_driver", where, safe_repr(timing))
     return None
 
 
@@ -102,7 +102,7 @@ class Control(NamedTuple):
 
     def patience(self) -> float | None:
         """Seconds that a wait may last before `check` has to be asked again; None for no limit."""
-        return patience(self.deadline, self.cancelled is not None)
+        return wait_seconds(self.deadline, self.cancelled is not None)
 
     def check(self) -> None:
         """Raise Cancelled or MissedDeadline where the execution should end; drivers call it between operations."""
@@ -166,7 +166,7 @@ class Signature:
         self.inputs, self.outputs, self.where = tuple(inputs), tuple(outputs), where
         self.count = len(self.outputs)
         self.closed = all(argument.fixed is not None for argument in self.outputs)  # all shapes are known before
-        self.make: type[Request] = Checked if os.environ.get(CHECK, "0") == "1" else Request
+        self.make: type[Request] = CheckedRequest if os.environ.get(CHECK, "0") == "1" else Request
 
     @classmethod
     def of(cls, model: Model, where: str = "driver") -> "Signature":
@@ -185,13 +185,13 @@ def argument_of(model: Model, index: int, label: str) -> Argument:
     return Argument(name, dtype_of(canonical(operand.type, model.extensions)), shape)
 
 
-class Of(Protocol):
+class BelongsToModel(Protocol):
     """An object of one model."""
 
     model: Model
 
 
-class Runs(Of, Protocol):
+class RequestExecutor(BelongsToModel, Protocol):
     """An object that executes requests of one model."""
 
     def run(self, request: "Request", control: Control) -> Timing | None:
@@ -224,7 +224,7 @@ def _stepwise(execute: Any) -> Any:
         inner = (
             run if getattr(owner, "timely", False) is True else _driven(log, run, owner)
         )  # else another process does it
-        if trace.serving():
+        if trace.is_serving():
             timing = execute(request, inner, control)
             return timing
         at = log.begin(*_STEP, request.signature.where)
@@ -260,7 +260,7 @@ def _driven(log: trace.Log, run: Run, owner: Any) -> Run:
 OWNER = "owner"  # attribute of what stands before a way to run: whose it is, held weakly
 
 
-def standing_before(run: Any, before: Callable[P, T]) -> Callable[P, T]:
+def with_check_before(run: Any, before: Callable[P, T]) -> Callable[P, T]:
     """Marks a function that wraps a `run` with the owner of that `run`."""
     own = getattr(run, "__self__", None)
     setattr(before, OWNER, getattr(run, OWNER, None) if own is None else weakref.ref(own))
@@ -356,9 +356,9 @@ class Request:
         return views
 
     @property
-    def outputs(self) -> "InPlace":
+    def outputs(self) -> "InPlaceOutputs":
         """Arrays to fill in place, one an output; None where the shape is not known before, or it lies in a buffer."""
-        return InPlace(self)
+        return InPlaceOutputs(self)
 
     def write(self, index: int, value: Array) -> None:
         """Copies the value of output `index`. If the output buffer is too small, only the shape is kept.
@@ -543,7 +543,7 @@ class Request:
 
     # ------------------------------------------------------------------------------------------- from begin to end
 
-    @trace.instead(_stepwise)
+    @trace.replaced_while_tracing(_stepwise)
     def execute(self, run: Run, control: Control) -> Timing | None:
         """Executes the request and ends it. Afterwards `small` has the outputs whose buffer was too small.
 
@@ -558,9 +558,9 @@ class Request:
                 self._take_own()
         except BaseException as error:
             self._stop()
-            raise_own(error)
+            raise_application_error(error)
             failed = self._blame(error, control)
-            note_stack(failed)
+            store_stack(failed)
             try:
                 if failed is error:
                     raise
@@ -580,13 +580,17 @@ class Request:
         if isinstance(error, Cancelled):
             if control.cancelled is not None and control.cancelled.is_set():
                 return error
-            return ContractBroken(f"{where}: reports a cancelled execution, but nobody cancelled it: {told(error)}")
+            return ContractBroken(
+                f"{where}: reports a cancelled execution, but nobody cancelled it: {error_text(error)}"
+            )
         if isinstance(error, MissedDeadline):
             if isinstance(error, LoopTimeout) or (control.deadline or math.inf) <= time.monotonic_ns():
                 return error
             if control.deadline is None:
-                return ContractBroken(f"{where}: reports a missed deadline, but there is no deadline: {told(error)}")
-        return named(as_error(error, where), where, "run()")
+                return ContractBroken(
+                    f"{where}: reports a missed deadline, but there is no deadline: {error_text(error)}"
+                )
+        return with_driver_name(as_error(error, where), where, "run()")
 
     def abandon(self) -> None:
         """The end, without a result: from here on nothing is written to the caller's memory."""
@@ -612,7 +616,7 @@ class Request:
         while _COPYING in self.shapes:  # by another thread of the driver's, and soon done
             time.sleep(0)
 
-    @trace.seam("runtime", "results", "take outputs")
+    @trace.traced_method("runtime", "results", "take outputs")
     def _take_own(self) -> None:
         """Takes the outputs that the driver filled in place, as if they had been written."""
         own, self._own = self._own or {}, None
@@ -662,7 +666,7 @@ class Request:
         return [index not in self.small for index in range(len(self.shapes))]
 
 
-class InPlace(Sequence[Array | None]):
+class InPlaceOutputs(Sequence[Array | None]):
     """Outputs to be filled in place. Taking an array out of it is a promise to fill it: it counts as written."""
 
     def __init__(self, request: Request) -> None:
@@ -694,7 +698,7 @@ def _overwritten(array: Array) -> bool:
     return bool((data[-len(GUARD) :] != GUARD).any())
 
 
-class Checked(Request):
+class CheckedRequest(Request):
     """A request under `NNHAL_CHECK=1`, with checks that are too slow for each execution.
 
     Inputs are compared before and after. Memory for outputs that a driver fills in place is poisoned for every type, and

@@ -6,13 +6,13 @@ from collections import deque
 from inspect import ismethod
 from typing import Any, TypeVar
 
-from nnhal.hal.request import Act, Control, standing_before
+from nnhal.hal.request import Act, Control, with_check_before
 
 T = TypeVar("T")
 _LOOK = 0.25  # seconds between checks whether the threads ahead still exist
 
 
-class Ticket:
+class LockTicket:
     """A place in the queue. alone: excludes all others. called: set when it may run."""
 
     __slots__ = ("__weakref__", "alone", "called")
@@ -21,7 +21,7 @@ class Ticket:
         self.alone, self.called = alone, threading.Event()
 
 
-class Turns:
+class OptionsLock:
     """A queue in order of arrival: the first tickets that are not `alone` run together, or else the first one alone.
 
     `control.check` ends a wait, and the ticket leaves the queue. Tickets are held weakly: an interrupt may come after
@@ -30,7 +30,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queue: deque[weakref.ref[Ticket]] = deque()
+        self._queue: deque[weakref.ref[LockTicket]] = deque()
 
     def alone(self, run: Act[T]) -> Act[T]:
         """Wrap a function so that it runs alone.
@@ -47,7 +47,7 @@ class Turns:
         held = weakref.WeakMethod(run) if ismethod(run) else lambda: run
 
         def queued(what: Any, control: Control) -> T:
-            call, ticket = held(), Ticket(alone)
+            call, ticket = held(), LockTicket(alone)
             assert call is not None  # the caller is its owner
             try:
                 self.queue(ticket)
@@ -56,15 +56,15 @@ class Turns:
             finally:
                 self.leave(ticket)
 
-        return standing_before(run, queued)
+        return with_check_before(run, queued)
 
-    def queue(self, ticket: Ticket) -> None:
+    def queue(self, ticket: LockTicket) -> None:
         """Take a place at the end. Call `leave` in any case; garbage collection of the ticket leaves too."""
         with self._lock:
             self._queue.append(weakref.ref(ticket))
             self._call()
 
-    def wait(self, ticket: Ticket, control: Control) -> None:
+    def wait(self, ticket: LockTicket, control: Control) -> None:
         """Wait until the ticket may run, or until `control.check` raises."""
         while not ticket.called.is_set():
             patience = control.patience()
@@ -73,7 +73,7 @@ class Turns:
             with self._lock:
                 self._call()
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: LockTicket) -> None:
         """Leave the queue from any place; no effect if the ticket is not in it."""
         with self._lock:
             for place in self._queue:

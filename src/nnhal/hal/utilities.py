@@ -13,7 +13,7 @@ from nnhal.hal.device import Capabilities, Performance, checked_capabilities
 from nnhal.hal.request import Request
 from nnhal.model.graph import Model, Operand
 from nnhal.model.parts import without_defaults
-from nnhal.model.validate import Facts, validate
+from nnhal.model.validate import ValidationFacts, validate
 from nnhal.ops.schema import agree, show
 
 FLOATS = OperandType.FLOAT32, OperandType.TENSOR_FLOAT32
@@ -154,7 +154,7 @@ def convert_to(model: Model, level: Level) -> Model:
 # --------------------------------------------------------------------------------------------------------------- checks
 
 
-def validate_model(model: Model) -> Facts:
+def validate_model(model: Model) -> ValidationFacts:
     """Check a whole model; InvalidModel names the operand or operation, and the rule."""
     return validate(model)
 

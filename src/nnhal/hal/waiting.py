@@ -42,7 +42,7 @@ def client_of(pid: int) -> QueueClient:
         return client
 
 
-class Pace:
+class LatencyEstimator:
     """The times of similar successful executions of one prepared model, in nanoseconds: the last ones, and the shortest.
 
     short: whether the last measured one was shorter than waiting for a place costs, that is within `limit`. left: how
@@ -51,7 +51,7 @@ class Pace:
 
     __slots__ = ("_inner", "best", "left", "limit", "recent", "refused", "short")
 
-    def __init__(self, inner: "Pace | None" = None) -> None:
+    def __init__(self, inner: "LatencyEstimator | None" = None) -> None:
         """inner: of the same model in the queue that its executions enter after this one."""
         self._inner = inner
         self.recent: deque[int] = deque(maxlen=RECENT)
@@ -60,7 +60,7 @@ class Pace:
         self.limit = SHORT_NS
         self.short = False
 
-    def took(self, spent: int) -> None:
+    def add_time(self, spent: int) -> None:
         """Add a time. The wait in the inner queue does not count."""
         if self._inner is not None and self._inner.recent:
             spent = min(spent, self._inner.recent[-1])
@@ -81,14 +81,14 @@ class Pace:
         """Whether there are enough measurements to refuse an execution."""
         return len(self.recent) >= FIRST
 
-    def doubt(self) -> bool:
+    def should_probe(self) -> bool:
         """Note that one is about to be refused; return whether it runs nevertheless."""
         self.refused += 1
         return self.refused % PROBE == 0
 
-    def around(self) -> "Pace":
+    def around(self) -> "LatencyEstimator":
         """Return the times of the same executions in the queue that they enter before this one."""
-        return Pace(self)
+        return LatencyEstimator(self)
 
     def forget(self) -> None:
         """Drop all measurements, because the model's options changed."""
@@ -98,19 +98,19 @@ class Pace:
         self.short = False
 
 
-class ShapedPaces:
+class LatencyByShape:
     """The times of a model with open input shapes, for each set of shapes.
 
-    limit: as in `Pace`.
+    limit: as in `LatencyEstimator`.
     """
 
-    def __init__(self, inner: "ShapedPaces | None" = None) -> None:
-        """inner: as in `Pace`."""
+    def __init__(self, inner: "LatencyByShape | None" = None) -> None:
+        """inner: as in `LatencyEstimator`."""
         self._inner = inner
-        self._known: dict[tuple[object, ...], Pace] = {}
+        self._known: dict[tuple[object, ...], LatencyEstimator] = {}
         self.limit = SHORT_NS
 
-    def of(self, request: Request) -> Pace:
+    def of(self, request: Request) -> LatencyEstimator:
         """Return the times of executions with these input shapes. The oldest set is dropped if there are too many."""
         given, buffers = request.given, request.input_buffers
         shapes = tuple(
@@ -119,7 +119,7 @@ class ShapedPaces:
         )
         found = self._known.get(shapes)
         if found is None:
-            found = Pace(None if self._inner is None else self._inner.of(request))
+            found = LatencyEstimator(None if self._inner is None else self._inner.of(request))
             found.limit = self.limit
             found = self._known.setdefault(shapes, found)
             while len(self._known) > MOST_SHAPES:
@@ -127,12 +127,12 @@ class ShapedPaces:
                     self._known.pop(next(iter(self._known)), None)
         return found
 
-    def around(self) -> "ShapedPaces":
-        """As in `Pace`."""
-        return ShapedPaces(self)
+    def around(self) -> "LatencyByShape":
+        """As in `LatencyEstimator`."""
+        return LatencyByShape(self)
 
     def forget(self) -> None:
-        """As in `Pace`."""
+        """As in `LatencyEstimator`."""
         self._known.clear()
 
 
@@ -147,7 +147,7 @@ class Slot:
 
     def __init__(self) -> None:
         self.control: Control | None = None
-        self.pace: Pace | None = None
+        self.pace: LatencyEstimator | None = None
         self.line: ClientLine | None = None
         self.begun = self.overdue = self.thread = 0
         self.others: tuple[Slot, ...] = ()
@@ -162,7 +162,7 @@ class QueueTicket:
 
     __slots__ = ("__weakref__", "control", "gate", "line", "look", "pace", "predicted", "probe", "slot", "units")
 
-    def __init__(self, line: "ClientLine", pace: Pace, units: int, control: Control) -> None:
+    def __init__(self, line: "ClientLine", pace: LatencyEstimator, units: int, control: Control) -> None:
         self.line, self.pace, self.units, self.control = line, pace, units, control
         self.slot: Slot | None = None
         self.look = self.predicted = 0

@@ -13,10 +13,10 @@ from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.code import CodeIdentity
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict, identity_of
 from nnhal.hal.fence import Fence
-from nnhal.hal.lowering import lowered, refusals, stated_at, with_neighbours
+from nnhal.hal.lowering import lowered, performance_at, refusals, with_neighbours
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.memory_use import MemoryUse
-from nnhal.hal.request import Control, Of, Request, Timing
+from nnhal.hal.request import BelongsToModel, Control, Request, Timing
 from nnhal.model.graph import Model
 
 
@@ -71,8 +71,8 @@ class Wrapper(Device):
         why = f"wrapper {type(self).__qualname__} prepares otherwise than the device in it, must be a Device to be kept"
         return CodeIdentity.unlike_any(why)
 
-    def told(self, hints: Hints) -> Hints:
-        return self.inner.told(hints)
+    def effective_hints(self, hints: Hints) -> Hints:
+        return self.inner.effective_hints(hints)
 
     def status(self) -> DeviceStatus:
         return self.inner.status()
@@ -80,7 +80,7 @@ class Wrapper(Device):
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         """Allocate through the device. The buffer's roles may name the wrapped prepared models or the inner ones."""
         buffer = self.inner.allocate(desc, [replace(role, prepared=_unwrapped(role.prepared)) for role in roles])
-        buffer.play(roles)
+        buffer.add_roles(roles)
         return buffer
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class PreparedWrapper(Prepared):
         self.inner.close()
 
 
-def _unwrapped(prepared: Of) -> Of:
+def _unwrapped(prepared: BelongsToModel) -> BelongsToModel:
     return prepared.inner if isinstance(prepared, PreparedWrapper) else prepared
 
 
@@ -178,8 +178,8 @@ class WithOptions(Wrapper):
         prepared = self.inner.prepare_from_cache(outline, self._with(hints))
         return PreparedWithOptions(prepared, outline, self.options) if prepared.changeable else prepared
 
-    def told(self, hints: Hints) -> Hints:
-        return self.inner.told(self._with(hints))
+    def effective_hints(self, hints: Hints) -> Hints:
+        return self.inner.effective_hints(self._with(hints))
 
     def _with(self, hints: Hints) -> Hints:
         return replace(hints, options={**hints.options, **self.options})
@@ -199,7 +199,7 @@ class PreparedWithOptions(PreparedWrapper):
 # ---------------------------------------------------------------------------------------------------------- at a level
 
 
-class AtLevel(Wrapper):
+class WithHalLevel(Wrapper):
     """A device at a lower HAL version: it rejects what the level lacks, or does not receive it."""
 
     def __init__(self, inner: Device, level: Level) -> None:
@@ -211,7 +211,7 @@ class AtLevel(Wrapper):
 
     def capabilities(self) -> Capabilities:
         """Return the device's capabilities, as far as the level can express them."""
-        return stated_at(self.inner.capabilities(), self.level)
+        return performance_at(self.inner.capabilities(), self.level)
 
     def consider(self, model: Model, hints: Hints) -> Considered:
         """Return the device's verdicts, negative for what its level lacks. Groups exist since 1.3.
@@ -235,15 +235,15 @@ class AtLevel(Wrapper):
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         """Prepare the model at this level. Hints that the level lacks have their defaults."""
         model = lowered(model, self.level)
-        return PreparedAtLevel(self.inner.prepare(model, self._told(hints)), model, self.name, self.level)
+        return PreparedWithHalLevel(self.inner.prepare(model, self._told(hints)), model, self.name, self.level)
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
         """Prepare from the cache, with the hints of this level. Since 1.2."""
         prepared = self.inner.prepare_from_cache(outline, self._told(hints))
-        return PreparedAtLevel(prepared, outline, self.name, self.level)
+        return PreparedWithHalLevel(prepared, outline, self.name, self.level)
 
-    def told(self, hints: Hints) -> Hints:
-        return self.inner.told(self._told(hints))
+    def effective_hints(self, hints: Hints) -> Hints:
+        return self.inner.effective_hints(self._told(hints))
 
     def _told(self, hints: Hints) -> Hints:
         """Return the hints that the level has."""
@@ -260,7 +260,7 @@ class AtLevel(Wrapper):
         return super().allocate(desc, roles)
 
 
-class PreparedAtLevel(PreparedWrapper):
+class PreparedWithHalLevel(PreparedWrapper):
     """A prepared model of a device at a lower HAL version."""
 
     def __init__(self, inner: Prepared, model: Model, device: str, level: Level) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nnhal.base.descriptors import Owner
-from nnhal.base.private import alone, private_folder
+from nnhal.base.private import file_lock, private_folder
 
 if TYPE_CHECKING:
     from nnhal.ipc.client.session import Session
@@ -75,7 +75,7 @@ def listen(name: str) -> socket.socket:
 
     Removes a socket that a dead service left behind. Raises DeviceUnavailable if a live service has the name.
     """
-    if handed_over():
+    if has_passed_socket():
         return socket.socket(fileno=_FIRST_LISTEN_FD)
     path = path_of(name)
     if path.exists() and not sweep(path):
@@ -99,7 +99,7 @@ def listen(name: str) -> socket.socket:
     return listener
 
 
-def handed_over() -> bool:
+def has_passed_socket() -> bool:
     """Whether systemd passes a listening socket to this process. systemd removes it."""
     return os.environ.get("LISTEN_PID") == str(os.getpid()) and int(os.environ.get("LISTEN_FDS", "0")) >= 1
 
@@ -173,7 +173,7 @@ def _remove(path: Path) -> None:
 def _alone() -> Iterator[None]:
     folder = Owner()
     try:
-        with alone(private_folder(directory(), folder), ".lock"):
+        with file_lock(private_folder(directory(), folder), ".lock"):
             yield
     finally:
         folder.close()
@@ -198,7 +198,7 @@ def connect(name: str, seconds: float = CONNECT_SECONDS) -> "Session":
     Raises DeviceUnavailable if it does not run or answer in time, ResourceExhausted if this process has no descriptor
     left.
     """
-    from nnhal.base.answers import raise_own
+    from nnhal.base.answers import raise_application_error
     from nnhal.base.errors import ResourceExhausted
     from nnhal.ipc import transport
     from nnhal.ipc.client.session import Session
@@ -218,7 +218,7 @@ def connect(name: str, seconds: float = CONNECT_SECONDS) -> "Session":
             raise _unavailable(f"service {name}: runs as user {uid}, must run as this user")
     except OSError as error:
         sock.close()
-        raise_own(error)
+        raise_application_error(error)
         there = ", ".join(running()) or "none is running"
         raise _unavailable(f"service {name}: {error.strerror}; running: {there}") from None
     return Session(sock, f"service {name}", greeting=int(seconds * 1e9))

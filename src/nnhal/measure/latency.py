@@ -62,7 +62,7 @@ def timed(run: Runner) -> int:
     return time.perf_counter_ns() - start
 
 
-def steady(run: Runner, seconds: float, iterations: int = 0, streams: int = 1) -> tuple[tuple[int, ...], int]:
+def measure_calls(run: Runner, seconds: float, iterations: int = 0, streams: int = 1) -> tuple[tuple[int, ...], int]:
     """Calls a runner again and again, and measures each call.
 
     Args:
@@ -96,7 +96,7 @@ def steady(run: Runner, seconds: float, iterations: int = 0, streams: int = 1) -
     return tuple(runs), time.perf_counter_ns() - start
 
 
-def interleaved(one: Runner, other: Runner, pairs: int, inner: int = 1, seed: int = 0) -> list[tuple[float, float]]:
+def timed_pairs(one: Runner, other: Runner, pairs: int, inner: int = 1, seed: int = 0) -> list[tuple[float, float]]:
     """Measures two runners alternately; chance decides which is first in a pair.
 
     Args:

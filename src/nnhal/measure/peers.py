@@ -52,7 +52,7 @@ class LiteRT(Peer):
     """LiteRT's interpreter on a `.tflite` file."""
 
     def __init__(self, source: Path | bytes, threads: int, *, xnnpack: bool = True) -> None:
-        with needed("litert", "ai-edge-litert"):
+        with require_engine("litert", "ai-edge-litert"):
             from ai_edge_litert import interpreter as litert  # noqa: TID251 (a peer is an engine)
         _greeted()
         resolver = litert.OpResolverType.AUTO if xnnpack else litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
@@ -98,7 +98,7 @@ class OpenVINOPeer(Peer):
     """OpenVINO's CPU plugin on a `.tflite` or `.onnx` file: float32 as float32, 8-bit products where they are exact."""
 
     def __init__(self, source: Path | bytes, threads: int) -> None:
-        with needed("openvino", "openvino"):
+        with require_engine("openvino", "openvino"):
             import openvino  # noqa: TID251 (a peer is an engine)
         self._core: Any = openvino.Core()
         self._settings = {
@@ -148,7 +148,7 @@ class ONNXRuntimePeer(Peer):
     """ONNX Runtime's CPU provider on an `.onnx` file, its inputs and outputs bound to memory."""
 
     def __init__(self, source: Path | bytes, threads: int) -> None:
-        with needed("onnxruntime", "onnxruntime"):
+        with require_engine("onnxruntime", "onnxruntime"):
             import onnxruntime  # noqa: TID251 (a peer is an engine)
         self._ort: Any = onnxruntime
         onnxruntime.disable_telemetry_events()
@@ -214,7 +214,7 @@ PEERS = tuple(KINDS)
 
 
 @contextmanager
-def needed(name: str, package: str) -> Iterator[None]:
+def require_engine(name: str, package: str) -> Iterator[None]:
     """Raises DeviceUnavailable with the package to install if the import of an engine fails."""
     try:
         yield

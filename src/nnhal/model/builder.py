@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.brief import brief, counted, named
+from nnhal.base.brief import quoted_name, short_repr, with_count
 from nnhal.base.codes import EXTENSION_SHIFT, MAX_COPIED_CONSTANT, Lifetime, OperationType
 from nnhal.base.errors import BadState, InvalidModel
 from nnhal.base.extensions import EXTENSIONS
@@ -13,7 +13,7 @@ from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array, ChannelQuant, dtype_of, is_tensor
 from nnhal.base.records import replace
 from nnhal.base.sealed import Store
-from nnhal.base.values import exact, whole
+from nnhal.base.values import convert_integer, convert_value
 from nnhal.model.graph import EdgeForm, Location, Model, Operand, Operation, State, Subgraph
 from nnhal.model.metadata import Metadata
 from nnhal.ops.schema import Bound
@@ -37,9 +37,9 @@ class ModelBuilder:
         self._main: ModelBuilder | None = None
 
     def __repr__(self) -> str:
-        return brief(
-            f"ModelBuilder {named(self._name)}" if self._name else "ModelBuilder",
-            [counted(len(self._operands), "operand"), counted(len(self._operations), "operation")],
+        return short_repr(
+            f"ModelBuilder {quoted_name(self._name)}" if self._name else "ModelBuilder",
+            [with_count(len(self._operands), "operand"), with_count(len(self._operations), "operation")],
         )
 
     def operand(
@@ -71,8 +71,8 @@ class ModelBuilder:
     ) -> int:
         where = f"operand {len(self._operands)}"
         scale, channel = float(np.float32(scale)), rounded_scales(channel)
-        dims = tuple([whole(d, f"{where}: a dimension", InvalidModel) for d in dimensions])
-        zero_point = whole(zero_point, f"{where}: the zero point", InvalidModel)
+        dims = tuple([convert_integer(d, f"{where}: a dimension", InvalidModel) for d in dimensions])
+        zero_point = convert_integer(zero_point, f"{where}: the zero point", InvalidModel)
         self._operands.append(Operand(int(type), dims, scale, zero_point, lifetime, location, channel, extension, name))
         return len(self._operands) - 1
 
@@ -87,7 +87,7 @@ class ModelBuilder:
         name: str = "",
     ) -> int:
         """Add a constant with the given value (array or number) and return its index."""
-        array = exact(value, dtype_of(type), f"constant {name!r}", InvalidModel)
+        array = convert_value(value, dtype_of(type), f"constant {name!r}", InvalidModel)
         if not array.size:
             raise InvalidModel(f"constant {name!r} has no elements, must have at least one")
         index = self.operand(

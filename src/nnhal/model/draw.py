@@ -11,7 +11,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from nnhal.base.brief import counted
+from nnhal.base.brief import with_count
 from nnhal.base.errors import DeviceUnavailable
 from nnhal.base.names import printable
 from nnhal.base.records import Record, Struct, field
@@ -344,7 +344,7 @@ def _end(chain: Chain, which: int) -> str:
 def _head(outline: Outline, devices: list[str], part: PicturePart) -> Iterator[Rectangle | Label]:
     """Yield the title and legend."""
     level = f", level {outline.level}" if outline.level else ", not supported as a whole"
-    title = f"{_short(outline.name or 'model', LONGEST)}: {counted(len(outline.nodes), 'operation')}{level}"
+    title = f"{_short(outline.name or 'model', LONGEST)}: {with_count(len(outline.nodes), 'operation')}{level}"
     if part.operations is not None:
         title += f", operations #{part.operations.start} to #{part.operations.stop - 1}"
     yield Label(MARGIN, MARGIN, title + (", in groups" if part.overview else ""), free=True)

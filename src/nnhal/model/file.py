@@ -19,7 +19,7 @@ from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.base.sealed import sealed
 from nnhal.model.graph import EdgeForm, Model, State
-from nnhal.model.stored import stored, unstored
+from nnhal.model.stored import pack_device_view, unpack_device_view
 from nnhal.model.validate import validate
 
 MAGIC = b"\x00NNHAL\x01\n"
@@ -66,7 +66,7 @@ def write_model(model: Model, path: str | os.PathLike[str]) -> None:
         _StoredState(s.input, s.output, s.initial.dtype.str, s.initial.shape, s.initial.tobytes()) for s in model.states
     )
     edges = tuple(_Edge(index, form.scalar, form.wide) for index, form in model.edge.items())
-    head = msgspec.msgpack.encode(_Head(stored(model), tuple(map(len, pools)), states, edges))
+    head = msgspec.msgpack.encode(_Head(pack_device_view(model), tuple(map(len, pools)), states, edges))
     temporary = Path(f"{os.fspath(path)}.{os.getpid()}")  # a reader never sees half a file
     try:
         with temporary.open("wb") as file:
@@ -112,7 +112,7 @@ def read_model(label: str, memory: Memory) -> Model:
             at += size
         states = tuple(_state(each) for each in head.states)
         edge = {each.operand: EdgeForm(each.scalar, each.wide) for each in head.edges}
-        model = replace(unstored(head.model, tuple(pools)), states=states, edge=edge)
+        model = replace(unpack_device_view(head.model, tuple(pools)), states=states, edge=edge)
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         raise BadFile(f"{label}: its head cannot be read: {error}") from None
     validate(model)

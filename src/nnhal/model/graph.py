@@ -5,16 +5,16 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from nnhal.base.brief import brief, counted, named, tensor
+from nnhal.base.brief import quoted_name, short_repr, tensor, with_count
 from nnhal.base.codes import Lifetime, operation_name, type_name
 from nnhal.base.errors import ContractBroken, InvalidRequest
-from nnhal.base.extensions import canonical, moved, prefixes_here
-from nnhal.base.kept import kept
+from nnhal.base.extensions import canonical, converted_code, local_prefixes
+from nnhal.base.kept import cached_property
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, ChannelQuant, dtype_of
 from nnhal.base.records import PartlyCompared, Record, field, replace
 from nnhal.base.sealed import sealed
-from nnhal.base.values import exact
+from nnhal.base.values import convert_value
 from nnhal.model.metadata import Metadata
 
 CONSTANTS = frozenset((Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE))
@@ -77,7 +77,7 @@ class Subgraph(Record, frozen=True):
 
     def __repr__(self) -> str:
         sizes = {"operand": self.operands, "operation": self.operations, "input": self.inputs, "output": self.outputs}
-        return brief("Subgraph", [counted(len(given), what) for what, given in sizes.items()])
+        return short_repr("Subgraph", [with_count(len(given), what) for what, given in sizes.items()])
 
 
 class State(PartlyCompared, frozen=True):
@@ -113,7 +113,7 @@ class EdgeForm(Record, frozen=True):
         """
         if self.scalar:
             array = array.reshape(1)
-        return exact(array, np.int32, where, InvalidRequest) if self.wide else array
+        return convert_value(array, np.int32, where, InvalidRequest) if self.wide else array
 
     def outside(self, array: Array) -> Array:
         """Convert an operand's value to the application's type.
@@ -126,7 +126,7 @@ class EdgeForm(Record, frozen=True):
         return array.reshape(()) if self.scalar else array
 
 
-class Gone(tuple[Any, ...]):
+class ReleasedPart(tuple[Any, ...]):
     """Replaces released parts of a model: any use raises ContractBroken. why: the message."""
 
     why: str
@@ -138,9 +138,9 @@ class Gone(tuple[Any, ...]):
     __getitem__ = __iter__ = __len__ = refuse
 
 
-def gone(why: str) -> Gone:
+def released_part(why: str) -> ReleasedPart:
     """Return a replacement for a released part; `why` is the message of its errors."""
-    made = Gone()
+    made = ReleasedPart()
     made.why = why
     return made
 
@@ -178,7 +178,7 @@ class Model(PartlyCompared, frozen=True, dict=True):
 
     _not_compared = frozenset({"states", "name", "edge", "metadata", "notes", "alike"})
 
-    @kept
+    @cached_property
     def _memo(self) -> dict[str, Any]:
         """Facts that were derived from it."""
         return {}
@@ -198,13 +198,13 @@ class Model(PartlyCompared, frozen=True, dict=True):
 
     def __repr__(self) -> str:
         facts = self._memo.get("facts")  # of a validated model
-        words = [counted(len(self.main.operations), "operation")]
+        words = [with_count(len(self.main.operations), "operation")]
         words += [f"level {facts.level}"] if facts is not None else []
-        words += [counted(len(self.main.inputs), "input"), counted(len(self.main.outputs), "output")]
-        words += [counted(len(self.states), "state")] if self.states else []
-        words += [counted(len(self.referenced), "subgraph")] if self.referenced else []
-        head = f"Model {named(self.name)}" if self.name else "Model"
-        return brief(f"{head}, {', '.join(words)}", self._interface())
+        words += [with_count(len(self.main.inputs), "input"), with_count(len(self.main.outputs), "output")]
+        words += [with_count(len(self.states), "state")] if self.states else []
+        words += [with_count(len(self.referenced), "subgraph")] if self.referenced else []
+        head = f"Model {quoted_name(self.name)}" if self.name else "Model"
+        return short_repr(f"{head}, {', '.join(words)}", self._interface())
 
     def _interface(self) -> Iterator[str]:
         """Yield lines about inputs and outputs; a broken model may lack some."""
@@ -226,7 +226,7 @@ class Model(PartlyCompared, frozen=True, dict=True):
     @property
     def emptied(self) -> bool:
         """Whether its constants were released; reading one raises ContractBroken."""
-        return isinstance(self.pools, Gone)
+        return isinstance(self.pools, ReleasedPart)
 
     def readable(self, operand: Operand) -> bool:
         """Whether this process can read the value of a constant operand. Not if it lies in opaque device memory.
@@ -247,7 +247,7 @@ class Model(PartlyCompared, frozen=True, dict=True):
             Unmappable: The value lies in opaque device memory.
         """
         at = operand.location
-        if isinstance(self.pools, Gone):
+        if isinstance(self.pools, ReleasedPart):
             self.pools.refuse()
         if operand.lifetime == Lifetime.CONSTANT_COPY:
             data = np.frombuffer(self.values, np.uint8, at.length, at.offset)
@@ -265,14 +265,14 @@ def _rebuilt(*given: Any) -> Model:
 
 def with_codes_of_here(model: Model) -> Model:
     """Convert the extension codes of a model from another process to those of this one."""
-    here = prefixes_here(model.extensions)
+    here = local_prefixes(model.extensions)
     if not here:
         return model
     graphs = [
         replace(
             graph,
-            operands=tuple([replace(o, type=moved(o.type, here)) for o in graph.operands]),
-            operations=tuple([replace(o, type=moved(o.type, here)) for o in graph.operations]),
+            operands=tuple([replace(o, type=converted_code(o.type, here)) for o in graph.operands]),
+            operations=tuple([replace(o, type=converted_code(o.type, here)) for o in graph.operations]),
         )
         for graph in model.subgraphs
     ]

@@ -1,6 +1,6 @@
 """Models for devices that prefer one layout: all operations with a layout get it, and tensors are transposed.
 
-NNAPI's image operations work on NHWC, or on NCHW on request. `laid_out` gives all of them one layout. Between them,
+NNAPI's image operations work on NHWC, or on NCHW on request. `with_layout` gives all of them one layout. Between them,
 tensors have the order that suits most of their readers and writers (`orders`). TRANSPOSEs are inserted where they are
 read in another order. Inputs and outputs of the model keep their order.
 """
@@ -25,7 +25,7 @@ from nnhal.ops.schema import Bound, Permutation, types_for
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 
-class LaidOut(Record, frozen=True):
+class ModelInLayout(Record, frozen=True):
     """A model in one layout, and how it relates to the original.
 
     serves: for each operation of `model.main`, the original's operation that it is, or for which it was inserted.
@@ -53,27 +53,27 @@ class LaidOut(Record, frozen=True):
         return {place: ns if self.serves[place] in ns else {self.serves[place]} for place, ns in readers.items()}
 
 
-def laid_out(model: Model, layout: Layout | None) -> LaidOut:
+def with_layout(model: Model, layout: Layout | None) -> ModelInLayout:
     """Return the model with this layout. Inputs, outputs and results are unchanged.
 
     Returns the model itself if nothing changes, or if the layout is None. An operation with an unknown rank or argument
     stays as it is. The result is stored with the model, for each layout.
     """
     if layout is None:
-        return LaidOut(model, tuple(range(len(model.main.operations))))
-    kept: dict[Layout, LaidOut | dict[int, str]] = model._memo.setdefault(LAID_OUT, {})
+        return ModelInLayout(model, tuple(range(len(model.main.operations))))
+    kept: dict[Layout, ModelInLayout | dict[int, str]] = model._memo.setdefault(LAID_OUT, {})
     found = kept.get(layout)
     if found is None:
         made = _laid_out(model, layout)
         # A model that refers to itself would never be released
         kept[layout] = dict(made.left) if made.model is model else made
         return made
-    if isinstance(found, LaidOut):
+    if isinstance(found, ModelInLayout):
         return found
-    return LaidOut(model, tuple(range(len(model.main.operations))), left=found)
+    return ModelInLayout(model, tuple(range(len(model.main.operations))), left=found)
 
 
-def _laid_out(model: Model, layout: Layout) -> LaidOut:
+def _laid_out(model: Model, layout: Layout) -> ModelInLayout:
     constants = _Constants(model)
     bindings = validate(model).subgraphs
     graphs = [
@@ -82,14 +82,14 @@ def _laid_out(model: Model, layout: Layout) -> LaidOut:
     ]
     main = graphs[0]
     if all(new.graph is old for new, old in zip(graphs, model.subgraphs, strict=True)):
-        return LaidOut(model, main.serves, left=main.left)
+        return ModelInLayout(model, main.serves, left=main.left)
     values, pools = constants.finished()
     edge = {main.places[i]: form for i, form in model.edge.items()} if main.places else model.edge
     referenced = tuple(each.graph for each in graphs[1:])
     made = replace(model, main=main.graph, referenced=referenced, values=values, pools=pools, edge=edge)
     made._memo["bounds"] = [each.bounds for each in graphs]
     inserted = sum(len(each.inserted) for each in graphs)
-    return LaidOut(made, main.serves, main.inserted, main.turned, main.left, inserted)
+    return ModelInLayout(made, main.serves, main.inserted, main.turned, main.left, inserted)
 
 
 class _Constants:

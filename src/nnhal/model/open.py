@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.errors import BadState, InvalidArgument, ShapeNeeded
 from nnhal.base.names import short
 from nnhal.base.records import replace
@@ -63,7 +63,7 @@ class OpenModel(Model, frozen=True, dict=True):
         declared = self.shapes
         names = ", ".join(map(short, declared))
         if not isinstance(shapes, Mapping) and not (isinstance(shapes, Sequence) and len(shapes) == len(declared)):
-            raise InvalidArgument(f"shapes is {shown(shapes)}, must be one shape for each of {names}")
+            raise InvalidArgument(f"shapes is {safe_repr(shapes)}, must be one shape for each of {names}")
         wanted = dict(declared)
         for name, shape in shapes_by_name(shapes, list(declared)).items():
             sizes, dims = dimensions(shape, f"shapes: {name}", 1), declared[name]

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from nnhal.base.codes import Lifetime
-from nnhal.base.operands import Unknown, Value
+from nnhal.base.operands import UnknownValue, Value
 from nnhal.model.graph import CONSTANTS, Model, Operation, Subgraph
 from nnhal.model.validate import SubgraphBinding
 from nnhal.ops import OPS
 from nnhal.ops.order import composed, each_element, in_other_layout, inverse, keeps_elements
 from nnhal.ops.reshape import permutation_of
-from nnhal.ops.schema import Bound, Permutation, Reordered, T
+from nnhal.ops.schema import Bound, OperationOrders, Permutation, T
 
 Layout = Literal["nhwc", "nchw"]
 TRANSPOSE = "TRANSPOSE"
@@ -28,7 +28,7 @@ CANDIDATES = 4  # orders tried for an island
 ROUNDS = 8  # over all islands
 
 
-class Said(NamedTuple):
+class OrderedOperation(NamedTuple):
     """An operation in some order.
 
     reads: the order of each input; None for the original. gives: the orders of the outputs. An order may be longer than
@@ -65,19 +65,19 @@ class Ordering:
         self.view: list[Permutation] = [_as_is(value) for value in self.values]
         self.transposed: dict[int, int] = {}
         self.derived: dict[int, int] = {}
-        self.turning: dict[int, Reordered] = {}
+        self.turning: dict[int, OperationOrders] = {}
         self.left: dict[int, str] = {}
         self.laid = False  # whether an operation has a layout
         self._known = [
             operand.lifetime in CONSTANTS and value is not None and value.data is not None  # None in opaque memory
             for operand, value in zip(graph.operands, self.values, strict=True)
         ]
-        self._free: dict[int, Said] = {}  # order-agnostic operations, in another order
+        self._free: dict[int, OrderedOperation] = {}  # order-agnostic operations, in another order
         self._shaping: set[int] = set()  # operations that give elements any shape
         self._order: dict[int, Permutation] = {}  # the order of those operations, if it is not the original
         # The order in which operations read an input of which only the elements count
         self._flat: dict[int, Permutation] = {}
-        self._made: dict[tuple[int, Permutation], Said] = {}
+        self._made: dict[tuple[int, Permutation], OrderedOperation] = {}
         for n, a in enumerate(self.bounds):
             if a is not None:
                 self._sort(n, a, layout)
@@ -106,12 +106,12 @@ class Ordering:
         found = self._writer.get(datum)
         return None if found is None else found[0]
 
-    def said(self, n: int) -> Said:
+    def said(self, n: int) -> OrderedOperation:
         """Return the operation in the order in which it works."""
         return self._in(n, self._order.get(n, ()))
 
     def read(self, n: int, place: int) -> Permutation:
-        """Return the order of its datum in which an operation reads an input; for a constant see `Said`."""
+        """Return the order of its datum in which an operation reads an input; for a constant see `OrderedOperation`."""
         if self._is_flat(n, place):
             return self._flat[n]
         operand, order = self.graph.operations[n].inputs[place], self.said(n).reads[place]
@@ -144,14 +144,14 @@ class Ordering:
             try:
                 if a.nchw != (layout == "nchw"):
                     self.turning[n] = _turned(a)
-            except Unknown as error:
+            except UnknownValue as error:
                 self.left[n] = f"{str(error) or 'a shape'} is only known at execution"
             except _Stays as why:
                 self.left[n] = str(why)
         elif a.op.name == TRANSPOSE:
             try:
                 order = tuple(permutation_of(a))
-            except Unknown:
+            except UnknownValue:
                 return
             (x, *_), (y,) = operation.inputs, operation.outputs
             self.datum[y], self.view[y] = self.datum[x], composed(self.view[x], order)
@@ -167,7 +167,7 @@ class Ordering:
                     self.derived[y], self._known[y] = n, True
                 elif rank > 1:
                     self._free[n] = self._in(n, tuple(range(rank)))  # raises Unknown in any order or in none
-            except Unknown:
+            except UnknownValue:
                 return
 
     def _derives(self, a: Bound, operation: Operation) -> bool:
@@ -176,28 +176,28 @@ class Ordering:
         within = self.graph.operands[y].lifetime == Lifetime.TEMPORARY_VARIABLE
         return a.op.reorder is each_element and len(a.inputs) == 1 and self.constant(x) and within and not others
 
-    def _in(self, n: int, order: Permutation) -> Said:
+    def _in(self, n: int, order: Permutation) -> OrderedOperation:
         """Return an operation in an order; () for its own. Unknown if that is impossible."""
         if (n, order) not in self._made:
             self._made[n, order] = self._saying(n, order)
         return self._made[n, order]
 
-    def _saying(self, n: int, order: Permutation) -> Said:
+    def _saying(self, n: int, order: Permutation) -> OrderedOperation:
         operation, a = self.graph.operations[n], self.bounds[n]
         moved = self.turning.get(n)
         if moved is None and order and a is not None and a.op.reorder is not None:
             moved = a.op.reorder(a, order)
         if moved is None or a is None:
-            return Said((None,) * len(operation.inputs), (None,) * len(operation.outputs), {})
+            return OrderedOperation((None,) * len(operation.inputs), (None,) * len(operation.outputs), {})
         reads: list[Permutation | None] = [None] * len(operation.inputs)
         for argument, start, end in a.form.slots(len(operation.inputs)):
             for place in range(start, end):
                 operand = operation.inputs[place]
                 wanted = moved.inputs.get(argument.name)
                 if wanted is not None and len(self.view[operand]) < len(wanted) and not self.constant(operand):
-                    raise Unknown(f"{argument.name} with as many dimensions as the others")
+                    raise UnknownValue(f"{argument.name} with as many dimensions as the others")
                 reads[place] = wanted
-        return Said(tuple(reads), tuple(order or None for order in moved.outputs), moved.arguments)
+        return OrderedOperation(tuple(reads), tuple(order or None for order in moved.outputs), moved.arguments)
 
     # ------------------------------------------------------------------------------------------------------------ costs
 
@@ -250,7 +250,7 @@ class Ordering:
             if self.laid and not self._known[datum]:
                 self._wanted(datum)
 
-    def _islands(self) -> "Iterator[Island]":
+    def _islands(self) -> "Iterator[OrderAgnosticGroup]":
         """Yield the islands: order-agnostic operations that share data."""
         # By datum: operations, and their views of it
         beside: dict[int, list[tuple[int, Permutation]]] = defaultdict(list)
@@ -266,7 +266,7 @@ class Ordering:
         for first, shared in around.items():
             if first in seen or not shared:
                 continue
-            island = Island({first: tuple(range(len(shared[0][1])))}, {})
+            island = OrderAgnosticGroup({first: tuple(range(len(shared[0][1])))}, {})
             seen.add(first)
             pending = [first]
             while pending:
@@ -280,7 +280,7 @@ class Ordering:
                             pending.append(other)
             yield island
 
-    def _improved(self, island: "Island") -> bool:
+    def _improved(self, island: "OrderAgnosticGroup") -> bool:
         """Put an island into the best order found; return whether it is another one."""
         data = dict.fromkeys((*island.data, *(i for n in island.members for i in self.graph.operations[n].outputs)))
         before = {n: self._order[n] for n in island.members if n in self._order}
@@ -294,7 +294,7 @@ class Ordering:
         self._take(island, best)
         return best is not before
 
-    def _take(self, island: "Island", orders: Mapping[int, Permutation]) -> None:
+    def _take(self, island: "OrderAgnosticGroup", orders: Mapping[int, Permutation]) -> None:
         """Assign these orders to the members; the original order to members without one."""
         for n in island.members:
             order = orders.get(n, ())
@@ -306,7 +306,7 @@ class Ordering:
         costs = [self._cost(datum) for datum in data]
         return Transposing(sum(cost.transposes for cost in costs), sum(cost.weight for cost in costs))
 
-    def _around(self, island: "Island") -> Iterator[Permutation]:
+    def _around(self, island: "OrderAgnosticGroup") -> Iterator[Permutation]:
         """Yield the orders in which the neighbours of an island create and read its data."""
         for datum, own in island.data.items():
             n = self.writer(datum)
@@ -320,7 +320,7 @@ class Ordering:
             yield from (composed(inverse(own), order) for order in orders if len(order) == len(own))
 
 
-class Island(NamedTuple):
+class OrderAgnosticGroup(NamedTuple):
     """Order-agnostic operations. members: their orders if the island has the original one; data: their data."""
 
     members: dict[int, Permutation]
@@ -331,7 +331,7 @@ class _Stays(Exception):
     """An operation with a layout cannot get the other one; the message is the reason."""
 
 
-def _turned(a: Bound) -> Reordered:
+def _turned(a: Bound) -> OperationOrders:
     """Return an operation in the other layout."""
     marked = [(x.name, getattr(a, x.name)) for x in a.form if x.layout]
     marked += [(x.name, value) for x, value in zip(a.op.outputs, a.outs, strict=False) if x.layout]

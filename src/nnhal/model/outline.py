@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.codes import TYPE_FACTS, OperandType, operation_name, type_name
-from nnhal.base.kept import kept
+from nnhal.base.kept import cached_property
 from nnhal.base.operands import Shape, Value, fixed
 from nnhal.base.records import Record
 from nnhal.model.graph import CONSTANTS, Model
@@ -69,7 +69,7 @@ class Outline(Record, frozen=True, dict=True):
     reasons: tuple[str, ...] = ()
     metadata: Metadata | None = None
 
-    @kept
+    @cached_property
     def folded(self) -> Mapping[int, int]:
         """Operations on constants alone, such as widened float16 weights, each with the first tensor that it reads.
 
@@ -84,7 +84,7 @@ class Outline(Record, frozen=True, dict=True):
                 known.update(node.outputs)
         return found
 
-    @kept
+    @cached_property
     def _origin(self) -> Mapping[int, int]:
         """The outputs of folded operations, and the tensors that they are computed from."""
         return {i: read for n, read in self.folded.items() for i in self.nodes[n].outputs}

@@ -6,7 +6,7 @@ A group ends where few tensors are alive, so that few arrows leave it, and where
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from nnhal.base.brief import counted
+from nnhal.base.brief import with_count
 from nnhal.base.records import Record
 from nnhal.model.outline import Outline
 
@@ -25,7 +25,7 @@ class OutlineGroup(Record, frozen=True):
         counts = Counter(outline.nodes[n].name for n in self.operations).most_common()
         words = [f"{count} {name}" for name, count in counts[:KINDS]]
         others = sum(count for _, count in counts[KINDS:])
-        return ", ".join([*words, *([counted(others, "other")] if others else [])])
+        return ", ".join([*words, *([with_count(others, "other")] if others else [])])
 
 
 def groups_of(outline: Outline, device_of: Mapping[int, str]) -> list[OutlineGroup]:

@@ -21,7 +21,7 @@ class Part(Record, frozen=True):
     outputs: tuple[int, ...]
 
 
-def cut(model: Model, operations: Sequence[int], also: Collection[int] = ()) -> Part:
+def extract_part(model: Model, operations: Sequence[int], also: Collection[int] = ()) -> Part:
     """Return a model of the given operations.
 
     Its outputs are the operands that other operations read, the model's outputs, and the operands `also`. If nothing
@@ -120,7 +120,7 @@ def _renumbered(subgraph: Subgraph, place: Mapping[int, int]) -> Subgraph:
     return replace(subgraph, operands=tuple(operands))
 
 
-def within(model: Model, operation: Operation) -> Iterator[Subgraph]:
+def subgraphs_within(model: Model, operation: Operation) -> Iterator[Subgraph]:
     """Yield the subgraphs that an operation of the main subgraph refers to, directly or through other subgraphs."""
     numbers: dict[int, None] = {}
     pending = [(model.main, operation)]
@@ -135,14 +135,14 @@ def within(model: Model, operation: Operation) -> Iterator[Subgraph]:
                 pending += [(inner, other) for other in inner.operations]
 
 
-def reached(model: Model, operation: Operation) -> Iterator[Operation]:
+def operations_reached(model: Model, operation: Operation) -> Iterator[Operation]:
     """Yield an operation of the main subgraph, and the operations of all subgraphs that it refers to."""
     yield operation
-    for subgraph in within(model, operation):
+    for subgraph in subgraphs_within(model, operation):
         yield from subgraph.operations
 
 
-def live(model: Model) -> tuple[int, ...]:
+def live_operands(model: Model) -> tuple[int, ...]:
     """Return the operations of the main subgraph that some output depends on."""
     if "live" not in model._memo:
         needed, found = set(model.main.outputs), list[int]()

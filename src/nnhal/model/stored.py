@@ -22,13 +22,13 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True):
 _decode = msgspec.msgpack.Decoder(_Stored).decode
 
 
-def stored(model: Model) -> bytes:
+def pack_device_view(model: Model) -> bytes:
     """Return the parts of a model that devices see, except for the contents of its pools."""
     facts = model.values, len(model.pools), model.relaxed, model.extensions, model.name
     return msgspec.msgpack.encode(_Stored(tuple(model.subgraphs), *facts))
 
 
-def unstored(data: bytes | memoryview, pools: tuple[Memory, ...]) -> Model:
+def unpack_device_view(data: bytes | memoryview, pools: tuple[Memory, ...]) -> Model:
     """Restore a model, not validated, with this process's extension codes; InvalidModel for invalid bytes."""
     try:
         found = _decode(data)

@@ -6,7 +6,7 @@ from nnhal.base.codes import Lifetime, operation_name, type_name
 from nnhal.base.names import printable
 from nnhal.model.graph import CONSTANTS, Model, Operand, Subgraph
 from nnhal.model.outline import Outline, shape_text
-from nnhal.model.validate import Facts, validate
+from nnhal.model.validate import ValidationFacts, validate
 from nnhal.ops.schema import show
 
 SHORT = {"TENSOR_FLOAT32": "f32", "TENSOR_FLOAT16": "f16", "TENSOR_INT32": "i32", "TENSOR_BOOL8": "bool8"}
@@ -33,7 +33,9 @@ def text(model: Model, notes: Mapping[int, str] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _subgraph(model: Model, subgraph: Subgraph, facts: Facts, number: int, notes: Mapping[int, str]) -> Iterator[str]:
+def _subgraph(
+    model: Model, subgraph: Subgraph, facts: ValidationFacts, number: int, notes: Mapping[int, str]
+) -> Iterator[str]:
     values = facts.subgraphs[number].values
 
     def label(index: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import force_setattr
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.codes import (
     EXTENSION_SHIFT,
     LIMIT_RANK,
@@ -26,13 +26,13 @@ from nnhal.base.codes import (
 )
 from nnhal.base.errors import InvalidArgument, InvalidModel
 from nnhal.base.extensions import canonical, extension_name
-from nnhal.base.kept import kept
+from nnhal.base.kept import cached_property
 from nnhal.base.levels import FL7, V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import address
 from nnhal.base.operands import Shape, SubgraphFacts, Value, fixed
 from nnhal.base.records import Record, replace
-from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph, describe, gone, operation_label
+from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph, describe, operation_label, released_part
 from nnhal.ops import OPS
 from nnhal.ops.schema import Bound, Op, bind
 
@@ -49,7 +49,7 @@ class SubgraphBinding(Record, frozen=True):
     values: tuple[Value | None, ...]  # None: no value
 
 
-class Facts(Record, frozen=True):
+class ValidationFacts(Record, frozen=True):
     """The results of validation.
 
     Attributes:
@@ -62,7 +62,7 @@ class Facts(Record, frozen=True):
     reasons: tuple[str, ...]
 
 
-def validate(model: Model) -> Facts:
+def validate(model: Model) -> ValidationFacts:
     """Check everything about a model that can be known before execution.
 
     The results are stored with the model: a second call costs nothing.
@@ -80,11 +80,11 @@ def validate(model: Model) -> Facts:
     try:
         memo = model._memo
     except AttributeError:
-        raise InvalidArgument(f"model is {shown(model)}, must be a nnhal.Model") from None
+        raise InvalidArgument(f"model is {safe_repr(model)}, must be a nnhal.Model") from None
     if "facts" not in memo:
         model.require_sizes()
         memo["facts"] = _validate(model)
-    facts: Facts = memo["facts"]
+    facts: ValidationFacts = memo["facts"]
     return facts
 
 
@@ -123,11 +123,11 @@ def validate_outline(model: Model) -> Model:
     for kind, indices, lifetime in ends:
         _check_interface(model, main, "outline", kind, indices, lifetime)
     bound = SubgraphBinding((), tuple(_value(model, operand, {}) for operand in main.operands))
-    model._memo["facts"] = Facts((bound,), V1_0, ())
+    model._memo["facts"] = ValidationFacts((bound,), V1_0, ())
     return model
 
 
-class Known(Record, frozen=True):
+class StoredValidation(Record, frozen=True):
     """Results of validation that are stored for a later process.
 
     Attributes:
@@ -149,13 +149,13 @@ class _Later:
     def __init__(self, model: Model) -> None:
         self._model = replace(model)  # a copy without memo: with it, the model would refer to itself
 
-    @kept
-    def bound(self) -> Facts:
+    @cached_property
+    def bound(self) -> ValidationFacts:
         """Validate the model."""
         return _validate(self._model)
 
 
-class Unbound(Sequence[Bound | None]):
+class UnboundOperations(Sequence[Bound | None]):
     """The operations of one subgraph of a model that was validated before."""
 
     def __init__(self, later: _Later, number: int) -> None:
@@ -168,12 +168,12 @@ class Unbound(Sequence[Bound | None]):
         return len(self._later.bound.subgraphs[self._number].operations)
 
 
-def validated_before(model: Model, known: Known) -> Model:
+def validated_before(model: Model, known: StoredValidation) -> Model:
     """Attach stored validation results to a model. Its operations are bound on demand.
 
     Args:
         model: The model.
-        known: The results of `known_of`.
+        known: The results of `stored_validation`.
     """
     later, done = _Later(model), dict[int, SubgraphBinding]()
     for number in _innermost_first(model):
@@ -182,14 +182,16 @@ def validated_before(model: Model, known: Known) -> Model:
             value = values[place]
             if value is not None:
                 values[place] = replace(value, shape=tuple(shape))
-        done[number] = SubgraphBinding(Unbound(later, number), tuple(values))
-    model._memo["facts"] = Facts(tuple(done[n] for n in range(len(model.subgraphs))), Level(known.level), known.reasons)
+        done[number] = SubgraphBinding(UnboundOperations(later, number), tuple(values))
+    model._memo["facts"] = ValidationFacts(
+        tuple(done[n] for n in range(len(model.subgraphs))), Level(known.level), known.reasons
+    )
     model._memo["needed"] = [None if level is None else Level(level) for level in known.needed]
     model._memo["optional"] = known.optional
     return model
 
 
-def known_of(model: Model) -> Known:
+def stored_validation(model: Model) -> StoredValidation:
     """Return the validation results for `validated_before`.
 
     Args:
@@ -206,7 +208,7 @@ def known_of(model: Model) -> Known:
     )
     needed = tuple(level_needed(model, n) for n in range(len(model.main.operations)))
     levels = tuple(None if n is None else int(n) for n in needed)
-    return Known(shapes, int(facts.level), facts.reasons, levels, optional_inputs(model))
+    return StoredValidation(shapes, int(facts.level), facts.reasons, levels, optional_inputs(model))
 
 
 def level_of(model: Model) -> Level:
@@ -221,7 +223,7 @@ def level_of(model: Model) -> Level:
     return validate(model).level
 
 
-def let_constants_go(model: Model, why: str) -> None:
+def release_constants(model: Model, why: str) -> None:
     """Release a model's constants, in place. Reading one, or a bound operation, then raises ContractBroken.
 
     Shapes, types and level remain. An array over a constant stays valid, and keeps its memory alive.
@@ -230,19 +232,19 @@ def let_constants_go(model: Model, why: str) -> None:
         model: A model that only the caller uses.
         why: The message of the error.
     """
-    facts, nothing = validate(model), gone(why)
+    facts, nothing = validate(model), released_part(why)
     bindings = [
         SubgraphBinding(nothing, tuple(None if v is None else replace(v, data=None) for v in each.values))
         for each in facts.subgraphs
     ]
     for memo in ("bounds", LAID_OUT):
         model._memo.pop(memo, None)
-    model._memo["facts"] = Facts(tuple(bindings), facts.level, facts.reasons)
+    model._memo["facts"] = ValidationFacts(tuple(bindings), facts.level, facts.reasons)
     for what in ("values", "pools"):
         force_setattr(model, what, nothing)  # only the caller uses this object: see `Model.again`
 
 
-def _validate(model: Model) -> Facts:
+def _validate(model: Model) -> ValidationFacts:
     for index, subgraph in enumerate(model.subgraphs):
         where = "main" if index == 0 else f"subgraph {index - 1}"
         _check_operands(model, subgraph, where)
@@ -254,7 +256,7 @@ def _validate(model: Model) -> Facts:
     ordered = tuple(bindings[i] for i in range(len(model.subgraphs)))
     level, reasons = _level(model, ordered)
     _log.debug("%s: %d operations, level %s", model.name or "model", len(model.main.operations), level)
-    return Facts(ordered, level, reasons)
+    return ValidationFacts(ordered, level, reasons)
 
 
 # ------------------------------------------------------------------------------------------------------------ operands

@@ -9,7 +9,7 @@ from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.ops.common import axis_of, nhwc, padded_with_zero
 from nnhal.ops.order import by_axis
-from nnhal.ops.ranges import Draw, Range, among, an_axis, array, parts_of_axis
+from nnhal.ops.ranges import Draw, Range, among, array, axis_range, parts_of_axis
 from nnhal.ops.schema import BOOL, F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, example, out, register
 
 x = arg("input", T, "batch height width depth", layout=True)
@@ -179,7 +179,7 @@ register(
             Form(
                 arg("input", T, rank=(1, 4)),
                 arg("groups", INT32, at_least=1, drawn=parts_of_axis),
-                arg("axis", INT32, drawn=an_axis()),
+                arg("axis", INT32, drawn=axis_range()),
             ),
         ),
         (out("output", T, quant=SAME),),

@@ -8,7 +8,7 @@ from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.operands import Shape, Value
 from nnhal.ops.common import broadcast_shape, elementwise
 from nnhal.ops.order import each_element
-from nnhal.ops.ranges import Draw, like
+from nnhal.ops.ranges import Draw, range_of
 from nnhal.ops.schema import (
     B8,
     F16,
@@ -114,7 +114,7 @@ register(
     Op(
         "SELECT",
         NUMBERS,
-        (Form(arg("condition", TRUTH, drawn=condition), arg("input1", T), arg("input2", T, drawn=like("input1"))),),
+        (Form(arg("condition", TRUTH, drawn=condition), arg("input1", T), arg("input2", T, drawn=range_of("input1"))),),
         (out("output", T),),
         elementwise(np.where),
         infer=alike,

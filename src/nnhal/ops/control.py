@@ -27,7 +27,7 @@ def alike(a: Bound, where: str, inner: Value, outer: Value | None) -> None:
     )
 
 
-def all_alike(a: Bound, model: str, kind: str, inner: Sequence[Value], outer: Sequence[Value | None]) -> None:
+def require_same_shapes(a: Bound, model: str, kind: str, inner: Sequence[Value], outer: Sequence[Value | None]) -> None:
     a.require(len(inner) == len(outer), f"{model} has {len(inner)} {kind}s, must have {len(outer)}")
     for index, (mine, theirs) in enumerate(zip(inner, outer, strict=True)):
         alike(a, f"{kind} {index} of {model}", mine, theirs)
@@ -67,8 +67,8 @@ def branches_fit(a: Bound) -> None:
     """Inputs and outputs of both subgraphs match the operation's operands and outputs."""
     for name in ("then_model", "else_model"):
         model = getattr(a, name)
-        all_alike(a, name, "input", model.inputs, a.operands)
-        all_alike(a, name, "output", model.outputs, a.outs)
+        require_same_shapes(a, name, "input", model.inputs, a.operands)
+        require_same_shapes(a, name, "output", model.outputs, a.outs)
 
 
 def either_shape(a: Bound) -> list[Shape | None]:
@@ -87,7 +87,7 @@ def branch(a: Bound, context: Any, condition: Array, operands: list[Array | None
 def condition_fits(a: Bound) -> None:
     """The condition's inputs match the operands; its one output is one truth value."""
     model: SubgraphFacts = a.condition_model
-    all_alike(a, "condition_model", "input", model.inputs, a.operands)
+    require_same_shapes(a, "condition_model", "input", model.inputs, a.operands)
     a.require(len(model.outputs) == 1, f"condition_model has {len(model.outputs)} outputs, must have 1")
     is_condition(a, "output 0 of condition_model", model.outputs[0])
 
@@ -95,7 +95,7 @@ def condition_fits(a: Bound) -> None:
 def body_fits(a: Bound) -> None:
     """The first outputs are the operation's; all outputs become the first inputs of the next iteration."""
     model: SubgraphFacts = a.body_model
-    all_alike(a, "body_model", "input", model.inputs, a.operands)
+    require_same_shapes(a, "body_model", "input", model.inputs, a.operands)
     count = len(model.outputs)
     a.require(
         len(a.outs) <= count <= len(model.inputs),
@@ -104,8 +104,8 @@ def body_fits(a: Bound) -> None:
     )
     for index in range(count):
         a.require(a.operands[index] is not None, f"operand {index} is omitted, must be given: the body changes it")
-    all_alike(a, "body_model", "output", model.outputs[: len(a.outs)], a.outs)
-    all_alike(a, "body_model", "output", model.outputs, model.inputs[:count])
+    require_same_shapes(a, "body_model", "output", model.outputs[: len(a.outs)], a.outs)
+    require_same_shapes(a, "body_model", "output", model.outputs, model.inputs[:count])
 
 
 def loop_shapes(a: Bound) -> list[Shape | None]:

@@ -54,7 +54,7 @@ def keypoints(a: Bound, heatmap: Array, boxes: Array) -> tuple[Array, Array]:
     return score, low + share * (high - low)
 
 
-def unclear(a: Bound, heatmap: Array, _: Array) -> tuple[Array, Array]:
+def open_ties(a: Bound, heatmap: Array, _: Array) -> tuple[Array, Array]:
     """Open: Maps whose greatest element occurs twice, or whose products of elements exceed float32."""
     x = decode(a.heatmap, heatmap).astype(np.float64)
     twice = (x == x.max((1, 2), keepdims=True)).sum((1, 2)) > 1
@@ -85,7 +85,7 @@ register(
         ),
         nhwc(real(keypoints)),
         (large, eighths("boxes"), ordered("boxes")),
-        leaves_open=nhwc(unclear),
+        leaves_open=nhwc(open_ties),
         sized={"heatmap_size": lambda d: d.whole(2, 6)},
         doc="The position of the maximum of each heatmap, in the original image, and its score. If the greatest element "
         "occurs twice, or squares of elements exceed float32, both results are up to the driver.",

@@ -6,7 +6,7 @@ from nnhal.base.levels import FL6, V1_0, V1_2, V1_3
 from nnhal.base.operands import Array, Shape, Value
 from nnhal.ops.common import axis_of, decode, encode
 from nnhal.ops.order import by_axis
-from nnhal.ops.ranges import Draw, an_axis, parts_of_axis
+from nnhal.ops.ranges import Draw, axis_range, parts_of_axis
 from nnhal.ops.schema import (
     F16,
     F32,
@@ -169,7 +169,7 @@ register(
         (
             Form(
                 arg("input", T),
-                arg("axis", INT32, drawn=an_axis()),
+                arg("axis", INT32, drawn=axis_range()),
                 arg("pieces", INT32, at_least=1, drawn=parts_of_axis),
             ),
         ),

@@ -45,7 +45,7 @@ def rows(a: Bound) -> list[Shape]:
     return [(a.__dict__.get("count"), *a.values.dims[1:])]
 
 
-def within(a: Bound) -> None:
+def require_lookups_within(a: Bound) -> None:
     """Indices are within the first dimension of the values."""
     indices_within(a, "lookups", a.values.known[0])
 
@@ -141,7 +141,7 @@ register(
         (Form(lookups, values),),
         (out("output", T, quant=SAME),),
         lambda a, wanted, values: values[wanted],
-        (within,),
+        (require_lookups_within,),
         infer=rows,
         doc="Picks rows by index.",
         example=example([[5, 6], [1, 2]], lookups=[2, 0], values=[[1, 2], [3, 4], [5, 6]]),

@@ -12,7 +12,7 @@ import numpy as np
 
 from nnhal.base.codes import RecurrentActivation
 from nnhal.base.levels import V1_0, V1_2, V1_3
-from nnhal.base.operands import Array, Shape, Unknown, Value
+from nnhal.base.operands import Array, Shape, UnknownValue, Value
 from nnhal.base.records import replace
 from nnhal.ops.common import real
 from nnhal.ops.ranges import Draw, Range, among
@@ -23,21 +23,21 @@ from nnhal.ops.recurrent import (
     activation_among,
     activation_drawn,
     all_or_none,
+    aux_linking,
     batch_agrees,
+    cell_inputs,
     double,
-    gentle,
     given,
-    linking,
-    moderate,
     named,
-    of_cell,
+    open_if_not_finite,
+    scaled_to_float32,
     sequence_shapes,
     sigmoid,
     size,
+    small_weights,
     steps_of,
     time_first,
     unroll,
-    unsteady,
 )
 from nnhal.ops.schema import (
     BOOL,
@@ -73,7 +73,7 @@ def part(prefix: str, name: str) -> Range:
         needs += ["gate"] if name.endswith("_input") or name.endswith("to_input") else []
 
     def draw(d: Draw) -> Value | None:
-        found = {n: linking(d) == "cross" if n == "cross" else d.once(prefix + n, True, False) for n in needs}
+        found = {n: aux_linking(d) == "cross" if n == "cross" else d.once(prefix + n, True, False) for n in needs}
         return weight(prefix, name)(d) if all(found.values()) else None
 
     return draw
@@ -82,12 +82,12 @@ def part(prefix: str, name: str) -> Range:
 def weight(prefix: str, name: str) -> Range:
     """Range: weights that keep sums small, or a bias; an integer bias, in small units, is about 1."""
     if "bias" not in name:
-        return gentle(prefix + name)
+        return small_weights(prefix + name)
 
     def bias(d: Draw) -> Value:
         value: Value = d.plain(prefix + name)
         if value.type != I32:
-            return moderate(value)
+            return scaled_to_float32(value)
         normed = prefix + "norm_cell" in d and d.once(prefix + "norm", True, False) and name != "projection_bias"
         most = 2**25 if normed else 2**14
         return replace(value, data=d.whole(-most, most, value.shape).astype(np.int32))
@@ -138,7 +138,7 @@ def norm_args(prefix: str = "", **more: Any) -> tuple[Arg, ...]:
 def state_args(prefix: str = "") -> tuple[Arg, ...]:
     """Make output and cell state of the previous step."""
     names = {f"{prefix}state": f"batch {prefix}output_size", f"{prefix}cell_state": f"batch {prefix}units"}
-    return tuple(arg(name, T, dims, drawn=of_cell(name)) for name, dims in names.items())
+    return tuple(arg(name, T, dims, drawn=cell_inputs(name)) for name, dims in names.items())
 
 
 K = RecurrentActivation
@@ -243,7 +243,7 @@ def one_step(a: Bound, *tensors: Any) -> tuple[Array, ...]:
     w = named(a, tensors)
     step, states = cell(a, w)
     state, memory = step(states, w.input, None)
-    return np.zeros((len(memory), room(a, w.input_to_input is not None))), state, memory, state
+    return np.zeros((len(memory), scratch_size(a, w.input_to_input is not None))), state, memory, state
 
 
 def sequence(a: Bound, *tensors: Any) -> tuple[Array, ...]:
@@ -259,11 +259,11 @@ def scratch(a: Bound) -> int:
     """
     weights = a.input_to_input
     if weights is not None and weights.data is None and not (a.out.shape and a.out.shape[-1]):
-        raise Unknown("scratch_size")
-    return room(a, given(a, "input_to_input"))
+        raise UnknownValue("scratch_size")
+    return scratch_size(a, given(a, "input_to_input"))
 
 
-def room(a: Bound, own_gate: bool) -> int:
+def scratch_size(a: Bound, own_gate: bool) -> int:
     """Return the size for four gates, or for three without a separate input gate; the other one if that is declared."""
     sizes = [int(a.units) * count for count in ((4, 3) if own_gate else (3, 4))]
     declared = a.out.shape
@@ -280,7 +280,7 @@ def one_way_shapes(a: Bound) -> list[Shape | None]:
     return sequence_shapes(a, size(a, "output_size"), "output_size", "units")
 
 
-def half_open(prefix: str = "") -> dict[str, Any]:
+def example_arguments(prefix: str = "") -> dict[str, Any]:
     """Make the arguments of examples.
 
     All weights are 0, so the gates are half open; half of the state 6 and of the bias 2 make 4.
@@ -293,7 +293,7 @@ def half_open(prefix: str = "") -> dict[str, Any]:
 
 PLAIN = {"activation_kind": "none", "cell_clip": 0, "projection_clip": 0}
 
-LSTM_STEP = arg("input", T, "batch input_size", drawn=of_cell("input")), *cell_args(), *state_args(), *SETTINGS
+LSTM_STEP = arg("input", T, "batch input_size", drawn=cell_inputs("input")), *cell_args(), *state_args(), *SETTINGS
 
 register(
     Op(
@@ -311,9 +311,9 @@ register(
         where={"scratch_size": scratch},
         sized=sizes(),
         sums="terms",
-        leaves_open=unsteady(one_step),
+        leaves_open=open_if_not_finite(one_step),
         doc="One time step of an LSTM cell.",
-        example=example((None, [[2]], [[4]], [[2]]), input=[[1]], **half_open(), **PLAIN),
+        example=example((None, [[2]], [[4]], [[2]]), input=[[1]], **example_arguments(), **PLAIN),
     ),
     Op(
         "UNIDIRECTIONAL_SEQUENCE_LSTM",
@@ -337,8 +337,8 @@ register(
         sized=sizes(),
         counted=among(1, 3),
         sums="terms",
-        leaves_open=unsteady(sequence),
+        leaves_open=open_if_not_finite(sequence),
         doc="An LSTM over a sequence, forwards.",
-        example=example([[[2], [1.5]]], input=[[[1], [1]]], **half_open(), **PLAIN, time_major=False),
+        example=example([[[2], [1.5]]], input=[[[1], [1]]], **example_arguments(), **PLAIN, time_major=False),
     ),
 )

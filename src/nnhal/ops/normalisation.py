@@ -10,7 +10,7 @@ from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.ops.common import axis_of, nhwc, real
 from nnhal.ops.order import by_axis
-from nnhal.ops.ranges import among, an_axis, between
+from nnhal.ops.ranges import among, axis_range, between
 from nnhal.ops.schema import (
     BOOL,
     F16,
@@ -34,7 +34,7 @@ from nnhal.ops.schema import (
 )
 
 SCALAR = per({F32: FLOAT32, F16: FLOAT16, Q8: FLOAT32, Q8S: FLOAT32})
-LATER_AXIS = arg("axis", INT32, since=V1_2, default=-1, drawn=an_axis())
+LATER_AXIS = arg("axis", INT32, since=V1_2, default=-1, drawn=axis_range())
 BETA = among(1, 1, 0.25, 0.7, 2.5)
 INPUT = arg("input", T, rank=(1, 4))
 
@@ -69,7 +69,7 @@ def below_peak(a: Bound, x: Array) -> Array:
     return np.subtract(x, x.max(a.axis, keepdims=True, initial=-np.inf), dtype=np.float64) * a.beta
 
 
-def endless(a: Bound, x: Array) -> Any:
+def open_beside_infinite(a: Bound, x: Array) -> Any:
     """Open: All elements along the axis of an infinite one, because the sum of powers is infinite too."""
     return False if a.input.quantised else (x == np.inf).any(a.axis, keepdims=True)
 
@@ -116,19 +116,19 @@ register(
         real(softmax),
         (axis_exists, positive_beta, first_ranks(2, 4)),
         reorder=by_axis("axis"),
-        leaves_open=endless,
+        leaves_open=open_beside_infinite,
         doc="exp(beta * x), divided by the sum of these along an axis.",
         example=example([[0.25, 0.75]], input=[[0, 1.098612]], beta=1),
     ),
     Op(
         "LOG_SOFTMAX",
         {F32: V1_2, F16: V1_2},
-        (Form(arg("input", T, rank=(1, 8)), arg("beta", SCALAR, drawn=BETA), arg("axis", INT32, drawn=an_axis())),),
+        (Form(arg("input", T, rank=(1, 8)), arg("beta", SCALAR, drawn=BETA), arg("axis", INT32, drawn=axis_range())),),
         (out("output", T),),
         real(log_softmax),
         (axis_exists, positive_beta),
         reorder=by_axis("axis"),
-        leaves_open=endless,
+        leaves_open=open_beside_infinite,
         doc="Logarithm of the softmax.",
         example=example([[-0.693147, -0.693147]], input=[[5, 5]], beta=1, axis=1),
     ),

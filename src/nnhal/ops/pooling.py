@@ -41,7 +41,7 @@ def l2(a: Bound, x: Array) -> Array:
     return np.sqrt(mean(a, np.square(x, dtype=np.float64)))
 
 
-def unsummed(a: Bound, x: Array) -> Array:
+def open_overflow(a: Bound, x: Array) -> Array:
     """Open: Means whose sum of magnitudes exceeds float32's range, or that are NaN."""
     real_mean = mean(a, decode(a.input, x))
     count = reduce(np.add, (t for _, _, t in taps(a, np.ones((1, *x.shape[1:3], 1)))))
@@ -49,7 +49,7 @@ def unsummed(a: Bound, x: Array) -> Array:
     return np.asarray(np.isnan(real_mean) | (np.isfinite(real_mean) & (total > np.finfo(np.float32).max)))
 
 
-def spoilt(a: Bound, x: Array) -> Array:
+def nan_windows(a: Bound, x: Array) -> Array:
     """Open: Windows with a NaN: any of their elements, or a NaN."""
     return reduce(np.logical_or, (t for _, _, t in taps(a, np.isnan(x))))
 
@@ -62,7 +62,7 @@ register(
         FLOAT | QUANT,
         kernel=nhwc(average),
         sums="terms",
-        leaves_open=nhwc(unsummed),
+        leaves_open=nhwc(open_overflow),
         doc="Mean of each window; of stored values if quantised, halves rounded away from a stored 0.",
         example=example([[[[3]]]], input=[[[[1], [2]], [[3], [6]]]], filter_size=2, padding="valid"),
     ),
@@ -70,7 +70,7 @@ register(
         "MAX_POOL_2D",
         FLOAT | QUANT,
         kernel=nhwc(real(peak)),
-        leaves_open=nhwc(spoilt),
+        leaves_open=nhwc(nan_windows),
         doc="Greatest element of each window.",
         example=example([[[[6]]]], input=[[[[1], [2]], [[3], [6]]]], filter_size=2, padding="valid"),
     ),

@@ -49,7 +49,7 @@ GATES = "input", "forget", "cell", "output"
 GATE = 2.0**-12  # scale before the gates' functions
 
 
-def about(exponent: float, least: int = 0, most: int = 0) -> Range:
+def power_of_two_scale(exponent: float, least: int = 0, most: int = 0) -> Range:
     """Range: a scale of about a power of two, and a zero point."""
     return lambda d: (float(np.float32(2.0 ** (exponent + d.rng.uniform(-1, 1)))), int(d.whole(least, most)))
 
@@ -60,16 +60,16 @@ def state_of(name: str) -> Range:
 
 
 SCALES = {
-    "input": about(-6, -50, 50),
-    "state": about(-7, -8, 8),
+    "input": power_of_two_scale(-6, -50, 50),
+    "state": power_of_two_scale(-7, -8, 8),
     "cell_state": lambda d: (2.0 ** int(d.whole(-13, -10)), 0),
     "state_out": state_of("state"),
     "cell_state_out": state_of("cell_state"),
     "output": state_of("state"),
-    "projection": about(-7),
-    **{f"{source}_to_{gate}": about(-8) for source in ("input", "state") for gate in GATES},
-    **{f"{kind}_{gate}": about(-15) for kind in ("peep", "norm") for gate in GATES},
-    **{f"bias_{gate}": about(-14) for gate in GATES},
+    "projection": power_of_two_scale(-7),
+    **{f"{source}_to_{gate}": power_of_two_scale(-8) for source in ("input", "state") for gate in GATES},
+    **{f"{kind}_{gate}": power_of_two_scale(-15) for kind in ("peep", "norm") for gate in GATES},
+    **{f"bias_{gate}": power_of_two_scale(-14) for gate in GATES},
 }
 
 

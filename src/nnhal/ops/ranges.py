@@ -78,7 +78,7 @@ def array(name: str, low: int, high: int) -> Range:
     return lambda d: d.whole(low, high, d.shape_of(name))
 
 
-def an_axis(of: str = "input", beyond: int = 0, *, counted_back: bool = True) -> Range:
+def axis_range(of: str = "input", beyond: int = 0, *, counted_back: bool = True) -> Range:
     """Draw a dimension of another tensor (of the first of several); `beyond` adds to their number."""
 
     def draw(d: Draw) -> int:
@@ -133,7 +133,7 @@ def leading(name: str, most: int) -> Range:
     return lambda d: d.whole(0, most, (first(d[name]).rank, 2))
 
 
-def like(name: str) -> Range:
+def range_of(name: str) -> Range:
     """Draw a tensor of type `T` with the shape of another."""
     return lambda d: d.tensor(d.kind, d[name].known)
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from nnhal.base.codes import RecurrentActivation
 from nnhal.base.levels import V1_3
-from nnhal.base.operands import Array, Shape, Unknown, Value
+from nnhal.base.operands import Array, Shape, UnknownValue, Value
 from nnhal.base.records import replace
 from nnhal.ops.common import FLOAT, HALF
 from nnhal.ops.ranges import Draw, Range, among
-from nnhal.ops.schema import F16, Arg, Bound, Kernel, agree, arg, perhaps_omitted, show
+from nnhal.ops.schema import F16, Arg, Bound, Kernel, agree, arg, may_be_omitted, show
 
 States = tuple[Array, ...]  # the output of the step before first
 Step = Callable[[States, Array, Array | None], States]  # step(states, input, auxiliary input) -> states
@@ -67,8 +67,8 @@ def given(a: Bound, name: str) -> bool:
     Unknown for an input declared as [0], which may be omitted at execution.
     """
     value: Value | None = getattr(a, name)
-    if value is not None and perhaps_omitted(value):
-        raise Unknown(name)
+    if value is not None and may_be_omitted(value):
+        raise UnknownValue(name)
     return value is not None
 
 
@@ -116,7 +116,7 @@ def overflows(tensors: Iterable[Any]) -> bool:
     return bool(4 * longest * greatest[-1] * greatest[-2] > np.finfo(np.float32).max)
 
 
-def unsteady(kernel: Kernel) -> Kernel:
+def open_if_not_finite(kernel: Kernel) -> Kernel:
     """Open: elements that depend on a value that is not finite; all, if sums of products of two of the numbers could
     leave float32's range; and elements that change by more than the tolerance if each input number changes in its last
     digit.
@@ -176,12 +176,14 @@ def steps_of(name: str, features: str) -> Range:
 
     def draw(d: Draw) -> Value:
         times, batch = d.size("times"), d.size("batch")
-        return moderate(d.tensor(d.kind, (*((times, batch) if d["time_major"] else (batch, times)), d.size(features))))
+        return scaled_to_float32(
+            d.tensor(d.kind, (*((times, batch) if d["time_major"] else (batch, times)), d.size(features)))
+        )
 
     return draw
 
 
-def moderate(value: Value) -> Value:
+def scaled_to_float32(value: Value) -> Value:
     """Scale numbers so that sums of their products stay in float32's range."""
     if value.dtype != np.float32:
         return value
@@ -189,12 +191,12 @@ def moderate(value: Value) -> Value:
     return replace(value, data=np.where(np.isfinite(x), np.clip(x, -1e30, 1e30), x).astype(np.float32))
 
 
-def of_cell(name: str) -> Range:
+def cell_inputs(name: str) -> Range:
     """Range: inputs of a cell other than weights."""
-    return lambda d: moderate(d.plain(name))
+    return lambda d: scaled_to_float32(d.plain(name))
 
 
-def gentle(name: str) -> Range:
+def small_weights(name: str) -> Range:
     """Range: weights of an eighth of the class's values, none beyond 1, so that sums stay about as large as the inputs."""
 
     def draw(d: Draw) -> Value:
@@ -206,18 +208,18 @@ def gentle(name: str) -> Range:
     return draw
 
 
-def linking(d: Draw) -> str:
+def aux_linking(d: Draw) -> str:
     """Range: the use of an auxiliary input, if there is one."""
     return str(d.once("linking", "none", "parallel", "cross"))
 
 
 def auxiliary(d: Draw) -> Value | None:
     """Range: the auxiliary input."""
-    found: Value | None = None if linking(d) == "none" else steps_of("aux_input", "aux_size")(d)
+    found: Value | None = None if aux_linking(d) == "none" else steps_of("aux_input", "aux_size")(d)
     return found
 
 
-READ = {"bw_input_size": lambda d: d.size("aux_size" if linking(d) == "parallel" else "input_size")}
+READ = {"bw_input_size": lambda d: d.size("aux_size" if aux_linking(d) == "parallel" else "input_size")}
 
 # -------------------------------------------------------------------------------------------------------- two directions
 

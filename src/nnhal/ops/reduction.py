@@ -10,7 +10,7 @@ from nnhal.base.operands import Array, Shape
 from nnhal.ops import integer
 from nnhal.ops.common import axis_of, centred, real, rounded
 from nnhal.ops.order import by_axes
-from nnhal.ops.ranges import among, an_axis, some_axes
+from nnhal.ops.ranges import among, axis_range, some_axes
 from nnhal.ops.schema import (
     B8,
     BOOL,
@@ -147,7 +147,7 @@ reduction = partial(
 arg_of = partial(
     Op,
     types=FLOAT | QUANT | {I32: V1_2},
-    forms=(Form(arg("input", T), arg("axis", INT32, drawn=an_axis())),),
+    forms=(Form(arg("input", T), arg("axis", INT32, drawn=axis_range())),),
     outputs=(out("output", I32),),
     checks=(not_empty,),
     infer=without_axis,

@@ -8,8 +8,8 @@ from nnhal.base.codes import LIMIT_RANK
 from nnhal.base.levels import FL6, FL8, V1_0, V1_1, V1_2, V1_3
 from nnhal.base.operands import TENSOR_TYPES, Array, Shape
 from nnhal.ops.common import axis_of
-from nnhal.ops.order import in_shape, vanishing
-from nnhal.ops.ranges import Draw, an_axis, factors, sometimes
+from nnhal.ops.order import removes_axes, reshapes_to
+from nnhal.ops.ranges import Draw, axis_range, factors, sometimes
 from nnhal.ops.schema import (
     F16,
     F32,
@@ -132,7 +132,7 @@ register(
         shaped,
         (few_dimensions,),
         infer=reshaped,
-        reorder=in_shape("shape"),
+        reorder=reshapes_to("shape"),
         flat=True,
         doc="Returns the same elements in another shape.",
         example=example([[1, 2], [3, 4]], input=[1, 2, 3, 4], shape=[2, -1]),
@@ -144,14 +144,14 @@ register(
         OUT,
         shaped,
         infer=squeezed,
-        reorder=vanishing(squeezed_axes),
+        reorder=removes_axes(squeezed_axes),
         doc="Removes dimensions of size 1.",
         example=example([1, 2], input=[[[1], [2]]], axes=[0, 2]),
     ),
     Op(
         "EXPAND_DIMS",
         THIRD,
-        (Form(ANY, arg("axis", INT32, drawn=an_axis(beyond=1))),),
+        (Form(ANY, arg("axis", INT32, drawn=axis_range(beyond=1))),),
         OUT,
         shaped,
         infer=expanded,

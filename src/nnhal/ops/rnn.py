@@ -14,26 +14,26 @@ from nnhal.ops.recurrent import (
     Step,
     activation_drawn,
     aux_agrees,
+    aux_linking,
     auxiliary,
     backward_reads,
     batch_agrees,
+    cell_inputs,
     double,
-    gentle,
     linked,
-    linking,
     named,
-    of_cell,
+    open_if_not_finite,
     outputs_counted,
     sequence_shapes,
     simple_activation,
     size,
+    small_weights,
     steps_of,
     time_first,
     two_way_count,
     two_way_shapes,
     two_ways,
     unroll,
-    unsteady,
 )
 from nnhal.ops.schema import BOOL, F16, F32, INT32, Arg, Bound, Form, Op, T, arg, args, example, out, register
 
@@ -42,14 +42,14 @@ def cell_args(prefix: str = "", source: str = "input_size") -> tuple[Arg, ...]:
     """Weights and state of one cell."""
     units = f"{prefix}units"
     return (
-        arg(f"{prefix}weights", T, f"{units} {source}", drawn=gentle(f"{prefix}weights")),
-        arg(f"{prefix}recurrent_weights", T, f"{units} {units}", drawn=gentle(f"{prefix}recurrent_weights")),
-        arg(f"{prefix}bias", T, units, drawn=of_cell(f"{prefix}bias")),
+        arg(f"{prefix}weights", T, f"{units} {source}", drawn=small_weights(f"{prefix}weights")),
+        arg(f"{prefix}recurrent_weights", T, f"{units} {units}", drawn=small_weights(f"{prefix}recurrent_weights")),
+        arg(f"{prefix}bias", T, units, drawn=cell_inputs(f"{prefix}bias")),
         arg(
             f"{prefix}hidden_state",
             T,
             f"batch {units}",
-            drawn=of_cell(f"{prefix}hidden_state"),
+            drawn=cell_inputs(f"{prefix}hidden_state"),
             doc="output of the previous time step",
         ),
     )
@@ -57,7 +57,7 @@ def cell_args(prefix: str = "", source: str = "input_size") -> tuple[Arg, ...]:
 
 def crossed(name: str) -> Range:
     """Range: weights of the auxiliary input, if both cells read it in addition to the input."""
-    return lambda d: gentle(name)(d) if linking(d) == "cross" else None
+    return lambda d: small_weights(name)(d) if aux_linking(d) == "cross" else None
 
 
 activation = activation_drawn(*ACTIVATIONS)
@@ -113,12 +113,12 @@ register(
     Op(
         "RNN",
         {F32: V1_0, F16: V1_2},
-        (Form(arg("input", T, "batch input_size", drawn=of_cell("input")), *cell_args(), activation),),
+        (Form(arg("input", T, "batch input_size", drawn=cell_inputs("input")), *cell_args(), activation),),
         (out("hidden_state_out", T, "batch units"), out("output", T, "batch units")),
         real(double(one_step)),
         (simple_activation,),
         sums="terms",
-        leaves_open=unsteady(one_step),
+        leaves_open=open_if_not_finite(one_step),
         doc="One time step of a recurrent cell.",
         example=example(
             ([[13]], [[13]]),
@@ -139,7 +139,7 @@ register(
         (simple_activation, batch_agrees),
         infer=one_way_shapes,
         sums="terms",
-        leaves_open=unsteady(sequence),
+        leaves_open=open_if_not_finite(sequence),
         doc="A recurrent cell over a sequence, forwards.",
         example=example([[[1], [3]]], input=[[[1], [2]]], **running_sum(), activation_kind="none", time_major=0),
     ),
@@ -176,7 +176,7 @@ register(
         sized=READ,
         counted=two_way_count(2),
         sums="terms",
-        leaves_open=unsteady(both),
+        leaves_open=open_if_not_finite(both),
         doc="Two recurrent cells over a sequence, one forwards and one backwards.",
         example=example(
             [[[1, 3], [3, 2]]],

@@ -62,7 +62,7 @@ def scaled(a: Bound, roi: Array) -> Array:
     return roi / np.array([a.width_stride, a.height_stride] * 2, np.float64)
 
 
-def within(a: Bound) -> None:
+def require_regions_within(a: Bound) -> None:
     """Rule: regions are within the image, except for the rounding of its far edge to their type."""
     roi, edge = decode(a.roi, a.roi.array), np.array([a.width, a.height] * 2)
     places = scaled(a, roi)
@@ -121,7 +121,7 @@ CHECKS = (
     ordered("roi"),
     in_batches,
     positive("height_stride width_stride"),
-    within,
+    require_regions_within,
     nonzero("batches height width depth", "num_rois"),
 )
 

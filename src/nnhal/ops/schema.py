@@ -26,9 +26,9 @@ from nnhal.base.codes import (
     type_name,
 )
 from nnhal.base.errors import InvalidModel
-from nnhal.base.kept import kept
+from nnhal.base.kept import cached_property
 from nnhal.base.levels import V1_0, V1_2, Level
-from nnhal.base.operands import Shape, SubgraphFacts, Unknown, Value
+from nnhal.base.operands import Shape, SubgraphFacts, UnknownValue, Value
 from nnhal.base.records import PartlyCompared, Record, field
 from nnhal.ops.families import FAMILIES
 
@@ -43,7 +43,7 @@ Allowed: TypeAlias = Mapping[Any, Level]  # an OperandType, or the code of an ex
 Kernel = Callable[..., Any]
 Check = Callable[["Bound"], None]
 Permutation: TypeAlias = tuple[int, ...]  # dimension k of the reordered tensor is dimension `order[k]` of the tensor
-Reorder = Callable[["Bound", Permutation], "Reordered"]
+Reorder = Callable[["Bound", Permutation], "OperationOrders"]
 Slot: TypeAlias = tuple["Arg", int, int]  # an argument, and the half-open range of its inputs
 
 
@@ -57,13 +57,13 @@ class _Var:
 T = _Var()
 
 
-class Per(Record, frozen=True):
+class TypeTable(Record, frozen=True):
     """Types derived from the operation's type `T`, for example: the bias of a quantised convolution is TENSOR_INT32."""
 
     table: Mapping[Any, Allowed]
 
 
-Spec: TypeAlias = _Var | Per | Allowed
+Spec: TypeAlias = _Var | TypeTable | Allowed
 Loose: TypeAlias = int | Allowed | Sequence[int]
 
 
@@ -75,9 +75,9 @@ def _allowed(types: Loose) -> Allowed:
     return {t: TYPE_FACTS[t].since for t in types}
 
 
-def per(table: Mapping[Any, Loose]) -> Per:
+def per(table: Mapping[Any, Loose]) -> TypeTable:
     """Map the operation's type `T` to other types: `per({F32: F32, Q8: I32})`."""
-    return Per({own: _allowed(types) for own, types in table.items()})
+    return TypeTable({own: _allowed(types) for own, types in table.items()})
 
 
 class _Missing:
@@ -112,12 +112,12 @@ class Arg(PartlyCompared, frozen=True, dict=True):
 
     _not_compared = frozenset({"drawn"})
 
-    @kept
+    @cached_property
     def scalar(self) -> bool:
         """Whether the argument is decoded to a Python value instead of being passed to the kernel as an array."""
         if isinstance(self.spec, _Var):
             return False
-        tables = self.spec.table.values() if isinstance(self.spec, Per) else (self.spec,)
+        tables = self.spec.table.values() if isinstance(self.spec, TypeTable) else (self.spec,)
         return not any(TYPE_FACTS[t].tensor for table in tables for t in table)
 
 
@@ -150,7 +150,7 @@ def arg(
     """
     if isinstance(spec, type):
         more["enum"], spec = spec, INT32
-    kind: Spec = spec if isinstance(spec, _Var | Per) else _allowed(spec)
+    kind: Spec = spec if isinstance(spec, _Var | TypeTable) else _allowed(spec)
     ranks = (rank, rank) if isinstance(rank, int) else rank
     return Arg(name, kind, tuple(dims.split()) if dims is not None else None, ranks, **more)
 
@@ -174,7 +174,7 @@ class Form(tuple[Arg, ...]):
         form._slots, form._tensors = {}, {}
         return form
 
-    @kept
+    @cached_property
     def counts(self) -> tuple[list[int], int | None]:
         """The allowed numbers of inputs, and the least number if the signature is variadic."""
         least = sum(1 for a in self if a.default is REQUIRED and a.many is None) + sum(a.many or 0 for a in self)
@@ -182,17 +182,17 @@ class Form(tuple[Arg, ...]):
         whole = [n for n in range(least, least + trailing + 1) if n >= len(self) or not self[n].paired]
         return whole, (least if any(a.many is not None for a in self) else None)
 
-    @kept
+    @cached_property
     def places(self) -> dict[str, int]:
         """The position of each argument."""
         return {a.name: n for n, a in enumerate(self)}
 
-    @kept
+    @cached_property
     def defaults(self) -> tuple[Any, ...]:
         """The default of each argument; None for a required one."""
         return tuple(None if a.default is REQUIRED else a.default for a in self)
 
-    @kept
+    @cached_property
     def required(self) -> int:
         """The position of the last required argument, -1 for none."""
         return max((n for n, a in enumerate(self) if a.default is REQUIRED), default=-1)
@@ -275,7 +275,7 @@ def example(outputs: Any, /, **arguments: Any) -> Example:
     return Example(arguments, outputs)
 
 
-class Reordered(NamedTuple):
+class OperationOrders(NamedTuple):
     """An operation whose tensors have another order of dimensions.
 
     Attributes:
@@ -346,12 +346,12 @@ class Op(Record, frozen=True, dict=True):
             return OperationType[self.name]
         return next(code for code, name in FOREIGN_OPERATIONS.items() if name == self.name)
 
-    @kept
+    @cached_property
     def since(self) -> Level:
         """The first HAL version that has the operation."""
         return OperationType[self.name].since if self.name in OperationType.__members__ else V1_2
 
-    @kept
+    @cached_property
     def existence(self) -> str:
         """The reason for the HAL version of a call that needs no later one."""
         return f"{self.name} exists since {self.since}"
@@ -384,7 +384,7 @@ class Bound:
         self.deferred = False  # whether something has to be checked or computed at execution
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name) if name.startswith("__") else Unknown(name)
+        raise AttributeError(name) if name.startswith("__") else UnknownValue(name)
 
     @property
     def out(self) -> Value:
@@ -396,7 +396,7 @@ class Bound:
         """The inferred shape of the first output for kernels, with all dimensions known."""
         shape = self.shapes[0]
         if shape is None or None in shape:
-            raise Unknown("the output's shape")
+            raise UnknownValue("the output's shape")
         return shape  # type: ignore[return-value]
 
     def form_has(self, name: str) -> bool:
@@ -532,7 +532,7 @@ def bind(op: Op, inputs: Sequence[Value | None], outputs: Sequence[Value | None]
 def _attempt(a: Bound, rule: Callable[[Bound], Any]) -> Any:
     try:
         return rule(a)
-    except Unknown:
+    except UnknownValue:
         a.deferred = True
         return None
 
@@ -607,7 +607,7 @@ def types_for(op: Op, argument: Arg, own: int | None) -> Allowed:
     """Return the types that an argument may have, by the operation's type `T` if it is known."""
     if isinstance(argument.spec, _Var):
         return op.types
-    if isinstance(argument.spec, Per):
+    if isinstance(argument.spec, TypeTable):
         if own is not None:
             return argument.spec.table[own]
         return {t: level for allowed in argument.spec.table.values() for t, level in allowed.items()}
@@ -672,7 +672,7 @@ def _scalar(a: Bound, argument: Arg, index: int, value: Value) -> Any:
 
 def _unify(a: Bound, argument: Arg, index: int, value: Value) -> None:
     """Check rank and dimensions of a tensor against its pattern, and bind the names."""
-    if value.shape is None or (argument.optional and perhaps_omitted(value)):
+    if value.shape is None or (argument.optional and may_be_omitted(value)):
         a.deferred = True
         return
     rank = len(value.shape)
@@ -688,7 +688,7 @@ def _unify(a: Bound, argument: Arg, index: int, value: Value) -> None:
         a.fail(f"input {index} ({argument.name}) has shape {show(value.shape)}, must be {must}")
     try:
         names = pattern(a, argument)
-    except Unknown:
+    except UnknownValue:
         a.deferred = True
         return
     known: dict[str, Any] = a.__dict__
@@ -702,7 +702,7 @@ def _unify(a: Bound, argument: Arg, index: int, value: Value) -> None:
                 a.fail(f"input {index} ({argument.name}) has dimension {axis} = {size}, must be {rule}{wanted}")
 
 
-def perhaps_omitted(value: Value) -> bool:
+def may_be_omitted(value: Value) -> bool:
     """Whether an operand is declared as [0], of any rank: such an input may be omitted at execution."""
     return value.data is None and value.shape is not None and not any(value.shape)
 
@@ -776,7 +776,7 @@ def _sizes(a: Bound, output: Arg) -> Shape:
 
 
 def _not_known(a: Bound) -> int:
-    raise Unknown
+    raise UnknownValue
 
 
 def agree(one: Shape, other: Shape) -> bool:

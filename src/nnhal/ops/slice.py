@@ -6,7 +6,7 @@ from nnhal.base.levels import FL7, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array, Shape
 from nnhal.ops.common import axis_of, indices_within
 from nnhal.ops.order import by_axis, each_dimension
-from nnhal.ops.ranges import Draw, an_axis
+from nnhal.ops.ranges import Draw, axis_range
 from nnhal.ops.schema import F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, args, example, out, register
 
 OUT = (out("output", T, quant=SAME),)
@@ -105,7 +105,7 @@ def gathered(a: Bound) -> list[Shape]:
     return [(*a.input.dims[:axis], *a.indices.dims, *a.input.dims[axis + 1 :])]
 
 
-def within(a: Bound) -> None:
+def require_indices_within(a: Bound) -> None:
     """Indices lie within the axis."""
     indices_within(a, "indices", a.input.known[axis_of(a, "axis", a.input.rank)])
 
@@ -184,10 +184,10 @@ register(
     Op(
         "GATHER",
         MOVED,
-        (Form(ANY, arg("axis", INT32, drawn=an_axis()), arg("indices", I32, drawn=indices)),),
+        (Form(ANY, arg("axis", INT32, drawn=axis_range()), arg("indices", I32, drawn=indices)),),
         OUT,
         lambda a, x, i: x.take(i, a.axis),
-        (within,),
+        (require_indices_within,),
         infer=gathered,
         doc="Picks slices by index along an axis.",
         example=example([30, 10], input=[10, 20, 30], axis=0, indices=[2, 0]),
@@ -206,7 +206,11 @@ register(
     Op(
         "REVERSE",
         dict.fromkeys((F32, F16, I32, Q8, Q8S), FL7),
-        (Form(arg("input", T, rank=(1, 8)), arg("axis", I32, "1", drawn=lambda d: [an_axis(counted_back=False)(d)])),),
+        (
+            Form(
+                arg("input", T, rank=(1, 8)), arg("axis", I32, "1", drawn=lambda d: [axis_range(counted_back=False)(d)])
+            ),
+        ),
         OUT,
         lambda a, x, axis: np.flip(x, int(axis[0])),
         (axis_to_reverse,),

@@ -9,12 +9,12 @@ from nnhal.ops.ranges import sometimes
 from nnhal.ops.recurrent import (
     ACTIVATIONS,
     activation_drawn,
+    cell_inputs,
     double,
-    gentle,
     given,
-    of_cell,
+    open_if_not_finite,
     simple_activation,
-    unsteady,
+    small_weights,
 )
 from nnhal.ops.schema import F16, F32, INT32, Bound, Form, Op, T, arg, example, out, register
 
@@ -67,11 +67,11 @@ register(
         {F32: V1_0, F16: V1_2},
         (
             Form(
-                arg("input", T, "batch input_size", drawn=of_cell("input")),
-                arg("weights_feature", T, "filters input_size", drawn=gentle("weights_feature")),
-                arg("weights_time", T, "filters memory_size", drawn=gentle("weights_time")),
-                arg("bias", T, "units", optional=True, drawn=sometimes(of_cell("bias"))),
-                arg("state", T, "batch state_size", drawn=of_cell("state")),
+                arg("input", T, "batch input_size", drawn=cell_inputs("input")),
+                arg("weights_feature", T, "filters input_size", drawn=small_weights("weights_feature")),
+                arg("weights_time", T, "filters memory_size", drawn=small_weights("weights_time")),
+                arg("bias", T, "units", optional=True, drawn=sometimes(cell_inputs("bias"))),
+                arg("state", T, "batch state_size", drawn=cell_inputs("state")),
                 arg("rank", INT32, at_least=1),
                 activation_drawn(*ACTIVATIONS),
             ),
@@ -86,7 +86,7 @@ register(
             "state_size": lambda d: d.size("filters") * max(0, d.size("memory_size") - d.pick(0, 0, 0, 1)),
         },
         sums="terms",
-        leaves_open=unsteady(svdf),
+        leaves_open=open_if_not_finite(svdf),
         doc="Filters features, pushes the result into a memory and filters that over time.",
         example=example(
             ([[6, 0]], [[65]]),

@@ -55,7 +55,7 @@ def sizes(a: Bound, axis: str) -> tuple[int, int, int]:
     return a.height if axis == "h" else a.width, getattr(a, f"stride_{axis}"), getattr(a, f"filter_{axis}")
 
 
-def spread(a: Bound, axis: str) -> int:
+def products_extent(a: Bound, axis: str) -> int:
     """Return the extent of the products."""
     count, stride, size = sizes(a, axis)
     return (count - 1) * stride + size
@@ -74,7 +74,7 @@ def out_size(axis: str) -> Callable[[Bound], int]:
             size, source = wanted(a)[f"out_{axis}"], f"output_shape {show(a.output_shape.array)}"
         else:
             pads = (a.pad_top, a.pad_bottom) if axis == "h" else (a.pad_left, a.pad_right)
-            size, source = spread(a, axis) - sum(pads), f"padding {pads}"
+            size, source = products_extent(a, axis) - sum(pads), f"padding {pads}"
         a.require(size > 0, f"{source} makes out_{axis} = {size}, must be at least 1")
         return size
 
@@ -87,7 +87,7 @@ def cut(a: Bound, axis: str) -> int:
         return int(a.pad_top if axis == "h" else a.pad_left)
     if a.scheme == Padding.VALID:
         return 0
-    return max(0, spread(a, axis) - out_size(axis)(a)) // 2
+    return max(0, products_extent(a, axis) - out_size(axis)(a)) // 2
 
 
 def reversible(a: Bound) -> None:
@@ -114,7 +114,7 @@ def shape_agrees(a: Bound) -> None:
 def transposed(a: Bound, x: Array, weights: Array) -> Array:
     batch, height, width, depth = x.shape
     (cut_h, out_h), (cut_w, out_w) = ((cut(a, axis), out_size(axis)(a)) for axis in "hw")
-    room = max(spread(a, "h"), cut_h + out_h), max(spread(a, "w"), cut_w + out_w)
+    room = max(products_extent(a, "h"), cut_h + out_h), max(products_extent(a, "w"), cut_w + out_w)
     result = np.zeros((batch, *room, len(weights)), x.dtype)
     flat = x.reshape(-1, depth)
     for i, j in np.ndindex(weights.shape[1:3]):

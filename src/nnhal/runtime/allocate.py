@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.errors import InvalidArgument
 from nnhal.runtime.allocation import Allocation, Use, allocate_for
 from nnhal.runtime.by_shape import CompiledByShape
@@ -34,7 +34,7 @@ def allocate(roles: Sequence[Role], shape: Sequence[int] | None = None) -> Alloc
     """
     alone = isinstance(roles, tuple) and len(roles) > 1 and isinstance(roles[0], Compiled) and isinstance(roles[1], str)
     if not isinstance(roles, Sequence) or alone:
-        raise InvalidArgument(f"allocate: roles are {shown(roles)}, must be a list of {ROLE}")
+        raise InvalidArgument(f"allocate: roles are {safe_repr(roles)}, must be a list of {ROLE}")
     if not roles:
         raise InvalidArgument(f"allocate: no role is given, must be at least one {ROLE}")
     return allocate_for([_role(n, role) for n, role in enumerate(roles)], shape)
@@ -42,7 +42,7 @@ def allocate(roles: Sequence[Role], shape: Sequence[int] | None = None) -> Alloc
 
 def _role(number: int, role: Role) -> Use:
     if not isinstance(role, tuple | list) or len(role) not in (3, 4) or not isinstance(role[0], Compiled):
-        raise InvalidArgument(f"allocate: role {number} is {shown(role)}, must be {ROLE}")
+        raise InvalidArgument(f"allocate: role {number} is {safe_repr(role)}, must be {ROLE}")
     compiled, kind, name = role[:3]
     if isinstance(compiled, CompiledByShape):
         raise InvalidArgument(
@@ -51,11 +51,11 @@ def _role(number: int, role: Role) -> Use:
     caller = compiled._caller
     caller.check_open()
     if not isinstance(kind, str) or kind not in ("input", "output"):
-        raise InvalidArgument(f"allocate: role {number} is for {shown(kind)}, must be 'input' or 'output'")
+        raise InvalidArgument(f"allocate: role {number} is for {safe_repr(kind)}, must be 'input' or 'output'")
     specs, places = (compiled.inputs, caller.edge.given) if kind == "input" else (compiled.outputs, caller.edge.kept)
     names = [spec.name for spec in specs]
     at = names.index(name) if isinstance(name, str) and name in names else name
     if isinstance(at, bool) or not isinstance(at, int | np.integer) or not 0 <= at < len(specs):
         there = ", ".join(f"{n} ({name!r})" for n, name in enumerate(names))
-        raise InvalidArgument(f"allocate: role {number} is for {kind} {shown(name)}, must be one of {there}")
+        raise InvalidArgument(f"allocate: role {number} is for {kind} {safe_repr(name)}, must be one of {there}")
     return Use(caller.whole, caller.plan, kind == "output", places[at], role[3] if len(role) == 4 else 1.0)

@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnhal.base.answers import shown
-from nnhal.base.brief import brief, named, tensor
+from nnhal.base.answers import safe_repr
+from nnhal.base.brief import quoted_name, short_repr, tensor
 from nnhal.base.errors import Closed, DeadObject, InvalidArgument, InvalidRequest, NnhalError, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of
-from nnhal.base.uncopied import Uncopied
+from nnhal.base.uncopied import NotCopyable
+from nnhal.base.values import convert_argument
 from nnhal.base.values import dimensions as checked
-from nnhal.base.values import given
 from nnhal.hal.device import allocated_by, identity_of
 from nnhal.hal.host import HostBuffer, contents_of, fill
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
-from nnhal.hal.request import Of
+from nnhal.hal.request import BelongsToModel
 from nnhal.hal.utilities import is_extension, size_of_data
 from nnhal.runtime.compilation import Plan
 
@@ -40,7 +40,7 @@ class PoolBuffer(HostBuffer):
         return self._pool.view(0, count * self.dtype.itemsize, self.dtype, shape)
 
 
-class Allocation(Uncopied, instead="`read` gives a copy of its contents"):
+class Allocation(NotCopyable, instead="`read` gives a copy of its contents"):
     """Memory for the inputs and outputs that it was allocated for. Pass it in place of an array, as input or `out`.
 
     It has contents after `write`, `copy_from` or an execution that wrote it. An execution that fails leaves it without.
@@ -90,7 +90,7 @@ class Allocation(Uncopied, instead="`read` gives a copy of its contents"):
         """
         dtype = dtype_of(self._buffer.facts.type)
         if type(array) is not np.ndarray or array.dtype != dtype:
-            array = given(array, dtype, f"{self}: what is written")
+            array = convert_argument(array, dtype, f"{self}: what is written")
         self._writer = None
         fill(self._open(), array)
         self._spoiled = False
@@ -128,7 +128,7 @@ class Allocation(Uncopied, instead="`read` gives a copy of its contents"):
         self._closed = self._closed or "used after close"
         self._buffer.close()
 
-    def _check_use(self, whole: Of, output: bool, place: int) -> None:
+    def _check_use(self, whole: BelongsToModel, output: bool, place: int) -> None:
         """Raise InvalidRequest unless it was allocated for this input or output of the compiled model."""
         if (id(whole), output, place) not in self._uses:
             use, roles = "output" if output else "input", ", ".join(map(str, self._roles))
@@ -162,9 +162,9 @@ class Allocation(Uncopied, instead="`read` gives a copy of its contents"):
     def __repr__(self) -> str:  # without the shape of the contents: another process may have to be queried for it
         facts, state = self._buffer.facts, "closed" if self._closed else "no contents" if self._spoiled else "open"
         dims = None if facts.dimensions is None else [d or None for d in facts.dimensions]
-        where = named(self.device)[1:-1] if self.device is not None else "a shared pool"
+        where = quoted_name(self.device)[1:-1] if self.device is not None else "a shared pool"
         words = f"Allocation {self._buffer.token} on {where}, {tensor('', facts.type, dims)}, {state}"
-        return brief(words, map(str, self._roles))
+        return short_repr(words, map(str, self._roles))
 
     def __str__(self) -> str:
         where = f"on {self.device}" if self.device is not None else "in a shared pool"
@@ -184,14 +184,14 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _memory(memory: Any) -> Memory:
     if not isinstance(memory, Memory):
-        raise InvalidArgument(f"memory is {shown(memory)}, must be a nnhal.Memory")
+        raise InvalidArgument(f"memory is {safe_repr(memory)}, must be a nnhal.Memory")
     return memory
 
 
 class Use(NamedTuple):
     """One use of an allocation: input or output `place` of a compiled model's main subgraph."""
 
-    whole: Of
+    whole: BelongsToModel
     plan: Plan
     output: bool
     place: int

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.answers import shown
-from nnhal.base.brief import brief, tensor
+from nnhal.base.answers import safe_repr
+from nnhal.base.brief import short_repr, tensor
 from nnhal.base.codes import (
     LOOP_TIMEOUT_DEFAULT_NS,
     LOOP_TIMEOUT_MAXIMUM_NS,
@@ -22,14 +22,14 @@ from nnhal.base.names import printable
 from nnhal.base.operands import Array, Shape, fixed
 from nnhal.base.records import Record
 from nnhal.base.time import nanoseconds, point_in_time
-from nnhal.base.values import given
+from nnhal.base.values import convert_argument
 from nnhal.hal.request import Control, argument_of
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import EdgeForm, Model
 from nnhal.model.validate import optional_inputs
 from nnhal.ops.schema import agree, show
 from nnhal.runtime.allocation import Allocation
-from nnhal.runtime.job import Crossing, Job
+from nnhal.runtime.job import EdgeConversion, Job
 
 AS_IS = EdgeForm()
 
@@ -59,14 +59,14 @@ class Spec(Record, frozen=True):
         return fixed(self.shape)
 
     def __repr__(self) -> str:
-        return brief("Spec", [tensor(self.name, self.type, self.shape)])
+        return short_repr("Spec", [tensor(self.name, self.type, self.shape)])
 
     def __str__(self) -> str:
         quant = f" scale {self.scale:g} zero point {self.zero_point}" if self.scale else ""
         return f"{printable(self.name)}: {self.kind}{show(self.shape)}{quant}"
 
 
-class Edge:
+class ModelInterface:
     """The inputs and outputs of a model as an application sees them, without the model's states.
 
     given, kept: their places among all inputs and outputs of the main subgraph. plain: element type and shape of each
@@ -132,7 +132,7 @@ class Edge:
             return None
         rooms = [out] if isinstance(out, np.ndarray | Allocation | Memory) else out
         if not isinstance(rooms, list | tuple):
-            raise InvalidRequest(f"out is {shown(out)}, must be an array, an allocation, or a list of them")
+            raise InvalidRequest(f"out is {safe_repr(out)}, must be an array, an allocation, or a list of them")
         if len(rooms) != len(self.kept):
             raise InvalidRequest(f"out: got {len(rooms)} arrays, must be {len(self.kept)}")
         room: list[Any] = [None] * len(self._results)
@@ -151,7 +151,7 @@ class Edge:
         job = Job(accepted, self.place(out))
         job.named = named
         if job.rooms is not None:
-            no_overlap(accepted, job.rooms)
+            require_no_overlap(accepted, job.rooms)
         if self._formed:
             job.given, job.taken = _crossed(job.given, self._formed, "input")
         if self._formed_results and job.rooms is not None:
@@ -172,10 +172,12 @@ class Edge:
         return kept[0] if len(kept) == 1 else tuple(kept)
 
 
-def _crossed(arrays: Sequence[Any], formed: Mapping[int, Spec], what: str) -> tuple[list[Any], dict[int, Crossing]]:
+def _crossed(
+    arrays: Sequence[Any], formed: Mapping[int, Spec], what: str
+) -> tuple[list[Any], dict[int, EdgeConversion]]:
     """Return the arguments in the model's types, and the conversions of those that differ."""
     found = {
-        at: Crossing(spec.form, arrays[at], f"{what} {at} ({spec.name})")
+        at: EdgeConversion(spec.form, arrays[at], f"{what} {at} ({spec.name})")
         for at, spec in formed.items()
         if isinstance(arrays[at], np.ndarray)
     }
@@ -205,7 +207,7 @@ def accept(value: Any, spec: Spec, label: str) -> Array:
         return value
     if isinstance(value, Memory):
         value = _whole(value, spec, label)
-    value = given(value, spec.dtype, f"{label} ({spec.name})", InvalidRequest)
+    value = convert_argument(value, spec.dtype, f"{label} ({spec.name})", InvalidRequest)
     if spec.shape is None and not value.shape:
         raise InvalidRequest(f"{label} ({spec.name}) is a number, must be a tensor of one dimension or more")
     if spec.shape is not None and not agree(value.shape, spec.shape):
@@ -243,7 +245,7 @@ def _whole(memory: Memory, spec: Spec, label: str) -> Array:
     return memory.view(0, size, spec.dtype, known)
 
 
-def no_overlap(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+def require_no_overlap(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """Raise InvalidRequest if an output array shares memory with another output or an input."""
     rooms = [(n, x) for n, x in enumerate(outputs) if isinstance(x, np.ndarray)]
     if not rooms:

@@ -3,15 +3,15 @@
 from typing import Any
 
 from nnhal.base import trace
-from nnhal.base.brief import brief
+from nnhal.base.brief import short_repr
 from nnhal.base.errors import BadState
-from nnhal.base.uncopied import Uncopied
-from nnhal.hal.host import Turn
+from nnhal.base.uncopied import NotCopyable
+from nnhal.hal.host import ExclusiveUse
 from nnhal.runtime.caller import Caller
 from nnhal.runtime.job import Job
 
 
-class Binding(Uncopied, instead="another process gets the model and compiles it there"):
+class Binding(NotCopyable, instead="another process gets the model and compiles it there"):
     """A reusable execution: arguments bound to a compiled model. Call it to run.
 
     Attributes:
@@ -22,13 +22,13 @@ class Binding(Uncopied, instead="another process gets the model and compiles it 
         """owner: kept alive as long as this object."""
         self._owner, self._caller, self._given, self._rooms = owner, caller, job.given, job.rooms
         self._taken, self._left = job.taken, job.left
-        self._turn = Turn()
+        self._turn = ExclusiveUse()
         self.outputs: Any = None
 
     def __repr__(self) -> str:
-        return brief(f"Binding of {self._caller.label}")
+        return short_repr(f"Binding of {self._caller.label}")
 
-    @trace.seam("application", "execution", "run binding", detail=lambda self: self._caller.plan.model.name)
+    @trace.traced_method("application", "execution", "run binding", detail=lambda self: self._caller.plan.model.name)
     def __call__(self) -> Any:
         """Run once.
 

@@ -1,21 +1,21 @@
 """A burst of a compiled model: each partition runs in a burst of its driver."""
 
-from nnhal.base.answers import let_go
+from nnhal.base.answers import close_quietly
 from nnhal.base.errors import BadState, ContractBroken, DriverFailed, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
-from nnhal.base.uncopied import Uncopied
+from nnhal.base.uncopied import NotCopyable
 from nnhal.hal.burst import Burst
-from nnhal.hal.device import burst_by
-from nnhal.hal.host import Turn
+from nnhal.hal.device import checked_burst
+from nnhal.hal.host import ExclusiveUse
 from nnhal.runtime.caller import Caller, ModelCallable
-from nnhal.runtime.execute import Line, Runner
+from nnhal.runtime.execute import PartitionRunner, Runner
 from nnhal.runtime.job import Job
 
 _log = logger("execution")
 
 
-class CompiledBurst(ModelCallable, Uncopied, instead="another process gets the model and compiles it there"):
+class CompiledBurst(ModelCallable, NotCopyable, instead="another process gets the model and compiles it there"):
     """A burst of a compiled model: drivers keep their resources between its executions. A context manager.
 
     Call it like the model, once at a time: a second call at the same time raises `BadState`.
@@ -38,9 +38,9 @@ class CompiledBurst(ModelCallable, Uncopied, instead="another process gets the m
         inner = Caller(compiled.plan, compiled.edge, runner, compiled.whole, compiled.use, "open another", compiled)
         super().__init__(inner)
 
-    def _open(self, line: Line) -> tuple[Line, str]:
+    def _open(self, line: PartitionRunner) -> tuple[PartitionRunner, str]:
         try:
-            return opened(line, self._bursts)
+            return open_bursts(line, self._bursts)
         except BaseException:
             self._let_go()
             raise
@@ -65,7 +65,7 @@ class CompiledBurst(ModelCallable, Uncopied, instead="another process gets the m
 
     def _let_go(self) -> None:
         for burst in self._bursts:
-            let_go("driver", "close() of a burst", burst.close)
+            close_quietly("driver", "close() of a burst", burst.close)
 
     def __enter__(self) -> "CompiledBurst":
         return self
@@ -74,28 +74,28 @@ class CompiledBurst(ModelCallable, Uncopied, instead="another process gets the m
         self.close()
 
 
-def opened(line: Line, bursts: list[Burst]) -> tuple[Line, str]:
+def open_bursts(line: PartitionRunner, bursts: list[Burst]) -> tuple[PartitionRunner, str]:
     """Return a partition that runs in a driver's burst, or by plain calls if there is none, and how and why.
 
     It adds the burst to `bursts`.
     """
     try:
-        burst = burst_by(line.prepared, line.signature.where)
+        burst = checked_burst(line.prepared, line.signature.where)
     except OperationFailed as error:
         if isinstance(error, DriverFailed | ContractBroken):
             raise
         _log.info("%s: no burst, plain calls instead: %s", line.signature.where, error)  # the HAL version has none
-        return Line(line.step, line.label, line.prepared.run), f"plain calls: {error}"
+        return PartitionRunner(line.step, line.label, line.prepared.run), f"plain calls: {error}"
     bursts.append(burst)
-    return Line(line.step, line.label, burst.run), burst.way
+    return PartitionRunner(line.step, line.label, burst.run), burst.way
 
 
 class _OneByOne(Runner):
     """Runs a plan through the bursts of its partitions."""
 
-    def __init__(self, compiled: Caller, lines: list[Line], bursts: list[Burst]) -> None:
+    def __init__(self, compiled: Caller, lines: list[PartitionRunner], bursts: list[Burst]) -> None:
         super().__init__(compiled.plan, compiled.whole, lines, compiled.spares)
-        self._compiled, self._bursts, self._turn = compiled, bursts, Turn()
+        self._compiled, self._bursts, self._turn = compiled, bursts, ExclusiveUse()
 
     def run(self, job: Job) -> None:
         """Run a job; the report has the reason for each plain call."""

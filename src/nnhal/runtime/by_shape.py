@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from nnhal.base.brief import brief, counted, named, tensor
+from nnhal.base.brief import quoted_name, short_repr, tensor, with_count
 from nnhal.base.errors import BadState, Closed, InvalidArgument, InvalidModel, InvalidRequest, MissedDeadline
 from nnhal.base.log import logger
-from nnhal.base.once import Once
+from nnhal.base.once import OnceTable
 from nnhal.base.time import point_in_time, seconds_until
 from nnhal.hal.fence import Fence
 from nnhal.model.graph import Model
@@ -17,7 +17,7 @@ from nnhal.model.open import OpenModel, Shapes
 from nnhal.model.validate import validate_outline
 from nnhal.ops.schema import show
 from nnhal.runtime.allocation import Allocation
-from nnhal.runtime.arguments import Edge
+from nnhal.runtime.arguments import ModelInterface
 from nnhal.runtime.binding import Binding
 from nnhal.runtime.bursts import CompiledBurst
 from nnhal.runtime.cache.wanted import CacheOutcome
@@ -44,11 +44,11 @@ class CompiledByShape(Compiled):
     def __init__(self, model: OpenModel, prepare: Prepare, most: int) -> None:
         """prepare: compiles a model with fixed shapes. most: how many sets of shapes stay compiled."""
         self._model, self._prepare, self._most = model, prepare, most
-        self._edge = Edge(validate_outline(model.outline()))
+        self._edge = ModelInterface(validate_outline(model.outline()))
         self.inputs, self.outputs = self._edge.inputs, self._edge.outputs
         self._names = [spec.name for spec in self.inputs]
         self._label = model.name or "model"
-        self._made: Once[Key, Compiled] = Once(lambda key: f"inputs of shapes {_listed(key)}", most)
+        self._made: OnceTable[Key, Compiled] = OnceTable(lambda key: f"inputs of shapes {_listed(key)}", most)
         self._options: list[tuple[str, dict[str, Any]]] = []
         # All that have these options, also those that `at` gave and nobody uses here any more
         self._configured: weakref.WeakSet[Compiled] = weakref.WeakSet()
@@ -185,10 +185,10 @@ class CompiledByShape(Compiled):
             compiled.close()
 
     def __repr__(self) -> str:
-        words = [f"{type(self).__name__} {named(self._label)}", *([self._closed] if self._closed else [])]
+        words = [f"{type(self).__name__} {quoted_name(self._label)}", *([self._closed] if self._closed else [])]
         groups = ("", self.inputs), ("-> ", self.outputs)
         specs = [f"{mark}{tensor(s.name, s.type, s.shape)}" for mark, group in groups for s in group]
-        return brief(", ".join([*words, f"{counted(len(self._kept()), 'set')} of shapes compiled"]), specs)
+        return short_repr(", ".join([*words, f"{with_count(len(self._kept()), 'set')} of shapes compiled"]), specs)
 
     # --------------------------------------------------------------------------------------------------------- shapes
 

@@ -10,18 +10,18 @@ from typing import Any, NoReturn, cast
 from numpy import ndarray
 
 from nnhal.base import trace
-from nnhal.base.brief import brief, named, tensor
+from nnhal.base.brief import quoted_name, short_repr, tensor
 from nnhal.base.errors import Closed, InvalidRequest
 from nnhal.runtime.allocation import Allocation
-from nnhal.runtime.arguments import Edge, make_control
+from nnhal.runtime.arguments import ModelInterface, make_control
 from nnhal.runtime.compilation import Plan
-from nnhal.runtime.execute import Runner, Whole
+from nnhal.runtime.execute import ModelSignature, Runner
 from nnhal.runtime.job import Job, Report, resolve
 
 NOTHING: Mapping[int, Allocation] = MappingProxyType({})
 
 
-class InUse:
+class InFlightTracker:
     """Releases a resource once its owner has closed it and the last execution has left.
 
     calls: jobs with a waiting caller. behind: jobs behind fences. Both are added inside the `try` whose end removes
@@ -71,10 +71,10 @@ class Caller:
     def __init__(
         self,
         plan: Plan,
-        edge: Edge,
+        edge: ModelInterface,
         runner: Runner,
-        whole: Whole,
-        use: InUse,
+        whole: ModelSignature,
+        use: InFlightTracker,
         advice: str = "compile it again",
         under: "Caller | None" = None,
     ) -> None:
@@ -84,7 +84,7 @@ class Caller:
         self._runner, self._calls, self._advice, self._under = runner, use.calls, advice, under
         self._plain, self._room = edge.plain, edge.room
 
-    @trace.seam("application", "input/output", "check arguments")
+    @trace.traced_method("application", "input/output", "check arguments")
     def job(self, inputs: tuple[Any, ...], out: Any) -> Job:
         """Check arguments and make a job of them. Arrays that fit in order take a short path."""
         plain = self._plain
@@ -106,7 +106,7 @@ class Caller:
                 return self.edge.job(inputs, out)
         return Job(inputs, (out,), True)
 
-    @trace.seam("runtime", "execution", "execute")
+    @trace.traced_method("runtime", "execution", "execute")
     def execute(self, job: Job) -> Any:
         """Run a checked job, and return the application's result."""
         calls = self._calls
@@ -186,7 +186,7 @@ class Caller:
     @property
     def label(self) -> str:
         """The model's name in messages."""
-        return named(self.plan.model.name or "model")
+        return quoted_name(self.plan.model.name or "model")
 
     def check_open(self) -> None:
         """Raise Closed if nothing can run any more."""
@@ -205,7 +205,7 @@ class ModelCallable:
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
-    @trace.seam("application", "execution", "call", detail=lambda self: self._caller.plan.model.name)
+    @trace.traced_method("application", "execution", "call", detail=lambda self: self._caller.plan.model.name)
     def __call__(self, *inputs: Any, out: Any = None) -> Any:
         """Run once and wait.
 
@@ -226,7 +226,7 @@ class ModelCallable:
         caller = self._caller
         return caller.execute(caller.job(inputs, out))
 
-    @trace.seam("application", "execution", "run", detail=lambda self: self._caller.plan.model.name)
+    @trace.traced_method("application", "execution", "run", detail=lambda self: self._caller.plan.model.name)
     def run(
         self,
         *inputs: Any,
@@ -264,4 +264,4 @@ class ModelCallable:
         words = [f"{type(self).__name__} {caller.label}", *([caller.closed] if caller.closed else [])]
         groups = ("", caller.edge.inputs), ("-> ", caller.edge.outputs)
         specs = [f"{mark}{tensor(s.name, s.type, s.shape)}" for mark, group in groups for s in group]
-        return brief(", ".join([*words, caller.plan.placement.summary()]), specs)
+        return short_repr(", ".join([*words, caller.plan.placement.summary()]), specs)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nnhal.base import trace
-from nnhal.base.answers import raise_own
+from nnhal.base.answers import raise_application_error
 from nnhal.base.codes import OperationType, Preference, Priority
 from nnhal.base.errors import (
     DeadObject,
@@ -23,13 +23,13 @@ from nnhal.base.errors import (
     ResourceExhausted,
     UnsupportedModel,
     as_error,
-    told,
+    error_text,
 )
 from nnhal.base.log import logger
 from nnhal.base.operands import Shape
 from nnhal.base.records import Record, field, replace
-from nnhal.base.time import by
-from nnhal.hal.claims import Claims, considered_by
+from nnhal.base.time import run_with_deadline
+from nnhal.hal.claims import SupportReport, consider_support
 from nnhal.hal.device import (
     EXACT,
     NUMERICS,
@@ -39,25 +39,25 @@ from nnhal.hal.device import (
     Prepared,
     Verdict,
     can_be_exact,
-    capabilities_by,
+    driver_capabilities,
     identity_of,
     layout_of,
-    let_weights_go,
+    release_weights,
 )
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
-from nnhal.model.layouts import LaidOut, laid_out
-from nnhal.model.parts import Part, cut, live, reached
-from nnhal.model.validate import let_constants_go, validate
+from nnhal.model.layouts import ModelInLayout, with_layout
+from nnhal.model.parts import Part, extract_part, live_operands, operations_reached
+from nnhal.model.validate import release_constants, validate
 from nnhal.runtime import costs, discovery
-from nnhal.runtime.cache.wanted import NOT_KEPT, CacheEntry, CacheOutcome, Caching, Keeping, KeepsNothing
+from nnhal.runtime.cache.wanted import NOT_KEPT, CacheEntry, CacheOutcome, CacheSettings, CompilationCache, NoCache
 from nnhal.runtime.configuration import Configuration, Configured
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
-from nnhal.runtime.judgement import Asking, Judge, judged
-from nnhal.runtime.lanes import Lane
+from nnhal.runtime.judgement import PlacementKey, Placer, with_measurements
+from nnhal.runtime.lanes import DeadlineExecutor
 from nnhal.runtime.partition import Offer, Partition
-from nnhal.runtime.placement import Live, PlacedBranch, Placement, StepLayout
-from nnhal.runtime.strategies import Strategy, by_hand, tell_whole
+from nnhal.runtime.placement import ExecutionStats, PlacedBranch, Placement, StepLayout
+from nnhal.runtime.strategies import Strategy, log_ignored_rules, manual_placement
 
 Fallback = Literal["allow", "warn", "forbid"]
 Numerics = Literal["fast", "exact"]
@@ -80,7 +80,7 @@ def warn_of_fallback(text: str) -> None:
     warnings.warn(text, FallbackWarning, stacklevel=level)
 
 
-class Wishes(Record, frozen=True):
+class CompileOptions(Record, frozen=True):
     """The checked arguments of `compile`.
 
     deadline: monotonic nanoseconds by which compilation has to end, None for no limit. driver_options: by device name;
@@ -95,7 +95,7 @@ class Wishes(Record, frozen=True):
     threads: int = 0
     deadline: int | None = None
     driver_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    caching: Caching = Caching()
+    caching: CacheSettings = CacheSettings()
     strategy: Strategy = Strategy()
     interpreting: "Callable[..., list[Candidate]]" = lambda *_: []
     numerics: Numerics = "fast"
@@ -120,11 +120,11 @@ class Step(Record, frozen=True):
     part: Part
     prepared: Prepared
     nanoseconds: int  # of its preparation
-    lane: Lane
-    laid: LaidOut
+    lane: DeadlineExecutor
+    laid: ModelInLayout
     consumed: bool = False
     cached: CacheOutcome = CacheOutcome("", "off")
-    inside: "tuple[Inside, ...]" = ()
+    inside: "tuple[InnerPlan, ...]" = ()
 
     @property
     def outcomes(self) -> tuple[CacheOutcome, ...]:
@@ -132,7 +132,7 @@ class Step(Record, frozen=True):
         return tuple(each for i in self.inside for s in i.plan.steps for each in s.outcomes) or (self.cached,)
 
 
-class Inside(Record, frozen=True):
+class InnerPlan(Record, frozen=True):
     """A subgraph with its own plan. operation: the number, in the whole model, of the operation that refers to it.
 
     name: its role: "then", "else", "condition" or "body". reads: the subgraph's inputs that the plan has, by place.
@@ -146,13 +146,13 @@ class Inside(Record, frozen=True):
     shapes: tuple[Shape | None, ...]
 
 
-class Composite(Prepared):
+class PreparedPlans(Prepared):
     """A prepared model that consists of plans. inside: the plans, in the order in which operations refer to them.
 
     After an execution, the request has the fallbacks inside it.
     """
 
-    inside: tuple[Inside, ...] = ()
+    inside: tuple[InnerPlan, ...] = ()
 
     def kept(self) -> int:
         """The bytes of intermediates that are kept for the next execution."""
@@ -169,12 +169,12 @@ class Plan(Record, frozen=True):
     model: Model
     partition: Partition
     steps: tuple[Step, ...]
-    wishes: Wishes
+    wishes: CompileOptions
     events: tuple[str, ...]
     keys: Mapping[str, DeviceKey]
-    live: Live
+    live: ExecutionStats
     configuration: Configuration
-    judge: Judge
+    judge: Placer
 
     def without_constants(self) -> "Plan":
         """Return the plan for executions: if a partition has consumed its constants, the whole model has none either.
@@ -184,7 +184,7 @@ class Plan(Record, frozen=True):
         if not any(step.consumed for step in self.steps):
             return self
         model = self.model.again()
-        let_constants_go(model, f"{model.name or 'model'}: its constants were released when it was compiled")
+        release_constants(model, f"{model.name or 'model'}: its constants were released when it was compiled")
         return replace(self, model=model)
 
     @property
@@ -205,7 +205,7 @@ class Candidate(Record, frozen=True):
     device: Device
     key: DeviceKey
     offer: Offer
-    claims: Claims
+    claims: SupportReport
     failed: NnhalError | None = None
     interprets: bool = False
     prices: Mapping[int, tuple[float, float]] = field(default_factory=dict)
@@ -219,14 +219,14 @@ class Failure(Record, frozen=True):
     error: Exception
 
 
-Attempt = Callable[[Judge, ExitStack], "Plan | Failure"]  # prepares a partition made by that judge
+Attempt = Callable[[Placer, ExitStack], "Plan | Failure"]  # prepares a partition made by that judge
 Tune = Callable[
-    [Model, Sequence[Offer], Judge, Attempt, int | None], Judge
+    [Model, Sequence[Offer], Placer, Attempt, int | None], Placer
 ]  # measures until a deadline; returns a judge with the measured times
 
 
-@trace.spanning("runtime", "compilation", "compile", lambda model: model.name)
-def compile_plan(model: Model, wishes: Wishes, undo: ExitStack, tune: Tune | None = None) -> Plan:
+@trace.traced_function("runtime", "compilation", "compile", lambda model: model.name)
+def compile_plan(model: Model, wishes: CompileOptions, undo: ExitStack, tune: Tune | None = None) -> Plan:
     """Partition and prepare. undo: closes what was prepared if an error follows. tune: measures placements before.
 
     Raises UnsupportedModel, DeviceUnavailable, MissedDeadline, InvalidArgument if the driver rejects its options, or
@@ -243,23 +243,23 @@ def compile_plan(model: Model, wishes: Wishes, undo: ExitStack, tune: Tune | Non
 def compiled_on(
     candidates: Sequence[Candidate],
     model: Model,
-    wishes: Wishes,
+    wishes: CompileOptions,
     events: list[str],
-    kept: Keeping,
+    kept: CompilationCache,
     undo: ExitStack,
     tune: Tune | None = None,
 ) -> Plan:
     """Partition and prepare, with fallbacks. Raises as `compile_plan` does."""
-    offers, judge = judge_of(candidates, model, wishes, tune=tune is not None)
+    offers, judge = placer_of(candidates, model, wishes, tune=tune is not None)
     try:
         if tune is not None:
 
-            def attempt(judge: Judge, undo: ExitStack) -> Plan | Failure:
+            def attempt(judge: Placer, undo: ExitStack) -> Plan | Failure:
                 return _attempt(model, wishes, candidates, offers, judge, events, kept, undo)
 
             judge = tune(model, offers, judge, attempt, wishes.deadline)
             if judge.strategy is wishes.strategy:  # nothing could be measured
-                offers = judge_of(candidates, model, wishes)[0]
+                offers = placer_of(candidates, model, wishes)[0]
         plan = _attempt(model, wishes, candidates, offers, judge, events, kept, undo)
     except UnsupportedModel as refused:
         failures = [c.failed for c in candidates if c.failed is not None]
@@ -280,7 +280,7 @@ def compiled_on(
     lost, why = frozenset(plan.operations), f"failed to prepare: {plan.error}"
     again = [
         replace(o, excluded=o.excluded | lost, excluded_why=why) if o.device == plan.label else o
-        for o in judge_of(candidates, model, wishes, lost)[0]
+        for o in placer_of(candidates, model, wishes, lost)[0]
     ]
     culprit = plan
     try:
@@ -298,7 +298,9 @@ def compiled_on(
     raise whole.error
 
 
-def _candidates(model: Model, wishes: Wishes, events: list[str], kept: Keeping, held: ExitStack) -> list[Candidate]:
+def _candidates(
+    model: Model, wishes: CompileOptions, events: list[str], kept: CompilationCache, held: ExitStack
+) -> list[Candidate]:
     """Ask the chosen devices, and the fallback CPU. held: releases their reusable work."""
     devices, cpu = list(wishes.devices), discovery.cpu()
     chosen = any(device is cpu for device in devices)
@@ -306,15 +308,15 @@ def _candidates(model: Model, wishes: Wishes, events: list[str], kept: Keeping, 
         devices.append(cpu)
     keys = [key_of(device) for device in devices]
     named = list(zip(devices, keys, labels(keys), strict=True))
-    return asked(named, model, wishes, events, kept, held)
+    return query_devices(named, model, wishes, events, kept, held)
 
 
-def asked(
+def query_devices(
     named: Sequence[tuple[Device, DeviceKey, str]],
     model: Model,
-    wishes: Wishes,
+    wishes: CompileOptions,
     events: list[str],
-    kept: Keeping,
+    kept: CompilationCache,
     held: ExitStack,
 ) -> list[Candidate]:
     """Ask each device about a model, and the runtime about its control flow. named: devices, their keys, labels."""
@@ -327,19 +329,26 @@ def asked(
     return found
 
 
-def judge_of(
-    candidates: Sequence[Candidate], model: Model, wishes: Wishes, lost: Collection[int] = (), *, tune: bool = False
-) -> tuple[list[Offer], Judge]:
+def placer_of(
+    candidates: Sequence[Candidate],
+    model: Model,
+    wishes: CompileOptions,
+    lost: Collection[int] = (),
+    *,
+    tune: bool = False,
+) -> tuple[list[Offer], Placer]:
     """Return the devices' offers with what is known about them, and the judge. lost: operations that the runtime failed at.
 
     tune: whether placements are about to be measured.
     """
     options = {identity_of(c.device).name: wishes.hints(c.device).options for c in candidates}
-    asking = Asking(wishes.preference, wishes.threads, {name: given for name, given in options.items() if given})
+    asking = PlacementKey(wishes.preference, wishes.threads, {name: given for name, given in options.items() if given})
     keys = {c.offer.device: c.key for c in candidates}
     forgive = wishes.fallback == "forbid"
     shared = {*lost, *_shared(candidates, model, wishes.strategy, tune)}
-    return judged(model, offers_of(candidates, shared), keys, wishes.strategy, asking, forgive=forgive, tune=tune)
+    return with_measurements(
+        model, offers_of(candidates, shared), keys, wishes.strategy, asking, forgive=forgive, tune=tune
+    )
 
 
 def _shared(candidates: Sequence[Candidate], model: Model, strategy: Strategy, tune: bool) -> Collection[int]:
@@ -351,8 +360,8 @@ def _shared(candidates: Sequence[Candidate], model: Model, strategy: Strategy, t
     if tune:
         return own
     if strategy.single:
-        return () if own.issuperset(live(model)) else own
-    wanted = by_hand(model, [c.offer for c in candidates], strategy)
+        return () if own.issuperset(live_operands(model)) else own
+    wanted = manual_placement(model, [c.offer for c in candidates], strategy)
     return {n for n, (label, _) in wanted.items() if n in own and label != runtime.device}
 
 
@@ -375,43 +384,47 @@ def _asked(
     key: DeviceKey,
     label: str,
     model: Model,
-    wishes: Wishes,
+    wishes: CompileOptions,
     events: list[str],
-    kept: Keeping,
+    kept: CompilationCache,
     held: ExitStack,
 ) -> Candidate:
     """Ask a device about the model. A driver that fails, or gives an invalid answer, supports nothing."""
 
     stated: Capabilities | None = None
 
-    def ask() -> Claims:
+    def ask() -> SupportReport:
         nonlocal stated
-        stated = capabilities_by(device)
+        stated = driver_capabilities(device)
         if wishes.numerics == EXACT and not can_be_exact(device):
             why = "numerics are exact, which the device does not declare"
-            return Claims(model, [Verdict(False, why)] * len(model.main.operations))
+            return SupportReport(model, [Verdict(False, why)] * len(model.main.operations))
         hints = wishes.hints(device)
-        claims = kept.considered(device, hints, key.isolation, lambda: considered_by(device, model, hints))
-        held.callback(claims.let_go)
+        claims = kept.considered(device, hints, key.isolation, lambda: consider_support(device, model, hints))
+        held.callback(claims.release_work)
         return claims
 
     failed = None
     try:
         what = f"compilation: device {label}: what it supports"
-        claims = by(wishes.deadline, what, ask, late=Claims.let_go)
+        claims = run_with_deadline(wishes.deadline, what, ask, late=SupportReport.release_work)
     except Exception as error:
-        raise_own(error)
-        if (wishes.deadline is not None and isinstance(error, MissedDeadline)) or (stated and is_callers(error)):
+        raise_application_error(error)
+        if (wishes.deadline is not None and isinstance(error, MissedDeadline)) or (stated and is_argument_error(error)):
             raise
         failed = as_error(error, f"device {key.name}")
         gone = isinstance(error, GONE)
-        why = str(error) if gone else f"the driver failed to answer: {told(error).removeprefix(f'device {key.name}: ')}"
+        why = (
+            str(error)
+            if gone
+            else f"the driver failed to answer: {error_text(error).removeprefix(f'device {key.name}: ')}"
+        )
         _note(wishes, events, f"{label} takes nothing: {why}")
-        stated, claims = None, Claims(model, [Verdict(False, why)] * len(model.main.operations))
+        stated, claims = None, SupportReport(model, [Verdict(False, why)] * len(model.main.operations))
     own = identity_of(device)
     step = costs.STEP if key.isolation == "none" else costs.STEP_ELSEWHERE
     told_of = stated or Capabilities()
-    laid = laid_out(model, layout) if (layout := layout_of(device)) else None
+    laid = with_layout(model, layout) if (layout := layout_of(device)) else None
     offer = Offer(
         label, own.level, told_of, claims.verdicts, own.extensions, step=step, laid=laid, groups=claims.groups
     )
@@ -421,11 +434,11 @@ def _asked(
 def _taking_over(model: Model, offer: Offer) -> Offer:
     """Return the fallback offer of the CPU: all operations but those of extensions, and control flow with such inside."""
     operations = enumerate(model.main.operations)
-    own = frozenset(n for n, o in operations if any(is_extension(each.type) for each in reached(model, o)))
+    own = frozenset(n for n, o in operations if any(is_extension(each.type) for each in operations_reached(model, o)))
     return replace(offer, excluded=own, excluded_why="operations of extensions never fall back")
 
 
-def _note(wishes: Wishes, events: list[str], text: str) -> None:
+def _note(wishes: CompileOptions, events: list[str], text: str) -> None:
     events.append(text)
     _log.info("%s", text)
     if wishes.fallback == "warn":
@@ -449,19 +462,19 @@ def _span(operations: Sequence[int]) -> str:
 
 def _attempt(
     model: Model,
-    wishes: Wishes,
+    wishes: CompileOptions,
     candidates: Sequence[Candidate],
     offers: Sequence[Offer],
-    judge: Judge,
+    judge: Placer,
     events: list[str],
-    kept: Keeping,
+    kept: CompilationCache,
     undo: ExitStack,
 ) -> Plan | Failure:
     """Partition and prepare every partition; if one fails, close the others."""
     by_label = {c.offer.device: c for c in candidates}
-    found, parts = placed(model, wishes, by_label, offers, judge)
+    found, parts = partition_model(model, wishes, by_label, offers, judge)
     chosen = {choice.operation: choice.device for choice in found.choices if choice.device}
-    tell_whole(wishes.strategy, model, {n: d for n, d in chosen.items() if not by_label[d].interprets})
+    log_ignored_rules(wishes.strategy, model, {n: d for n, d in chosen.items() if not by_label[d].interprets})
     steps: list[Step] = []
     for planned, part in zip(found.steps, parts, strict=True):
         candidate = by_label[planned.device]
@@ -473,8 +486,8 @@ def _attempt(
         except MissedDeadline:
             raise
         except Exception as error:
-            raise_own(error)
-            if is_callers(error):
+            raise_application_error(error)
+            if is_argument_error(error):
                 raise
             undo.close()
             return Failure(planned.device, planned.operations, as_error(error, f"device {planned.device}"))
@@ -484,20 +497,22 @@ def _attempt(
         Configured(n, s.device, s.prepared, wishes.hints(s.device).options) for n, s in zip(used, steps, strict=True)
     ]
     configured += [each for step in steps for i in step.inside for each in i.plan.configuration.steps]
-    return Plan(model, found, tuple(steps), wishes, tuple(events), keys, Live(used), Configuration(configured), judge)
+    return Plan(
+        model, found, tuple(steps), wishes, tuple(events), keys, ExecutionStats(used), Configuration(configured), judge
+    )
 
 
-def _kept(model: Model, caching: Caching) -> Keeping:
+def _kept(model: Model, caching: CacheSettings) -> CompilationCache:
     if caching.folder is None:
-        return KeepsNothing(caching.why)
+        return NoCache(caching.why)
     from nnhal.runtime.cache.steps import ModelCache
 
     return ModelCache(caching, model)
 
 
-@trace.spanning("runtime", "preparation", "place operations")
-def placed(
-    model: Model, wishes: Wishes, by_label: Mapping[str, Candidate], offers: Sequence[Offer], judge: Judge
+@trace.traced_function("runtime", "preparation", "place operations")
+def partition_model(
+    model: Model, wishes: CompileOptions, by_label: Mapping[str, Candidate], offers: Sequence[Offer], judge: Placer
 ) -> tuple[Partition, list[Part]]:
     """Return the partitioning and its parts.
 
@@ -506,7 +521,7 @@ def placed(
     """
     for attempt in count():
         found = judge.partition(model, offers)
-        parts = [cut(model, planned.operations) for planned in found.steps]
+        parts = [extract_part(model, planned.operations) for planned in found.steps]
         refused: dict[str, dict[int, Verdict]] = {}
         for planned, part in zip(found.steps, parts, strict=True):
             device = by_label[planned.device].device
@@ -535,22 +550,22 @@ def _silent_on_others(found: Partition, runtime: str) -> Partition:
     return replace(found, choices=tuple(choices))
 
 
-def _asked_again(device: Device, label: str, part: Part, wishes: Wishes) -> dict[int, str]:
+def _asked_again(device: Device, label: str, part: Part, wishes: CompileOptions) -> dict[int, str]:
     """Return why a device rejects operations of a part alone, by number. If it fails to answer, it rejects all of it."""
 
-    def ask() -> Claims:
-        return considered_by(device, part.model, wishes.hints(device))
+    def ask() -> SupportReport:
+        return consider_support(device, part.model, wishes.hints(device))
 
     try:
         what = f"compilation: device {label}: what it supports"
-        claims = by(wishes.deadline, what, ask, late=Claims.let_go)
-        claims.let_go()
+        claims = run_with_deadline(wishes.deadline, what, ask, late=SupportReport.release_work)
+        claims.release_work()
         return claims.refused()
     except Exception as error:
-        raise_own(error)
+        raise_application_error(error)
         if wishes.deadline is not None and isinstance(error, MissedDeadline):
             raise
-        why = f"the driver failed to answer: {told(as_error(error, f'device {label}'))}"
+        why = f"the driver failed to answer: {error_text(as_error(error, f'device {label}'))}"
         return dict.fromkeys(range(len(part.model.main.operations)), why)
 
 
@@ -560,7 +575,7 @@ def _without(offer: Offer, refused: Mapping[int, Verdict]) -> Offer:
     return replace(offer, verdicts=verdicts, groups=[g for g in offer.groups if not refused.keys() & set(g.operations)])
 
 
-def is_callers(error: Exception) -> bool:
+def is_argument_error(error: Exception) -> bool:
     """Whether a driver's error is about the application's arguments, and so never a reason to fall back.
 
     InvalidArgument is, unless it is about the model, which the driver had accepted.
@@ -568,11 +583,11 @@ def is_callers(error: Exception) -> bool:
     return isinstance(error, InvalidArgument) and not isinstance(error, InvalidModel)
 
 
-@trace.spanning("runtime", "compilation", "prepare step", lambda device: f"device {identity_of(device).name}")
+@trace.traced_function("runtime", "compilation", "prepare step", lambda device: f"device {identity_of(device).name}")
 def prepare(
     device: Device,
     part: Part,
-    wishes: Wishes,
+    wishes: CompileOptions,
     label: str = "",
     undo: ExitStack | None = None,
     hints: Hints | None = None,
@@ -583,7 +598,7 @@ def prepare(
     label: the device's label. undo: closes it. hints: those of the wishes by default. entry: in the cache. Without a
     fallback, a partition whose driver has consumed the constants keeps none.
     """
-    laid = laid_out(part.model, layout_of(device))
+    laid = with_layout(part.model, layout_of(device))
     if wishes.fallback == "forbid":
         own = part.model.again()
         laid = replace(laid, model=own if laid.model is part.model else laid.model.again())
@@ -595,7 +610,7 @@ def prepare(
     if wishes.deadline is not None and start > wishes.deadline:
         raise MissedDeadline(f"{what}: the deadline passed before")
 
-    lane = Lane(f"device {label or name}")
+    lane = DeadlineExecutor(f"device {label or name}")
     if undo is not None:
         undo.callback(lane.close)
 
@@ -604,13 +619,13 @@ def prepare(
     def work() -> None:
         outcomes.append(entry.prepare_in(lane, device, laid.model, given, label or name))
 
-    by(None if device.timely else wishes.deadline, what, work, late=lambda _: lane.close())
+    run_with_deadline(None if device.timely else wishes.deadline, what, work, late=lambda _: lane.close())
     spent = time.monotonic_ns() - start
     _log.debug("%s prepared %d operations in %.1f ms", name, len(part.model.main.operations), spent / 1e6)
     if layout := layout_of(device):
         _log.info("%s has its part in %s, with %d transposes inserted", label or name, layout, laid.transposes)
-    consumed = wishes.fallback == "forbid" and let_weights_go(lane.prepared, laid.model, lane.where)
+    consumed = wishes.fallback == "forbid" and release_weights(lane.prepared, laid.model, lane.where)
     if consumed and laid.model is not part.model:
-        let_weights_go(lane.prepared, part.model, lane.where)
-    inside = lane.prepared.inside if isinstance(lane.prepared, Composite) else ()
+        release_weights(lane.prepared, part.model, lane.where)
+    inside = lane.prepared.inside if isinstance(lane.prepared, PreparedPlans) else ()
     return Step(device, part, lane.prepared, spent, lane, laid, consumed, outcomes[0], inside)

@@ -9,18 +9,18 @@ from typing import Any
 from nnhal.base import trace
 from nnhal.base.errors import InvalidRequest
 from nnhal.base.time import nanoseconds
-from nnhal.base.uncopied import Uncopied
-from nnhal.hal.fence import Fence, listed
-from nnhal.runtime.arguments import Edge, make_control
+from nnhal.base.uncopied import NotCopyable
+from nnhal.hal.fence import Fence, fence_list
+from nnhal.runtime.arguments import ModelInterface, make_control
 from nnhal.runtime.binding import Binding
 from nnhal.runtime.bursts import CompiledBurst
 from nnhal.runtime.cache.wanted import CacheOutcome
-from nnhal.runtime.caller import Caller, InUse, ModelCallable
+from nnhal.runtime.caller import Caller, InFlightTracker, ModelCallable
 from nnhal.runtime.compilation import Plan
-from nnhal.runtime.execute import Runner, Whole
+from nnhal.runtime.execute import ModelSignature, Runner
 from nnhal.runtime.fenced import Fenced, launch
 from nnhal.runtime.inflight import Execution, Queue
-from nnhal.runtime.learning import learn_from
+from nnhal.runtime.learning import measure_executions
 from nnhal.runtime.model_memory import ModelMemory, memory_of
 from nnhal.runtime.placement import Placement
 from nnhal.runtime.stream import Stream
@@ -31,7 +31,7 @@ WORKERS = 4  # the most submitted executions of one compiled model that run at o
 
 class Compiled(
     ModelCallable,
-    Uncopied,
+    NotCopyable,
     instead="any thread may use the same one; another process, or another compilation, gets the model and compiles it there",
 ):
     """A model compiled for its devices. Call it with numpy arrays, from any number of threads at once.
@@ -46,11 +46,11 @@ class Compiled(
 
     def __init__(self, plan: Plan, read: CacheOutcome | None = None) -> None:
         """read: the cache outcome of the import, if nnhal compiled a file with a cache."""
-        edge, plan = Edge(plan.model), plan.without_constants()
-        whole = Whole(plan.model)
+        edge, plan = ModelInterface(plan.model), plan.without_constants()
+        whole = ModelSignature(plan.model)
         runner = Runner(plan, whole)
-        learn_from(runner)
-        use = InUse(runner.close)
+        measure_executions(runner)
+        use = InFlightTracker(runner.close)
         super().__init__(Caller(plan, edge, runner, whole, use))
         self.inputs, self.outputs = edge.inputs, edge.outputs
         self._read = () if read is None else (read,)
@@ -86,7 +86,7 @@ class Compiled(
                 raise InvalidRequest(f"input {place}: must be a contiguous numpy array of the input's type to be bound")
         return Binding(self, caller, job)
 
-    @trace.seam("application", "execution", "submit", detail=lambda self: self._caller.plan.model.name)
+    @trace.traced_method("application", "execution", "submit", detail=lambda self: self._caller.plan.model.name)
     def submit(
         self, *inputs: Any, out: Any = None, deadline: float | None = None, loop_timeout: float | None = None
     ) -> Execution:
@@ -124,7 +124,7 @@ class Compiled(
                 caller.use.leave(job)
             raise
 
-    @trace.seam("application", "execution", "launch", detail=lambda self: self._caller.plan.model.name)
+    @trace.traced_method("application", "execution", "launch", detail=lambda self: self._caller.plan.model.name)
     def execute_fenced(
         self,
         *inputs: Any,
@@ -170,7 +170,7 @@ class Compiled(
                 self._caller.plan.configuration.leave(job.ticket)
                 self._caller.use.leave(job)
 
-            return launch(caller, job, listed(wait_for), nanoseconds(after, "after"), ended, launched)
+            return launch(caller, job, fence_list(wait_for), nanoseconds(after, "after"), ended, launched)
         except BaseException:
             if not launched:
                 caller.plan.configuration.leave(job.ticket)
@@ -242,7 +242,7 @@ class Compiled(
         """Where each operation runs, and why."""
         return self._caller.plan.placement
 
-    @trace.seam("application", "termination", "close", detail=lambda self: self._caller.plan.model.name)
+    @trace.traced_method("application", "termination", "close", detail=lambda self: self._caller.plan.model.name)
     def close(self) -> None:
         """Wait for running executions, then release all resources.
 
@@ -254,7 +254,7 @@ class Compiled(
             return
         caller = self._caller
         caller.closed = caller.closed or "the compiled model was closed"
-        self._queue.drain()
+        self._queue.wait_until_idle()
         for burst in list(self._bursts):
             burst._end(caller.closed)
         caller.use.end()

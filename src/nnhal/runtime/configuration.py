@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.errors import Closed, InvalidArgument, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.records import Struct
-from nnhal.hal.device import Device, Prepared, identity_of, reconfigured_by, traits_of
+from nnhal.hal.device import Device, Prepared, checked_reconfigure, identity_of, traits_of
 from nnhal.hal.request import UNLIMITED, Control
-from nnhal.hal.turns import Ticket, Turns
+from nnhal.hal.turns import LockTicket, OptionsLock
 
 _log = logger("execution")
 
@@ -32,7 +32,7 @@ class Configuration:
 
     def __init__(self, steps: Sequence[Configured]) -> None:
         self.steps, self.unknown = steps, ""
-        self.turns = Turns() if any(traits_of(step.prepared).changeable for step in steps) else None
+        self.turns = OptionsLock() if any(traits_of(step.prepared).changeable for step in steps) else None
 
     def change(self, device: str, options: Mapping[str, Any], control: Control) -> None:
         """Change the options of a device, in all its partitions or in none. control: limits the wait for earlier executions.
@@ -43,7 +43,7 @@ class Configuration:
         _check(device, options, chosen)
         if self.turns is None or not options:
             return
-        ticket = Ticket(alone=True)
+        ticket = LockTicket(alone=True)
         try:
             self.turns.queue(ticket)
             self.turns.wait(ticket, control)
@@ -52,15 +52,15 @@ class Configuration:
         finally:
             self.turns.leave(ticket)
 
-    def queue(self) -> Ticket | None:
+    def queue(self) -> LockTicket | None:
         """Return a place for an execution that does not run at once, until `leave`; None if none is needed."""
         if self.turns is None:
             return None
-        ticket = Ticket(alone=False)
+        ticket = LockTicket(alone=False)
         self.turns.queue(ticket)
         return ticket
 
-    def leave(self, ticket: Ticket | None) -> None:
+    def leave(self, ticket: LockTicket | None) -> None:
         """Note that it has ended, or will never run."""
         if self.turns is not None and ticket is not None:
             self.turns.leave(ticket)
@@ -77,7 +77,7 @@ class Configuration:
         labels = ", ".join(dict.fromkeys(step.label for step in self.steps))
         if not chosen:
             raise InvalidArgument(
-                f"configure: device {shown(device)} runs no partition of this model, must be one of {labels}"
+                f"configure: device {safe_repr(device)} runs no partition of this model, must be one of {labels}"
             )
         if len({id(step.device) for step in chosen}) > 1:
             raise InvalidArgument(f"configure: several devices are named {device!r}, must be one of {labels}")
@@ -109,13 +109,15 @@ class Configuration:
 
 def _tell(step: Configured, options: Mapping[str, Any], control: Control = UNLIMITED) -> None:
     """control: limits the wait for abandoned executions that the driver has not ended."""
-    reconfigured_by(step.prepared, f"device {step.label}", options, control)
+    checked_reconfigure(step.prepared, f"device {step.label}", options, control)
 
 
 def _check(device: str, options: Mapping[str, Any], chosen: Sequence[Configured]) -> None:
     """Raise InvalidArgument if these options may not change in all of these partitions."""
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
-        raise InvalidArgument(f"configure: options of {device} are {shown(options)}, must be a mapping with str keys")
+        raise InvalidArgument(
+            f"configure: options of {device} are {safe_repr(options)}, must be a mapping with str keys"
+        )
     for step in chosen:
         may = traits_of(step.prepared).changeable
         for name in options:

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nnhal.base.operands import Value, fixed
 from nnhal.model.graph import Model
-from nnhal.model.layouts import LaidOut
+from nnhal.model.layouts import ModelInLayout
 from nnhal.model.outline import outline
-from nnhal.model.parts import live
+from nnhal.model.parts import live_operands
 from nnhal.model.validate import validate, values_of
 from nnhal.runtime.measured.families import width
-from nnhal.runtime.schedule import Schedule, Standing, StepPlan, Together
+from nnhal.runtime.schedule import FusionGroup, Schedule, ScheduledGroup, StepPlan
 
 OPERATION, ELEMENT, MAC = 50e-6, 1e-9, 0.2e-9  # seconds of the reference; only their ratios matter
 # Seconds of a partition in addition to its operations, in this process and in another
@@ -36,7 +36,7 @@ def seconds(model: Model) -> list[float]:
     ]
 
 
-def transposing(laid: LaidOut) -> dict[int, float]:
+def layout_transposition(laid: ModelInLayout) -> dict[int, float]:
     """Estimate the reference's seconds for the TRANSPOSEs of a layout, by the original operation that they serve."""
     found: dict[int, float] = {}
     made = [laid.model.main.operations[n].outputs[0] for n in laid.inserted]
@@ -46,7 +46,7 @@ def transposing(laid: LaidOut) -> dict[int, float]:
     return found
 
 
-def turning(model: Model, laid: LaidOut) -> dict[int, float]:
+def operand_transposition(model: Model, laid: ModelInLayout) -> dict[int, float]:
     """Estimate the reference's seconds for transposing, by operand that has another order in the layout."""
     values = validate(model).subgraphs[0].values
     return {i: _transpose(values[i]) for i in laid.turned}
@@ -80,7 +80,10 @@ class Prices:
         self._grouped, self._between = grouped or {}, crossings or {}
         self._seconds, self._alone, self._starting, self._schedule = seconds, alone, starting, schedule
         self._claimed, self._turned = schedule.claimed, turned or {}
-        operations, values = {n: model.main.operations[n] for n in live(model)}, validate(model).subgraphs[0].values
+        operations, values = (
+            {n: model.main.operations[n] for n in live_operands(model)},
+            validate(model).subgraphs[0].values,
+        )
         self._writer = {i: n for n, operation in operations.items() for i in operation.outputs}
         self._readers: dict[int, list[int]] = {i: [] for i in self._writer}
         self.operations = len(operations)
@@ -116,12 +119,12 @@ class Prices:
                 found[n] = next(device for device, claims in self._claimed.items() if n in claims)
         return found
 
-    def _saved(self, together: Together, members: Sequence[int]) -> float:
+    def _saved(self, together: FusionGroup, members: Sequence[int]) -> float:
         """Return the seconds that a group saves, compared with each operation alone on its best device."""
         least = sum(min(self._alone[n].values(), default=math.inf) for n in members)
         return least - sum(self._in_group(together, n) for n in members)
 
-    def _in_group(self, together: Together, n: int) -> float:
+    def _in_group(self, together: FusionGroup, n: int) -> float:
         known = self._grouped.get(together.device)
         return together.cost * self._seconds[n] if known is None else known[n]
 
@@ -131,7 +134,7 @@ class Prices:
         An operation that is supported only in a group, and lacks it, moves to where it is best alone. If no device
         supports it alone, the group's other operations move to it.
         """
-        found, joined = list(devices), set[Together]()
+        found, joined = list(devices), set[FusionGroup]()
         for _ in range(PASSES):
             steps = self._schedule.steps(found)
             strays = self._strays(steps)
@@ -162,22 +165,22 @@ class Prices:
 
     # -------------------------------------------------------------------------------------------------------- prices
 
-    def of_step(self, step: StepPlan, *, starting: bool = True) -> float:
+    def partition_cost(self, step: StepPlan, *, starting: bool = True) -> float:
         """Return the price of one valid partition, without transfers, and on request without its fixed cost."""
         standing = self._schedule.standing([step]) if step.device in self._claimed else {}
         running = self._running(((n, step.device) for n in step.operations), standing)
         return running + (self._starting[step.device] if starting else 0.0)
 
-    def can_price(self, step: StepPlan) -> bool:
+    def is_supported(self, step: StepPlan) -> bool:
         """Whether the device, as it is now, supports all of a partition."""
         known = step.device in self._starting and max(step.operations) < len(self._alone)
         return known and self._may_go(step.operations, step.device)
 
-    def starting(self, device: str) -> float:
+    def fixed_cost(self, device: str) -> float:
         """Return the fixed cost of a partition on a device."""
         return self._starting[device]
 
-    def of_crossings(self, devices: Sequence[str]) -> float:
+    def transfer_cost(self, devices: Sequence[str]) -> float:
         """Return the price of all device transfers."""
         return self._crossings(self._writer, devices)
 
@@ -186,7 +189,7 @@ class Prices:
         starting = sum(self._starting[device] for device, _ in steps) + self._crossings(self._writer, devices)
         return starting + self._running(enumerate(devices), self._schedule.standing(steps))
 
-    def _running(self, placed: Iterable[tuple[int, str]], standing: Mapping[int, Standing]) -> float:
+    def _running(self, placed: Iterable[tuple[int, str]], standing: Mapping[int, ScheduledGroup]) -> float:
         """Return the price of the operations on their devices, groups as one."""
         if not standing:
             return sum(self._alone[n][device] for n, device in placed)
@@ -262,7 +265,7 @@ class Prices:
         missing = {n for n in members if device not in self._alone[n]}
         return not missing or missing <= self._as_one(members, device).keys()
 
-    def _as_one(self, members: Sequence[int], device: str) -> dict[int, Standing]:
+    def _as_one(self, members: Sequence[int], device: str) -> dict[int, ScheduledGroup]:
         return self._schedule.standing([StepPlan(device, tuple(members))]) if device in self._claimed else {}
 
     def _price(self, members: Sequence[int], device: str, operands: Iterable[int], devices: Sequence[str]) -> float:
@@ -272,7 +275,7 @@ class Prices:
 
     # --------------------------------------------------------------------------------------------------------- chains
 
-    def chained(self) -> list[str] | None:
+    def cheapest_chain(self) -> list[str] | None:
         """Return the cheapest assignment that changes devices only where a single operand is transferred.
 
         Exact if each block reads only what the block before wrote: an earlier operand counts as coming from the device

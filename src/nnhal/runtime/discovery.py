@@ -10,16 +10,16 @@ from functools import cache
 from pathlib import Path
 
 from nnhal.base import trace
-from nnhal.base.answers import answering, raise_own, shown
-from nnhal.base.errors import DeviceUnavailable, InvalidArgument, clipped, told
+from nnhal.base.answers import driver_call, raise_application_error, safe_repr
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument, bounded_text, error_text
 from nnhal.base.installed import EntryPoint, entry_points
 from nnhal.base.log import logger
-from nnhal.base.names import is_path, meant
-from nnhal.base.once import Once
+from nnhal.base.names import is_path, suggestion
+from nnhal.base.once import OnceTable
 from nnhal.base.records import PartlyCompared
-from nnhal.base.stacks import let_frames_go, note_stack
-from nnhal.hal.code import MadeWith
-from nnhal.hal.device import Device, capabilities_by, identity_of
+from nnhal.base.stacks import store_stack, without_frames
+from nnhal.hal.code import CreationArguments
+from nnhal.hal.device import Device, driver_capabilities, identity_of
 from nnhal.runtime.sources import Source
 
 GROUP = "nnhal.drivers"
@@ -30,7 +30,7 @@ _CPU_ORIGIN = "nnhal.drivers.reference:device"
 _log = logger("manager")
 
 
-class Found(PartlyCompared, frozen=True):
+class DiscoveredDriver(PartlyCompared, frozen=True):
     """A discovered driver.
 
     Attributes:
@@ -58,7 +58,7 @@ class Found(PartlyCompared, frozen=True):
         if self.device is None:
             error = DeviceUnavailable(f"{what or f'device {self.name!r} does not load'}: {self.problem}")
             error.__cause__ = self.error
-            note_stack(error)
+            store_stack(error)
             try:
                 raise error
             finally:
@@ -66,8 +66,10 @@ class Found(PartlyCompared, frozen=True):
         return self.device
 
 
-_registered: dict[str, Found] = {}  # registered by the application, by device name
-_loaded: Once[str, Found] = Once(lambda name: f"driver {name!r}")  # installed drivers, by entry point
+_registered: dict[str, DiscoveredDriver] = {}  # registered by the application, by device name
+_loaded: OnceTable[str, DiscoveredDriver] = OnceTable(
+    lambda name: f"driver {name!r}"
+)  # installed drivers, by entry point
 
 
 @cache
@@ -105,9 +107,9 @@ def candidates() -> list[str]:
 
 
 def _measured_engines() -> list[str]:
-    from nnhal.runtime.measured.place import there
+    from nnhal.runtime.measured.place import is_measured
 
-    if not there():
+    if not is_measured():
         return []
     from nnhal.runtime.measured.record import profile
 
@@ -115,7 +117,7 @@ def _measured_engines() -> list[str]:
     return [] if known is None else [name for name in engines() if name in known.devices]
 
 
-def found_of(names: Sequence[str]) -> list[Found]:
+def drivers_named(names: Sequence[str]) -> list[DiscoveredDriver]:
     """Return the drivers of these names, from any group.
 
     Args:
@@ -131,7 +133,7 @@ def found_of(names: Sequence[str]) -> list[Found]:
     return [_one(name) for name in names]
 
 
-def found() -> list[Found]:
+def load_candidates() -> list[DiscoveredDriver]:
     """Load every candidate of a compilation that names no device; the CPU last.
 
     Engines are included if they were measured on this machine.
@@ -139,24 +141,24 @@ def found() -> list[Found]:
     return sorted(map(_one, candidates()), key=lambda f: (f.name == CPU, f.name))
 
 
-def found_with_engines() -> list[Found]:
-    """Load the same drivers as `found` and all engines; the CPU last."""
-    *others, cpu = found()
+def found_with_engines() -> list[DiscoveredDriver]:
+    """Load the same drivers as `load_candidates` and all engines; the CPU last."""
+    *others, cpu = load_candidates()
     more = [name for name in engines() if all(name != other.name for other in others)]
-    return [*others, *found_of(more), cpu]
+    return [*others, *drivers_named(more), cpu]
 
 
 def devices() -> list[Device]:
     """Return the devices that loaded, the CPU last."""
-    return [f.device for f in found() if f.device is not None]
+    return [f.device for f in load_candidates() if f.device is not None]
 
 
-def _one(name: str) -> Found:
+def _one(name: str) -> DiscoveredDriver:
     """Return the driver with this entry point or registered name; load no other."""
     return _registered.get(name) or _from_entry(_installed()[name])
 
 
-def _from_entry(point: EntryPoint) -> Found:
+def _from_entry(point: EntryPoint) -> DiscoveredDriver:
     return _loaded.get(point.name, lambda: _load(point.name, point.value, point.load))
 
 
@@ -165,24 +167,24 @@ def cpu() -> Device:
     return _from_entry(_installed()[CPU]).loaded()
 
 
-@trace.spanning("driver", "initialisation", "load driver", lambda name: f"device {name}")
-def _load(name: str, origin: str, load: Callable[[], Callable[[], object]]) -> Found:
+@trace.traced_function("driver", "initialisation", "load driver", lambda name: f"device {name}")
+def _load(name: str, origin: str, load: Callable[[], Callable[[], object]]) -> DiscoveredDriver:
     try:
         factory = load()
         made = factory()
         device = made if isinstance(made, Device) else _adapted(made, name, origin)
         facts = vars(device.cached_as)  # the driver's code decides what its factory creates the device with
-        known = facts.get("_made_with", MadeWith()) if device is made else MadeWith()
+        known = facts.get("_made_with", CreationArguments()) if device is made else CreationArguments()
         facts["_made_with"] = known.by(factory)
         check(device)
     except BaseException as error:
-        raise_own(error)
-        problem = clipped(told(error))
+        raise_application_error(error)
+        problem = bounded_text(error_text(error))
         _log.debug("driver %s (%s) does not load: %s", name, origin, problem)
-        return Found(name, origin, None, problem, let_frames_go(error))
+        return DiscoveredDriver(name, origin, None, problem, without_frames(error))
     own = identity_of(device).name
     _log.debug("driver %s (%s) loaded as device %s", name, origin, own)
-    return Found(own, origin, device)
+    return DiscoveredDriver(own, origin, device)
 
 
 def _adapted(driver: object, name: str, origin: str) -> Device:
@@ -207,7 +209,7 @@ def load_one(name: str) -> Device:
     """
     if name in names():
         return _one(name).loaded()
-    for entry in found():
+    for entry in load_candidates():
         if entry.name == name:
             return entry.loaded()
     raise unknown(name)
@@ -216,7 +218,7 @@ def load_one(name: str) -> Device:
 def unknown(name: str) -> DeviceUnavailable:
     """Return the error for an unknown device name."""
     there = ", ".join([*names(samples=False), *engines()])
-    return DeviceUnavailable(f"device {name!r} is not known, must be one of {there}{meant(name, names())}")
+    return DeviceUnavailable(f"device {name!r} is not known, must be one of {there}{suggestion(name, names())}")
 
 
 def select(names: Sequence[str] | None) -> list[Device]:
@@ -269,7 +271,7 @@ def load_driver(path: str | Path) -> Device:
         DeviceUnavailable: The driver does not load.
     """
     if not isinstance(path, str | os.PathLike):
-        raise InvalidArgument(f"driver is {shown(path)}, must be the path of a Python file that defines device()")
+        raise InvalidArgument(f"driver is {safe_repr(path)}, must be the path of a Python file that defines device()")
     source = Source(Path(path))
 
     def factory() -> Callable[[], object]:
@@ -300,9 +302,9 @@ def load_extension(path: str | Path) -> None:
         DriverFailed: The code raised an exception.
     """
     if not isinstance(path, str | os.PathLike):
-        raise InvalidArgument(f"extension is {shown(path)}, must be the path of a Python file")
+        raise InvalidArgument(f"extension is {safe_repr(path)}, must be the path of a Python file")
     source = Source(Path(path), "extension")
-    with answering(f"extension {source.path}", "the file"):
+    with driver_call(f"extension {source.path}", "the file"):
         source.load()
 
 
@@ -321,10 +323,10 @@ def register(device: Device, origin: str = "registered") -> None:
     """
     check(device)
     name = identity_of(device).name
-    _registered[name] = Found(name, origin, device)
+    _registered[name] = DiscoveredDriver(name, origin, device)
 
 
 def check(device: Device) -> None:
     """Raise an error for a device with invalid attributes; the message names the attribute."""
     identity_of(device)
-    capabilities_by(device)
+    driver_capabilities(device)

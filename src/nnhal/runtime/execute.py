@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.answers import raise_own
+from nnhal.base.answers import raise_application_error
 from nnhal.base.errors import (
     BadState,
     Cancelled,
@@ -18,20 +18,20 @@ from nnhal.base.errors import (
     OutputInsufficientSize,
 )
 from nnhal.base.log import logger
-from nnhal.base.once import Once
+from nnhal.base.once import OnceTable
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.hal.background import asynchronous
 from nnhal.hal.device import Prepared, identity_of
-from nnhal.hal.host import contents_within, fill_within, run_beside
+from nnhal.hal.host import contents_within, fill_within, run_in_background
 from nnhal.hal.memory import Buffer, check_use
-from nnhal.hal.request import UNLIMITED, Control, Request, Run, Signature, Timing, plausible
-from nnhal.hal.turns import Ticket
+from nnhal.hal.request import UNLIMITED, Control, Request, Run, Signature, Timing, checked_timing
+from nnhal.hal.turns import LockTicket
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
-from nnhal.model.parts import cut, live, reached
+from nnhal.model.parts import extract_part, live_operands, operations_reached
 from nnhal.runtime import discovery
-from nnhal.runtime.compilation import Composite, Plan, Step, prepare, warn_of_fallback
+from nnhal.runtime.compilation import Plan, PreparedPlans, Step, prepare, warn_of_fallback
 from nnhal.runtime.job import Job, Profile, Report, StepTiming
 from nnhal.runtime.placement import WHOLE
 from nnhal.runtime.schedule import StepPlan
@@ -41,7 +41,7 @@ LARGE = 1 << 16  # bytes; intermediates of this size are worth reusing
 _log = logger("execution")
 
 
-class Line:
+class PartitionRunner:
     """A partition in execution: its arguments among the operands of the whole model, and its function that runs."""
 
     __slots__ = (
@@ -76,7 +76,7 @@ class Line:
         if request.input_buffers or request.output_buffers:
             check_use(self.prepared, request)
             if not self.timely:  # otherwise the driver's process enforces them
-                run = run_beside(run)
+                run = run_in_background(run)
         if self.launched or (control.bounded and not self.timely):
             return self.lane.run(run, request, control, self.launched)
         return request.execute(run, control)
@@ -92,19 +92,23 @@ class Runner:
     """Runs the jobs of a plan, for any number of threads at once."""
 
     def __init__(
-        self, plan: Plan, whole: "Whole", lines: Sequence[Line] | None = None, spares: "Spares | None" = None
+        self,
+        plan: Plan,
+        whole: "ModelSignature",
+        lines: Sequence[PartitionRunner] | None = None,
+        spares: "FallbackPartitions | None" = None,
     ) -> None:
         """lines, spares: of another runner of the plan, with other functions that run."""
         self.plan = plan
         labels = [step.device for step in plan.partition.steps]
-        self.lines = lines or [Line(step, label) for step, label in zip(plan.steps, labels, strict=True)]
+        self.lines = lines or [PartitionRunner(step, label) for step, label in zip(plan.steps, labels, strict=True)]
         self._live, self._ran, self._turns = plan.live, plan.live.ran, plan.configuration.turns
-        self.spares = spares or Spares(plan)
+        self.spares = spares or FallbackPartitions(plan)
         main = plan.model.main
         self._known = [argument.fixed for argument in whole.signature.outputs]
         self._places = {operand: place for place, operand in enumerate(main.outputs)}
         only = self.lines[0] if len(self.lines) == 1 else None
-        self._watched = any(line.launched or isinstance(line.prepared, Composite) for line in self.lines)
+        self._watched = any(line.launched or isinstance(line.prepared, PreparedPlans) for line in self.lines)
         direct = only is not None and (only.reads, only.writes) == (main.inputs, main.outputs) and not self._watched
         self._only = only if direct else None
         self._large = {  # shapes and element types
@@ -122,7 +126,7 @@ class Runner:
         if self._turns is None:
             self._run(job)
             return
-        ticket = job.ticket or Ticket(alone=False)
+        ticket = job.ticket or LockTicket(alone=False)
         try:
             if ticket is not job.ticket:
                 self._turns.queue(ticket)
@@ -147,7 +151,7 @@ class Runner:
                     request.execute(only.run, UNLIMITED)
                 job.results, job.shapes = request.results, request.shapes
                 if request.small:
-                    raise too_small(request.shapes, request.small)
+                    raise buffers_too_small(request.shapes, request.small)
             else:
                 self._run_steps(job)
         except NEVER_RETRIED:
@@ -191,15 +195,17 @@ class Runner:
             self._frames.append(frame)
         job.results, job.shapes = [arrays.get(operand) for operand in main.outputs], shapes
 
-    def _note_shapes(self, line: Line, request: Request, shapes: list[Any]) -> None:
+    def _note_shapes(self, line: PartitionRunner, request: Request, shapes: list[Any]) -> None:
         """Note the shapes of the model's outputs; OutputInsufficientSize if a buffer is too small."""
         for operand, shape in zip(line.writes, request.shapes, strict=True):
             if operand in self._places:
                 shapes[self._places[operand]] = shape
         if request.small:
-            raise too_small(shapes, [self._places[line.writes[n]] for n in request.small])
+            raise buffers_too_small(shapes, [self._places[line.writes[n]] for n in request.small])
 
-    def _room(self, line: Line, rooms: Sequence[Array | None] | None, frame: dict[int, Array]) -> list[Array | None]:
+    def _room(
+        self, line: PartitionRunner, rooms: Sequence[Array | None] | None, frame: dict[int, Array]
+    ) -> list[Array | None]:
         """Return the output arrays of a partition.
 
         They are the caller's. A large one that only other partitions read is a buffer of the frame, allocated once.
@@ -217,7 +223,7 @@ class Runner:
                 found.append(frame[operand])
         return found
 
-    def _step(self, number: int, line: Line, request: Request, job: Job) -> None:
+    def _step(self, number: int, line: PartitionRunner, request: Request, job: Job) -> None:
         """Run one partition, on the CPU if it fails; fill the request and the report."""
         report, control, profile = job.report, job.control, None
         if control.measure:
@@ -242,16 +248,16 @@ class Runner:
                 self._fell_back_inside(job, number, request.fell_back)
         if report is not None:
             total = time.monotonic_ns() - start
-            timing = plausible(timing, f"device {device}")
+            timing = checked_timing(timing, f"device {device}")
             each, inside = ({}, ()) if profile is None else (dict(profile.spent), profile.inside)
             count = len(line.step.part.model.main.operations)
             report.steps.append(StepTiming(device, count, total, timing, each, inside))
 
     def _step_on_cpu(
-        self, number: int, line: Line, request: Request, job: Job, error: Exception
+        self, number: int, line: PartitionRunner, request: Request, job: Job, error: Exception
     ) -> tuple[str, Timing | None]:
         """Run a failed partition on the CPU if permitted, else raise the error."""
-        raise_own(error)
+        raise_application_error(error)
         if not self._may_fall_back([line.step]):
             raise error
         request.fell_back = ""  # it counts once
@@ -275,11 +281,11 @@ class Runner:
             return False
         parts = [step.part.model for step in steps]
         operations = ((model, o) for model in parts for o in model.main.operations)
-        return not any(is_extension(each.type) for model, o in operations for each in reached(model, o))
+        return not any(is_extension(each.type) for model, o in operations for each in operations_reached(model, o))
 
     def _whole_on_cpu(self, job: Job, error: Exception) -> None:
         """Run the whole model on the CPU, the last resort; raise `error` if that is impossible."""
-        raise_own(error)
+        raise_application_error(error)
         if not self._may_fall_back(self.plan.steps):
             raise error
         device = self.lines[0].label if len(self.lines) == 1 else "a step"
@@ -296,7 +302,7 @@ class Runner:
         if len(self.lines) == 1:
             self._keep_against(self.plan.partition.steps[0], error)
         if request.small:
-            raise too_small(request.shapes, request.small)
+            raise buffers_too_small(request.shapes, request.small)
         job.results, job.shapes = request.results, request.shapes
 
     def _note(self, job: Job, step: int, text: str) -> None:
@@ -313,7 +319,7 @@ class Runner:
 
     def kept(self) -> int:
         """Return the bytes of intermediates between partitions that are kept for the next execution."""
-        inside = sum(step.prepared.kept() for step in self.plan.steps if isinstance(step.prepared, Composite))
+        inside = sum(step.prepared.kept() for step in self.plan.steps if isinstance(step.prepared, PreparedPlans))
         return inside + sum(array.nbytes for frame in tuple(self._frames) for array in frame.values())
 
     def close(self) -> None:
@@ -326,12 +332,12 @@ class Runner:
         self._frames.clear()
 
 
-class Spares:
+class FallbackPartitions:
     """Failed partitions prepared again on the CPU, by number, and the `WHOLE` model."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._steps: Once[int, Step] = Once(lambda number: f"partition {number} on the CPU")
+        self._steps: OnceTable[int, Step] = OnceTable(lambda number: f"partition {number} on the CPU")
 
     def get(self, number: int) -> Step:
         """Return the partition; prepare it on first use."""
@@ -343,7 +349,7 @@ class Spares:
 
     def _made(self, number: int) -> Step:
         model = self._plan.model
-        part = cut(model, live(model)) if number == WHOLE else self._plan.steps[number].part
+        part = extract_part(model, live_operands(model)) if number == WHOLE else self._plan.steps[number].part
         return prepare(discovery.cpu(), part, replace(self._plan.wishes, deadline=None))
 
     def close(self) -> None:
@@ -351,7 +357,7 @@ class Spares:
             step.lane.close()
 
 
-class Whole:
+class ModelSignature:
     """A compiled model in the role of one prepared model: for the roles of buffers, and for requests behind fences."""
 
     def __init__(self, model: Model) -> None:
@@ -378,7 +384,7 @@ def _on_host(prepared: Prepared, request: Request, control: Control) -> Timing |
     return timing
 
 
-def too_small(shapes: Sequence[Any], small: Sequence[int]) -> OutputInsufficientSize:
+def buffers_too_small(shapes: Sequence[Any], small: Sequence[int]) -> OutputInsufficientSize:
     """Return the error for outputs whose buffers are too small, with every known shape."""
     what = ", ".join(f"output {i} needs shape {list(shapes[i] or ())}" for i in small)
     return OutputInsufficientSize(f"execution: {what}; the memory given is smaller", shapes)

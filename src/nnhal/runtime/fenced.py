@@ -13,8 +13,8 @@ from itertools import accumulate
 from typing import Any
 
 from nnhal.base import trace
-from nnhal.base.answers import may_be_own
-from nnhal.base.brief import brief
+from nnhal.base.answers import may_be_application_error
+from nnhal.base.brief import short_repr
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import (
     DeadObject,
@@ -29,16 +29,23 @@ from nnhal.base.log import logger
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
 from nnhal.base.time import WORK_NS, limit, point_in_time, seconds_until
-from nnhal.base.uncopied import Uncopied
-from nnhal.hal.background import ExecutionInfo, FencedExecution, Untold, another, check_fenced, run_after
-from nnhal.hal.device import Prepared, fenced_by, info_by
+from nnhal.base.uncopied import NotCopyable
+from nnhal.hal.background import (
+    ExecutionInfo,
+    FencedExecution,
+    InfoUnavailable,
+    check_fenced,
+    copy_of_error_once,
+    run_after,
+)
+from nnhal.hal.device import Prepared, checked_info, fenced_by
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.request import UNLIMITED, Argument, Control, Request, Timing, summed
 from nnhal.runtime.allocation import Allocation
 from nnhal.runtime.caller import Caller
-from nnhal.runtime.execute import NEVER_RETRIED, Line
-from nnhal.runtime.inflight import Home
+from nnhal.runtime.execute import NEVER_RETRIED, PartitionRunner
+from nnhal.runtime.inflight import OwnerProcess
 from nnhal.runtime.job import Job, Report
 
 _GRACE = 0.1  # seconds
@@ -47,7 +54,7 @@ _MOST_FENCES = 16  # the most fences that go with a call to another process; for
 _log = logger("execution")
 
 
-class Fenced(Uncopied, instead="another process gets its `result()`"):
+class Fenced(NotCopyable, instead="another process gets its `result()`"):
     """A launched fenced execution.
 
     Attributes:
@@ -76,7 +83,7 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
         self._deadline, self._patience = deadline, patience
         self._infos, self.fence, self._finish, self.way = list(infos), fence, finish, way
         self._span = span if len(self._infos) > 1 else 0
-        self._lock, self._home = threading.Lock(), Home()
+        self._lock, self._home = threading.Lock(), OwnerProcess()
         self._results: tuple[Any] | None = None
         self._failed: NnhalError | None = None
 
@@ -86,7 +93,7 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
         return self.fence is None or self.fence.status() is not None
 
     def __repr__(self) -> str:
-        return brief(f"Fenced, {self.fence or 'ended'}", [self.way])
+        return short_repr(f"Fenced, {self.fence or 'ended'}", [self.way])
 
     def get_execution_info(self) -> ExecutionInfo:
         """Return the times of the execution: since the launch, and since the last fence in `wait_for` was signalled.
@@ -110,7 +117,7 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
         on_device, in_driver = summed(i.fenced.on_device for i in infos), summed(i.fenced.in_driver for i in infos)
         return ExecutionInfo(Timing(on_device, launched), Timing(on_device, in_driver))
 
-    @trace.seam("application", "results", "wait for the result")
+    @trace.traced_method("application", "results", "wait for the result")
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the end and return the outputs.
 
@@ -142,16 +149,16 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
                 raise
         with self._lock:
             if self._failed is not None:
-                raise another(self._failed)
+                raise copy_of_error_once(self._failed)
             if self._results is None:
                 try:
                     self._info_until(until)
                     self._results = (self._finish(True),)
-                except Untold as error:
+                except InfoUnavailable as error:
                     raise MissedDeadline(str(error)) from None
                 except NnhalError as error:
                     self._finish(False)
-                    self._failed = another(error).with_traceback(None)
+                    self._failed = copy_of_error_once(error).with_traceback(None)
                     raise
             return self._results[0]
 
@@ -220,7 +227,9 @@ def launch(
     except BaseException as error:
         job.written = written
         job.settle(False)
-        if begun and isinstance(error, Exception) and not may_be_own(error):  # an interrupt may have come anywhere
+        if (
+            begun and isinstance(error, Exception) and not may_be_application_error(error)
+        ):  # an interrupt may have come anywhere
             _when_all_ended(chain.local, leave)
         raise
 
@@ -342,7 +351,7 @@ class _Chain:
         ] = {}  # by partition: outputs that later partitions read, in this execution's memory, and their places
         self.launched: list[FencedExecution] = []
         self.local: list[FencedExecution] = []  # the ones that may still run in this process
-        self._requests: list[tuple[Line, Request]] = []
+        self._requests: list[tuple[PartitionRunner, Request]] = []
 
     def launch(self, leave: Callable[[], object], begun: list[None]) -> Fenced:
         """Launch each partition. `leave` is called when those in this process have ended."""
@@ -446,7 +455,7 @@ def _signalled(fence: Fence, seconds: float) -> bool:
 def _info_of(execution: FencedExecution, where: str, until: int | None) -> ExecutionInfo:
     if execution.fence is not None and execution.fence.status() is None:
         raise _NotEnded(f"{where}: execution info: the execution has not ended")
-    return info_by(execution, where, until)
+    return checked_info(execution, where, until)
 
 
 def _when_all_ended(executions: Sequence[FencedExecution], call: Callable[[], object]) -> None:
@@ -463,7 +472,7 @@ def _when_all_ended(executions: Sequence[FencedExecution], call: Callable[[], ob
         call()
 
 
-def _between(lines: Sequence[Line], operands: Collection[int]) -> dict[int, Array]:
+def _between(lines: Sequence[PartitionRunner], operands: Collection[int]) -> dict[int, Array]:
     """Allocate shared memory for what partitions write and later ones read: drivers receive it by reference."""
     found = [
         (operand, argument.nbytes, argument)

@@ -14,15 +14,24 @@ from nnhal.base.errors import InvalidModel, OperationFailed, UnsupportedModel
 from nnhal.base.operands import Shape
 from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
-from nnhal.hal.claims import Claims
+from nnhal.hal.claims import SupportReport
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.model.graph import Model, Operation, Subgraph
-from nnhal.model.parts import Part, branch, live
+from nnhal.model.parts import Part, branch, live_operands
 from nnhal.model.validate import level_needed, validate
 from nnhal.runtime import costs, discovery
-from nnhal.runtime.cache.wanted import Keeping
-from nnhal.runtime.compilation import CONTROL_FLOW, Candidate, Inside, Wishes, asked, compiled_on, judge_of, placed
+from nnhal.runtime.cache.wanted import CompilationCache
+from nnhal.runtime.compilation import (
+    CONTROL_FLOW,
+    Candidate,
+    CompileOptions,
+    InnerPlan,
+    compiled_on,
+    partition_model,
+    placer_of,
+    query_devices,
+)
 from nnhal.runtime.interpreter import PreparedFlow
 from nnhal.runtime.isolation import DeviceKey, labels
 from nnhal.runtime.partition import Choice, Offer, Partition
@@ -34,14 +43,14 @@ _NO = Verdict(False, "runs nothing but control flow")
 
 
 class Branch(Record, frozen=True):
-    """A subgraph that may be compiled separately, and the devices' answers about it. reads, shapes: as in `Inside`."""
+    """A subgraph that may be compiled separately, and the devices' answers about it. reads, shapes: as in `InnerPlan`."""
 
     name: str
     model: Model
     reads: tuple[int, ...]
     shapes: tuple[Shape | None, ...]
     candidates: Sequence[Candidate]
-    kept: Keeping
+    kept: CompilationCache
 
 
 Branches = Mapping[int, tuple[Branch, Branch]]  # by the operation that refers to them
@@ -53,12 +62,12 @@ class ControlFlow(Device):
     name, version, type = "runtime", __version__, DeviceType.OTHER
     timely = True
 
-    def __init__(self, wishes: Wishes, events: list[str]) -> None:
+    def __init__(self, wishes: CompileOptions, events: list[str]) -> None:
         """events: receives the fallbacks during the preparation of subgraphs."""
         self._wishes, self._events = wishes, events
 
     def supports(self, model: Model) -> list[Verdict]:
-        """Reject everything: `interpreting` decides, by the answers of other devices."""
+        """Reject everything: `with_interpreter` decides, by the answers of other devices."""
         return [_NO] * len(model.main.operations)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
@@ -71,7 +80,7 @@ class ControlFlow(Device):
                 for each in branches[n]:
                     own = undo.enter_context(ExitStack())
                     plan = compiled_on(each.candidates, each.model, self._wishes, self._events, each.kept, own)
-                    inside.append(Inside(n, each.name, plan.without_constants(), each.reads, each.shapes))
+                    inside.append(InnerPlan(n, each.name, plan.without_constants(), each.reads, each.shapes))
             prepared = PreparedFlow(model, inside)
             undo.pop_all()
         return prepared
@@ -81,12 +90,12 @@ class ControlFlow(Device):
         raise OperationFailed("it interprets control flow and has no device memory")
 
 
-def interpreting(
+def with_interpreter(
     model: Model,
-    wishes: Wishes,
+    wishes: CompileOptions,
     candidates: Sequence[Candidate],
     events: list[str],
-    kept: Keeping,
+    kept: CompilationCache,
     held: ExitStack,
 ) -> list[Candidate]:
     """Return the runtime as a candidate for control flow of a model, if it supports some.
@@ -101,7 +110,7 @@ def interpreting(
     )
     prices: dict[int, tuple[float, float]] = {}
     said = False
-    for n in live(model):
+    for n in live_operands(model):
         if model.main.operations[n].type not in CONTROL_FLOW:
             continue
         whole = [c for c in candidates if _takes(model, c.offer, n)]
@@ -122,8 +131,8 @@ def interpreting(
             found[n] = first, second
     if not said:
         return []
-    claims = Claims(model, verdicts, (), found)
-    held.callback(claims.let_go)
+    claims = SupportReport(model, verdicts, (), found)
+    held.callback(claims.release_work)
     key = DeviceKey(device.name, device.version, f"{__name__}:{ControlFlow.__name__}", "none")
     label = labels([*(c.key for c in candidates), key])[-1]
     offer = Offer(label, device.level, Capabilities.uniform(1.0), verdicts, step=0.0)
@@ -220,10 +229,10 @@ def _asked(
     model: Model,
     n: int,
     subgraph: NamedPart,
-    wishes: Wishes,
+    wishes: CompileOptions,
     candidates: Sequence[Candidate],
     events: list[str],
-    kept: Keeping,
+    kept: CompilationCache,
     held: ExitStack,
 ) -> Branch:
     """Ask the devices that had an answer about the whole model."""
@@ -233,7 +242,7 @@ def _asked(
     values = validate(model).subgraphs[subgraph.number + 1].values
     shapes = tuple(None if (v := values[i]) is None else v.shape for i in whole.inputs)
     named = [(c.device, c.key, c.offer.device) for c in candidates if c.failed is None]
-    return Branch(subgraph.name, inner, reads, shapes, asked(named, inner, wishes, events, keeps, held), keeps)
+    return Branch(subgraph.name, inner, reads, shapes, query_devices(named, inner, wishes, events, keeps, held), keeps)
 
 
 def _prices(branch: Branch, found: Partition, preference: Preference, cpu: str) -> tuple[float, float]:
@@ -262,7 +271,7 @@ def _cost(choice: Choice, device: str) -> float:
 
 
 def _verdict(
-    branches: tuple[Branch, Branch], wishes: Wishes, whole: Sequence[Candidate]
+    branches: tuple[Branch, Branch], wishes: CompileOptions, whole: Sequence[Candidate]
 ) -> tuple[Verdict, tuple[float, float]]:
     """Return whether the runtime interprets an operation, and the sums of `_prices` over its subgraphs.
 
@@ -274,8 +283,8 @@ def _verdict(
     for each in branches:
         by_label = {c.offer.device: c for c in each.candidates}
         try:
-            offers, judge = judge_of(each.candidates, each.model, wishes)
-            found, _ = placed(each.model, wishes, by_label, offers, judge)
+            offers, judge = placer_of(each.candidates, each.model, wishes)
+            found, _ = partition_model(each.model, wishes, by_label, offers, judge)
         except UnsupportedModel as error:
             return Verdict(False, f"{each.name}: {error}"), (0.0, 0.0)
         used[each.name] = list(dict.fromkeys(step.device for step in found.steps))

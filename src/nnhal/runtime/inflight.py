@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 from nnhal.base import trace
-from nnhal.base.answers import raise_own
-from nnhal.base.brief import brief
+from nnhal.base.answers import raise_application_error
+from nnhal.base.brief import short_repr
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import Cancelled, Closed, MissedDeadline, NnhalError, ResourceExhausted
 from nnhal.base.log import logger
-from nnhal.base.time import limit, patience
-from nnhal.base.uncopied import Uncopied
+from nnhal.base.time import limit, wait_seconds
+from nnhal.base.uncopied import NotCopyable
 from nnhal.hal.background import start
 from nnhal.hal.queue import MOST_WAITING
 from nnhal.hal.request import Control
@@ -26,7 +26,7 @@ _GRACE = 1.0  # seconds after the deadline in which an execution ends by itself
 _log = logger("execution")
 
 
-class Home:
+class OwnerProcess:
     """The process that an execution belongs to. The threads that run it do not survive a fork."""
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class Home:
             raise Closed(f"{what}: was launched before this process was forked, and is the other's; execute it again")
 
 
-class Execution(Uncopied, instead="another process gets its `result()`"):
+class Execution(NotCopyable, instead="another process gets its `result()`"):
     """An execution in flight: wait for it, await it, select on it (`fileno`), or cancel it."""
 
     def __init__(self, future: "Future[Any]", control: Control) -> None:
-        self._own, self._control, self._home = future, control, Home()
+        self._own, self._control, self._home = future, control, OwnerProcess()
         self._event = Owner()
         self._overdue = False  # remains true once it is noted
 
@@ -51,7 +51,7 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
         self._home.check("execution")
         return self._own
 
-    @trace.seam("application", "results", "wait for the result")
+    @trace.traced_method("application", "results", "wait for the result")
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the end and return the outputs.
 
@@ -76,7 +76,7 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
         except CancelledError:
             raise Cancelled("execution: cancelled by its owner") from None
         except TimeoutError as error:
-            raise_own(error)
+            raise_application_error(error)
             if wait != left:
                 raise TimeoutError(f"execution: not done after {timeout} s") from None
             raise self._missed() from None
@@ -96,7 +96,7 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
             raise error.__context__ from None
 
     def _left(self) -> float | None:
-        return patience(self._control.deadline)
+        return wait_seconds(self._control.deadline)
 
     def _missed(self) -> MissedDeadline:
         self._overdue = True
@@ -106,7 +106,7 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
         except CancelledError:
             pass
         except TimeoutError as error:
-            raise_own(error)
+            raise_application_error(error)
         return MissedDeadline("execution: the deadline has passed")
 
     wait = result
@@ -131,7 +131,7 @@ class Execution(Uncopied, instead="another process gets its `result()`"):
         else:
             error = future.exception()
             state = "done" if error is None else f"failed, {type(error).__name__}"
-        return brief(f"Execution, {state}")
+        return short_repr(f"Execution, {state}")
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when the execution has ended. It lives as long as this object."""
@@ -188,7 +188,7 @@ class Queue:
 
     def submit(self, who: object, work: Callable[[], Any], leave: Callable[[], object], control: Control) -> Execution:
         """Queue `work` for `who`. `leave` is called when it has ended, or will never begin."""
-        item = _Item(who, trace.carried(work, "submitted"), leave)
+        item = _Item(who, trace.with_span(work, "submitted"), leave)
         with self._lock:
             if len(self._waiting) >= MOST_WAITING:
                 raise ResourceExhausted(
@@ -247,7 +247,7 @@ class Queue:
         with self._lock:
             self._at_work.discard(who)
 
-    def drain(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait until all submitted work has ended."""
         while True:
             with self._lock:

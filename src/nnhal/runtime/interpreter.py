@@ -13,31 +13,31 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from nnhal.base.answers import let_go
+from nnhal.base.answers import close_quietly
 from nnhal.base.codes import OperationType
 from nnhal.base.errors import Closed, DeadObject, LoopTimeout, NnhalError, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.hal.burst import Burst
-from nnhal.hal.device import Device, allocated_by, memory_by
-from nnhal.hal.host import HostBuffer, Turn, contents_within, fill_within
+from nnhal.hal.device import Device, allocated_by, checked_memory_use
+from nnhal.hal.host import ExclusiveUse, HostBuffer, contents_within, fill_within
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
-from nnhal.hal.memory_use import MemoryUse, together
+from nnhal.hal.memory_use import MemoryUse, combined_use
 from nnhal.hal.request import Argument, Control, Request, Timing
 from nnhal.model.graph import CONSTANTS, Model, operation_label
 from nnhal.model.validate import validate
 from nnhal.ops.schema import agree, show
-from nnhal.runtime.bursts import opened
-from nnhal.runtime.compilation import Composite, Inside
-from nnhal.runtime.execute import LARGE, Line, Runner, Whole
+from nnhal.runtime.bursts import open_bursts
+from nnhal.runtime.compilation import InnerPlan, PreparedPlans
+from nnhal.runtime.execute import LARGE, ModelSignature, PartitionRunner, Runner
 from nnhal.runtime.job import BranchTiming, Job, Profile, Report, StepTiming
 
 Values = list[Array | None]
 _log = logger("execution")
 
 
-class PreparedFlow(Composite):
+class PreparedFlow(PreparedPlans):
     """Operations of control flow, one after another, for any number of executions at once.
 
     Every partition inside may fall back to the CPU. If that fails, the execution fails.
@@ -45,7 +45,7 @@ class PreparedFlow(Composite):
 
     timely = True  # its partitions are
 
-    def __init__(self, model: Model, inside: Sequence[Inside]) -> None:
+    def __init__(self, model: Model, inside: Sequence[InnerPlan]) -> None:
         """model: contains nothing but control flow. inside: two for each operation."""
         self.inside, self.model = tuple(inside), model
         self.weights_consumed = all(step.consumed for each in inside for step in each.plan.steps)
@@ -58,9 +58,9 @@ class PreparedFlow(Composite):
 
     def run(self, request: Request, control: Control) -> Timing | None:
         """Execute as `Prepared.run`; LoopTimeout if a WHILE takes too long."""
-        return self.run_on(self._branches, request, control)
+        return self.run_with(self._branches, request, control)
 
-    def run_on(self, branches: "Sequence[_Branch]", request: Request, control: Control) -> Timing | None:
+    def run_with(self, branches: "Sequence[_Branch]", request: Request, control: Control) -> Timing | None:
         """Execute with these functions for the subgraphs."""
         inner = control if control.profile is None else control._replace(profile=None)
         execution = _Execution(inner, _Spent(control.profile) if control.measure else None)
@@ -72,7 +72,7 @@ class PreparedFlow(Composite):
         finally:
             request.fell_back = execution.fell_back
         execution.end()  # results were copied from memory that is reused
-        return None if execution.spent is None else execution.spent.told()
+        return None if execution.spent is None else execution.spent.timing()
 
     def _run_all(
         self, branches: "Sequence[_Branch]", request: Request, control: Control, execution: "_Execution"
@@ -98,12 +98,12 @@ class PreparedFlow(Composite):
         """Open a burst, with a burst of its driver for each partition inside."""
         return _Bursts(self)
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[PartitionRunner]:
         """Yield the partitions inside."""
         for each in self._branches:
             yield from each.runner.lines
 
-    def in_bursts(self, bursts: list[Burst], ways: list[str]) -> "list[_Branch]":
+    def with_bursts(self, bursts: list[Burst], ways: list[str]) -> "list[_Branch]":
         """Return the same subgraphs, with each partition in a burst, which is added; those without a burst use plain calls.
 
         ways: receives how each partition runs.
@@ -112,7 +112,7 @@ class PreparedFlow(Composite):
         for each in self._branches:
             lines = []
             for line in each.runner.lines:
-                other, way = opened(line, bursts)
+                other, way = open_bursts(line, bursts)
                 lines.append(other)
                 ways.append(way)
             found.append(_Branch(each.inside, lines, each.runner))
@@ -120,10 +120,10 @@ class PreparedFlow(Composite):
 
     def memory(self) -> MemoryUse:
         """Return the sum over all partitions inside."""
-        return together(memory_by(line.prepared, line.signature.where) for line in self.lines())
+        return combined_use(checked_memory_use(line.prepared, line.signature.where) for line in self.lines())
 
     def kept(self) -> int:
-        """As in `Composite`."""
+        """As in `PreparedPlans`."""
         return sum(each.runner.kept() for each in self._branches) + sum(each.kept() for each in self._operations)
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class _Spent:
         """Return a report for one run of a subgraph; its fallbacks are recorded even if the run fails."""
         return Report(fallbacks=self._fallbacks)
 
-    def add(self, inside: Inside, report: Report) -> None:
+    def add(self, inside: InnerPlan, report: Report) -> None:
         """Add one run of a subgraph."""
         which = inside.operation, inside.name
         self._runs[which] = self._runs.get(which, 0) + 1
@@ -159,7 +159,7 @@ class _Spent:
             steps[n, step.device] = step if before is None else _both(before, step)
             self._timings.append(step.driver)
 
-    def told(self) -> Timing:
+    def timing(self) -> Timing:
         """Return the sum."""
         if self._profile is not None:
             self._profile.inside = tuple(
@@ -198,7 +198,9 @@ def _sum(timings: Sequence[Timing | None]) -> Timing:
 class _Inner(Runner):
     """Runs a plan inside an execution of another, which handles option changes and the fallback as a whole."""
 
-    def __init__(self, inside: Inside, whole: Whole, lines: Sequence[Line] | None, spares: Any) -> None:
+    def __init__(
+        self, inside: InnerPlan, whole: ModelSignature, lines: Sequence[PartitionRunner] | None, spares: Any
+    ) -> None:
         super().__init__(inside.plan, whole, lines, spares)
         self._turns = self._only = None
         self._what = f"{inside.name} of operation #{inside.operation}"
@@ -218,13 +220,13 @@ class _Inner(Runner):
 class _Branch:
     def __init__(
         self,
-        inside: Inside,
-        lines: Sequence[Line] | None = None,
+        inside: InnerPlan,
+        lines: Sequence[PartitionRunner] | None = None,
         of: "_Inner | None" = None,
     ) -> None:
         """lines, of: other functions for the partitions of another runner."""
         self.inside = inside
-        self.whole = Whole(inside.plan.model)
+        self.whole = ModelSignature(inside.plan.model)
         self.runner = _Inner(inside, self.whole, lines, None if of is None else of.spares)
 
     def operand(self, n: int) -> int | None:
@@ -439,7 +441,7 @@ class _Carrying:
                         devices.append(step.device)
         if not roles or any(device is not devices[0] for device in devices):
             return None
-        if isinstance(roles[0].prepared, Composite):
+        if isinstance(roles[0].prepared, PreparedPlans):
             return None
         return _Held(devices[0], tuple(roles), n < self.changed)
 
@@ -573,7 +575,7 @@ class _State:
 
 
 def _close(buffer: Buffer) -> None:
-    let_go("driver", "close() of a buffer", buffer.close)
+    close_quietly("driver", "close() of a buffer", buffer.close)
 
 
 # --------------------------------------------------------------------------------------------------------------- bursts
@@ -583,11 +585,11 @@ class _Bursts(Burst):
     """A burst, with a burst of its driver for each partition inside."""
 
     def __init__(self, interpreter: PreparedFlow) -> None:
-        self._interpreter, self._turn, self._closed = interpreter, Turn(), False
+        self._interpreter, self._turn, self._closed = interpreter, ExclusiveUse(), False
         self._bursts: list[Burst] = []
         ways: list[str] = []
         try:
-            self._branches = interpreter.in_bursts(self._bursts, ways)
+            self._branches = interpreter.with_bursts(self._bursts, ways)
         except BaseException:
             self.close()
             raise
@@ -610,12 +612,12 @@ class _Bursts(Burst):
     def run(self, request: Request, control: Control) -> Timing | None:
         """Execute as `Prepared.run`."""
         try:
-            mine = self._turn.take_in_burst(request)
+            mine = self._turn.acquire_in_burst(request)
             if self._closed:
                 raise Closed("burst: used after close")
             if not mine:
                 return self._interpreter.run(request, control)
-            return self._interpreter.run_on(self._branches, request, control)
+            return self._interpreter.run_with(self._branches, request, control)
         finally:
             self._turn.give_back(request)
 
@@ -627,4 +629,4 @@ class _Bursts(Burst):
     def close(self) -> None:
         self._closed = True
         for burst in self._bursts:
-            let_go("driver", "close() of a burst", burst.close)
+            close_quietly("driver", "close() of a burst", burst.close)

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any, Literal
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.names import is_path
-from nnhal.base.once import Once
+from nnhal.base.once import OnceTable
 from nnhal.base.records import Record
-from nnhal.base.time import at_once
+from nnhal.base.time import map_in_threads
 from nnhal.base.values import parsed_level
 from nnhal.hal.device import Device, identity_of
 from nnhal.runtime import discovery
 
 if TYPE_CHECKING:
-    from nnhal.ipc.client.process import Resilient
+    from nnhal.ipc.client.process import ReconnectingDevice
 
 Isolation = Literal["none", "process"]
 STARTING = "driver processes"
 _log = logger("manager")
 
 
-class Place(Record, frozen=True):
+class DriverLocation(Record, frozen=True):
     """The place of a driver: name, what its process loads, whether this client owns the process."""
 
     name: str
@@ -31,27 +31,29 @@ class Place(Record, frozen=True):
     own: bool
 
 
-_devices: "Once[Place, Resilient]" = Once(lambda place: f"the process of device {place.name!r}")
+_devices: "OnceTable[DriverLocation, ReconnectingDevice]" = OnceTable(
+    lambda place: f"the process of device {place.name!r}"
+)
 
 
-def isolated(name: str) -> "Resilient":
+def isolated(name: str) -> "ReconnectingDevice":
     """Return the device of a driver in this client's process for it, which is started if necessary."""
-    from nnhal.ipc.client.process import Resilient, start
+    from nnhal.ipc.client.process import ReconnectingDevice, start
 
     driver = discovery.origin_of(name)
-    return _kept(Place(name, driver, True), lambda: Resilient(name, lambda: start(driver)))
+    return _kept(DriverLocation(name, driver, True), lambda: ReconnectingDevice(name, lambda: start(driver)))
 
 
-def service(name: str) -> "Resilient":
+def service(name: str) -> "ReconnectingDevice":
     """Return the device of a running service of this user."""
-    from nnhal.ipc.client.process import Resilient
+    from nnhal.ipc.client.process import ReconnectingDevice
     from nnhal.ipc.names import connect
 
-    return _kept(Place(name, name, False), lambda: Resilient(name, lambda: connect(name)))
+    return _kept(DriverLocation(name, name, False), lambda: ReconnectingDevice(name, lambda: connect(name)))
 
 
-def _kept(place: Place, make: "Callable[[], Resilient]") -> "Resilient":
-    def checked() -> "Resilient":
+def _kept(place: DriverLocation, make: "Callable[[], ReconnectingDevice]") -> "ReconnectingDevice":
+    def checked() -> "ReconnectingDevice":
         device = make()
         try:
             discovery.check(device)
@@ -65,26 +67,26 @@ def _kept(place: Place, make: "Callable[[], Resilient]") -> "Resilient":
             raise
         return device
 
-    return _devices.get(place, checked, stale=lambda device: device.unusable)
+    return _devices.get(place, checked, stale=lambda device: device.is_unusable)
 
 
-class Confined(Record, frozen=True):
+class SandboxStatus(Record, frozen=True):
     """The sandbox of a driver's process: the applied mechanisms, and why others are not; or why it does not start."""
 
     applied: Mapping[str, str]
     problem: str = ""
 
 
-def confinement(names: Sequence[str]) -> dict[str, Confined]:
+def confinement(names: Sequence[str]) -> dict[str, SandboxStatus]:
     """Start an isolated process for each driver, all at once, and return their sandboxes."""
 
-    def ask(name: str) -> Confined:
+    def ask(name: str) -> SandboxStatus:
         try:
-            return Confined(isolated(name).confinement)
+            return SandboxStatus(isolated(name).confinement)
         except NnhalError as error:
-            return Confined({}, str(error))
+            return SandboxStatus({}, str(error))
 
-    return dict(zip(names, at_once(STARTING, ask, names), strict=True))
+    return dict(zip(names, map_in_threads(STARTING, ask, names), strict=True))
 
 
 def at_level(
@@ -94,18 +96,18 @@ def at_level(
 
     options: its additional options in each compilation.
     """
-    from nnhal.hal.wrappers import AtLevel, WithOptions
+    from nnhal.hal.wrappers import WithHalLevel, WithOptions
 
     if options:
         return WithOptions(at_level(name, level, own_process=own_process), options)
 
     if own_process:
-        from nnhal.ipc.client.process import Resilient, start
+        from nnhal.ipc.client.process import ReconnectingDevice, start
 
         driver = discovery.origin_of(name)
-        return Resilient(name, lambda: start(driver, level=level)) if level else isolated(name)
+        return ReconnectingDevice(name, lambda: start(driver, level=level)) if level else isolated(name)
     device = select([name], "none")[0]
-    return AtLevel(device, parsed_level(level)) if level else device
+    return WithHalLevel(device, parsed_level(level)) if level else device
 
 
 def select(names: Sequence[str | Device] | None, isolation: Isolation) -> list[Device]:
@@ -124,12 +126,12 @@ def select(names: Sequence[str | Device] | None, isolation: Isolation) -> list[D
         return name if isinstance(name, Device) else _named(name, by_name)
 
     return _each_once(
-        map(device, names) if isolation == "none" else at_once(STARTING, device, list(dict.fromkeys(names)))
+        map(device, names) if isolation == "none" else map_in_threads(STARTING, device, list(dict.fromkeys(names)))
     )
 
 
-def _all_isolated() -> "list[Resilient]":
-    def started(name: str) -> "Resilient | None":
+def _all_isolated() -> "list[ReconnectingDevice]":
+    def started(name: str) -> "ReconnectingDevice | None":
         try:
             return isolated(name)
         except NnhalError as error:
@@ -137,7 +139,7 @@ def _all_isolated() -> "list[Resilient]":
             return None
 
     names = [name for name in discovery.candidates() if name != discovery.CPU]
-    return [device for device in at_once(STARTING, started, names) if device is not None]
+    return [device for device in map_in_threads(STARTING, started, names) if device is not None]
 
 
 def _named(name: str, by_name: Callable[[str], Device]) -> Device:
@@ -174,9 +176,9 @@ def key_of(device: Device) -> DeviceKey:
     name, version, *_ = identity_of(device)
     if not device.timely:
         return DeviceKey(name, version, discovery.source_of(device), "none")
-    from nnhal.ipc.client.process import Resilient
+    from nnhal.ipc.client.process import ReconnectingDevice
 
-    if not isinstance(device, Resilient):
+    if not isinstance(device, ReconnectingDevice):
         return DeviceKey(name, version, discovery.source_of(device), "none")
     drivers = (place.driver for place, kept in _devices.values().items() if kept is device)
     return DeviceKey(name, version, next(drivers, name), "process" if device.isolated else "service")

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.errors import ContractBroken
 from nnhal.base.operands import Array, typed
 from nnhal.base.records import Record, Struct, field
-from nnhal.hal.host import Writing
+from nnhal.hal.host import BufferWrite
 from nnhal.hal.memory import Buffer
 from nnhal.hal.request import UNLIMITED, Control, Timing, summed
-from nnhal.hal.turns import Ticket
+from nnhal.hal.turns import LockTicket
 from nnhal.model.graph import EdgeForm
 from nnhal.runtime.allocation import Allocation
 
@@ -66,7 +66,7 @@ class Profile:
     def __call__(self, operation: int, begin_ns: int, end_ns: int) -> None:
         """Add the time between two points of the monotonic clock to operation `operation`."""
         if any(type(value) is not int for value in (operation, begin_ns, end_ns)):
-            what = f"{shown(operation)}, {shown(begin_ns)}, {shown(end_ns)}"
+            what = f"{safe_repr(operation)}, {safe_repr(begin_ns)}, {safe_repr(end_ns)}"
             raise ContractBroken(f"{self._where}: profile({what}), must be integers")
         if not 0 <= operation < len(self._serves):
             raise ContractBroken(
@@ -96,7 +96,7 @@ class Report(Struct):
         return Timing(summed(None if s.driver is None else s.driver.on_device for s in self.steps))
 
 
-class Crossing:
+class EdgeConversion:
     """Converts an argument of the application, outer, from or to the model's array, inner, which has another type."""
 
     def __init__(self, form: EdgeForm, outer: Array, where: str) -> None:
@@ -140,11 +140,11 @@ class Job:
     buffers: Mapping[int, Buffer] = {}
     read: Mapping[int, Allocation] = {}
     written: Mapping[int, Allocation] = {}
-    writing: Mapping[int, Writing] = {}
-    taken: Mapping[int, Crossing] = {}
-    left: Mapping[int, Crossing] = {}
+    writing: Mapping[int, BufferWrite] = {}
+    taken: Mapping[int, EdgeConversion] = {}
+    left: Mapping[int, EdgeConversion] = {}
     named = False
-    ticket: Ticket | None = None
+    ticket: LockTicket | None = None
     fell_back = ""
     writer: object = None  # identifies it as the writer of allocations
     shapes: Sequence[Any] = ()

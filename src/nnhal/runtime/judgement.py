@@ -14,8 +14,8 @@ from nnhal.base.errors import (
     DeadObject,
     DeviceUnavailable,
     MissedDeadline,
-    clipped,
-    ran_short,
+    bounded_text,
+    is_out_of_resources,
 )
 from nnhal.base.log import logger
 from nnhal.base.names import is_path
@@ -24,11 +24,11 @@ from nnhal.hal.device import Device
 from nnhal.model.graph import Model
 from nnhal.runtime import costs, discovery
 from nnhal.runtime.isolation import DeviceKey, key_of
-from nnhal.runtime.measured.later import later, settle
-from nnhal.runtime.measured.place import there
+from nnhal.runtime.measured.later import queue_write, wait_for_writes
+from nnhal.runtime.measured.place import is_measured
 from nnhal.runtime.partition import Measured, Offer, Partition, Steps
 from nnhal.runtime.schedule import StepPlan
-from nnhal.runtime.strategies import Strategy, by_hand, check, placed
+from nnhal.runtime.strategies import Strategy, check, manual_placement, placed
 
 if TYPE_CHECKING:
     from nnhal.runtime.measured.profile import DeviceProfile, MachineProfile
@@ -43,7 +43,7 @@ PASSING = (
 _log = logger("compilation")
 
 
-class Asking(Record, frozen=True):
+class PlacementKey(Record, frozen=True):
     """The settings that determine a model's speed apart from the device: preference, threads, options by device."""
 
     preference: Preference
@@ -51,7 +51,7 @@ class Asking(Record, frozen=True):
     options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
-class Judge(Record, frozen=True):
+class Placer(Record, frozen=True):
     """Places one model. keys: of the devices, by label. measured: None to use the declared performance.
 
     name: identifies the model; "" until it is needed. learns: whether execution times are recorded. held: whether the
@@ -61,7 +61,7 @@ class Judge(Record, frozen=True):
     name: str
     keys: Mapping[str, DeviceKey]
     strategy: Strategy
-    asking: Asking
+    asking: PlacementKey
     measured: Measured | None = None
     learns: bool = False
     held: bool = False
@@ -75,11 +75,11 @@ class Judge(Record, frozen=True):
         key = self.keys[label]
         return identity_of(key, self.asking.options.get(key.name, {}))
 
-    def learn(self, found: Sequence[tuple[Steps, float]], settled: bool = False) -> None:
+    def record_times(self, found: Sequence[tuple[Steps, float]], settled: bool = False) -> None:
         """Record the times of assignments, in seconds.
 
         Not for devices that another process cannot have, with a pinned profile, or if the preference is not time.
-        settled: as in `record.learn`.
+        settled: as in `record.record_times`.
         """
         if self.held or self.asking.preference != Preference.FAST_SINGLE_ANSWER:
             return
@@ -87,7 +87,7 @@ class Judge(Record, frozen=True):
 
         rows = [(text, seconds) for steps, seconds in found if (text := self._text(steps))]
         if rows:
-            later(lambda: record.learn(self.name, rows, settled))
+            queue_write(lambda: record.record_times(self.name, rows, settled))
 
     def begun(self, steps: Steps) -> None:
         """Note that a compilation has this assignment. If it is a trial, record that."""
@@ -96,7 +96,7 @@ class Judge(Record, frozen=True):
             from nnhal.runtime.measured import record
 
             _log.info("placement: all on %s is tried, as it may take less than what is known", steps[0].device)
-            later(lambda: record.tried(self.name, text))
+            queue_write(lambda: record.record_trial(self.name, text))
 
     def _text(self, steps: Steps) -> str:
         """Return an assignment in the record's format; "" if a device cannot be recorded."""
@@ -106,17 +106,17 @@ class Judge(Record, frozen=True):
     def failed(self, model: Model, label: str, operations: Sequence[int], phase: str, error: BaseException) -> None:
         """Record that a device failed at operations that it supports. Not for transient failures, or the CPU."""
         lost = isinstance(error, DeadObject) and error.driver_fault != "crash"  # an exit may have been requested
-        if lost or isinstance(error, PASSING) or ran_short(error) or self.keys[label].name == discovery.CPU:
+        if lost or isinstance(error, PASSING) or is_out_of_resources(error) or self.keys[label].name == discovery.CPU:
             return
         identity = self.identity(label)
         if not identity:
             return
         from nnhal.runtime.measured import record
 
-        why = clipped(" ".join(str(error).split()), 500)
+        why = bounded_text(" ".join(str(error).split()), 500)
         name = self.name or _key_of(model, self.asking)
-        failure = record.KeptFailure(identity, name, tuple(operations), phase, why, label)
-        later(lambda: record.failed(failure))
+        failure = record.StoredFailure(identity, name, tuple(operations), phase, why, label)
+        queue_write(lambda: record.record_failure(failure))
 
 
 def identity_of(key: DeviceKey, options: Mapping[str, object] | None = None) -> str:
@@ -133,7 +133,7 @@ def identity_of(key: DeviceKey, options: Mapping[str, object] | None = None) -> 
     return blake2b("\0".join(facts).encode(), digest_size=8).hexdigest()
 
 
-def as_measured(devices: Sequence[Device]) -> list[Device]:
+def without_stale_engines(devices: Sequence[Device]) -> list[Device]:
     """Return the default candidates, without engines that have changed since they were measured."""
     engines, found, profile = {*discovery.engines()}, [], None
     for device in devices:
@@ -149,26 +149,26 @@ def as_measured(devices: Sequence[Device]) -> list[Device]:
     return found
 
 
-def judged(
+def with_measurements(
     model: Model,
     offers: Sequence[Offer],
     keys: Mapping[str, DeviceKey],
     strategy: Strategy,
-    asking: Asking,
+    asking: PlacementKey,
     *,
     forgive: bool,
     tune: bool,
-) -> tuple[list[Offer], Judge]:
+) -> tuple[list[Offer], Placer]:
     """Return the offers with what is known about their devices, and the judge.
 
     keys: by label. forgive: whether to ignore earlier failures, because there is no fallback. tune: whether placements
     are about to be measured.
     """
     check(strategy, model, list(keys))
-    settle(SOON)
-    if not there() and not tune:
+    wait_for_writes(SOON)
+    if not is_measured() and not tune:
         _log.info("%s", HINT)
-        return list(offers), Judge("", keys, strategy, asking, Measured() if strategy.kind == "measured" else None)
+        return list(offers), Placer("", keys, strategy, asking, Measured() if strategy.kind == "measured" else None)
     from nnhal.runtime.measured import record
 
     options = {label: asking.options.get(key.name, {}) for label, key in keys.items()}
@@ -182,23 +182,23 @@ def judged(
     learnt, tried = _learnt(name, identities) if counts else ({}, frozenset())
     if strategy.kind == "stated" or not (known or learnt or tune or strategy.kind == "measured"):
         _log.info("%s", HINT)
-        return found, Judge(name, keys, strategy, asking, held=held)
+        return found, Placer(name, keys, strategy, asking, held=held)
     if profile is None or not known:
-        return found, Judge(name, keys, strategy, asking, Measured(learnt=learnt), learns=tune and not held, held=held)
+        return found, Placer(name, keys, strategy, asking, Measured(learnt=learnt), learns=tune and not held, held=held)
     found = [_predicted(o, model, profile, keys[o.device], asking) if o.device in known else o for o in found]
     crossings = _crossings(profile, {o.device: keys[o.device] for o in found})
     cpu = profile.devices.get(discovery.CPU)
     unknown = any(offer.predicted is None for offer in found)
     measured = Measured(crossings, learnt, tried, _seconds(cpu, model, asking) if unknown and cpu is not None else None)
-    return found, Judge(name, keys, strategy, asking, measured, learns=not held, held=held)
+    return found, Placer(name, keys, strategy, asking, measured, learns=not held, held=held)
 
 
-def _key_of(model: Model, asking: Asking) -> str:
+def _key_of(model: Model, asking: PlacementKey) -> str:
     """Return a 32-character key for a model and its settings."""
-    from nnhal.model.stored import stored
+    from nnhal.model.stored import pack_device_view
 
     asked = f"{int(asking.preference)} {asking.threads}".encode()
-    return blake2b(stored(model) + asked, digest_size=16).hexdigest()
+    return blake2b(pack_device_view(model) + asked, digest_size=16).hexdigest()
 
 
 def _profiled(profile: "MachineProfile", key: DeviceKey) -> bool:
@@ -218,7 +218,7 @@ def _without_failures(
         text = f"failed in {failure.phase} before: {failure.why} (kept until its version changes: nnhal devices)"
         for device in (device for device, identity in asked.items() if identity == failure.device):
             lost.setdefault(device, {}).update(dict.fromkeys(failure.operations, text))
-    for n, (device, _) in by_hand(model, offers, strategy).items() if lost else ():
+    for n, (device, _) in manual_placement(model, offers, strategy).items() if lost else ():
         lost.get(device, {}).pop(n, None)
     return [
         replace(offer, excluded=offer.excluded | why.keys(), excluded_why=next(iter(why.values())))
@@ -228,7 +228,7 @@ def _without_failures(
     ]
 
 
-def _predicted(offer: Offer, model: Model, profile: "MachineProfile", key: DeviceKey, asking: Asking) -> Offer:
+def _predicted(offer: Offer, model: Model, profile: "MachineProfile", key: DeviceKey, asking: PlacementKey) -> Offer:
     device = profile.devices[key.name]
     seconds = _seconds(device, model, asking)
     if seconds is None:
@@ -238,11 +238,11 @@ def _predicted(offer: Offer, model: Model, profile: "MachineProfile", key: Devic
     return replace(offer, predicted=seconds, step=step)
 
 
-def _seconds(device: "DeviceProfile", model: Model, asking: Asking) -> list[float] | None:
+def _seconds(device: "DeviceProfile", model: Model, asking: PlacementKey) -> list[float] | None:
     """Return the predicted cost of each operation, in the preference's unit; None without enough measurements."""
-    from nnhal.runtime.measured.families import works
+    from nnhal.runtime.measured.families import work_of_operations
 
-    seconds = device.predicted(works(model), asking.threads)
+    seconds = device.predicted(work_of_operations(model), asking.threads)
     if seconds is None:
         return None
     factor = 1.0
@@ -271,7 +271,7 @@ def _learnt(model: str, identities: Mapping[str, str]) -> tuple[dict[Steps, floa
     labels = {identity: label for label, identity in identities.items() if identity}
     found: dict[Steps, float] = {}
     tried: set[Steps] = set()
-    for text, (seconds, settled) in record.learnt(model).items():
+    for text, (seconds, settled) in record.assignment_times(model).items():
         rows = _assignment(text)
         if rows and all(identity in labels for identity, _ in rows):
             steps = tuple(StepPlan(labels[identity], operations) for identity, operations in rows)
@@ -287,5 +287,5 @@ def _assignment(text: str) -> list[tuple[str, tuple[int, ...]]]:
     try:
         return msgspec.json.decode(text, type=list[tuple[str, tuple[int, ...]]])
     except msgspec.DecodeError as error:
-        _log.warning("partition times: %s is not an assignment: %s", clipped(text, 50), error)
+        _log.warning("partition times: %s is not an assignment: %s", bounded_text(text, 50), error)
         return []

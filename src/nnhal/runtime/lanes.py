@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 from nnhal.base import trace
-from nnhal.base.answers import answering, let_go, shown
+from nnhal.base.answers import close_quietly, driver_call, safe_repr
 from nnhal.base.errors import Closed, ContractBroken, NnhalError, as_error
 from nnhal.base.log import logger
 from nnhal.base.native import Gate
@@ -20,7 +20,7 @@ class _Bounded:
 
     __slots__ = ("_control", "_lane", "_notified", "_request", "_run", "done", "outcome")
 
-    def __init__(self, lane: "Lane", run: Run, request: Request, control: Control) -> None:
+    def __init__(self, lane: "DeadlineExecutor", run: Run, request: Request, control: Control) -> None:
         self._lane, self._run, self._request, self._control = lane, run, request, control
         self.outcome: tuple[NnhalError | None, Timing | None] | None = None
         self.done, self._notified = Gate(), threading.Lock()
@@ -46,11 +46,11 @@ class _Bounded:
             _log.warning("%s: notified again, ignored", self._lane.where)
             return
         try:
-            with answering(self._lane.where, "execute()"):
+            with driver_call(self._lane.where, "execute()"):
                 if isinstance(error, BaseException):
                     raise error
                 if error is not None:
-                    raise ContractBroken(f"notified {shown(error)}, must be an NnhalError or None")
+                    raise ContractBroken(f"notified {safe_repr(error)}, must be an NnhalError or None")
             self.outcome = None, timing
         except NnhalError as raised:
             self.outcome = raised, None
@@ -58,7 +58,7 @@ class _Bounded:
         self.done.open()
 
 
-class Lane:
+class DeadlineExecutor:
     """Runs executions of one partition with deadlines. prepared: the model, once it is prepared.
 
     A driver may continue after an execution was abandoned: its request then ignores all writes, and its prepared model
@@ -109,7 +109,7 @@ class Lane:
     def _launch(self, bounded: _Bounded, request: Request, control: Control) -> None:
         try:
             self.enter(bounded)
-            with answering(self.where, "execute()"):
+            with driver_call(self.where, "execute()"):
                 self.prepared.execute(request, control, bounded.notify)
         except BaseException:
             self.leave(bounded)
@@ -138,4 +138,4 @@ class Lane:
             self._closed = True
         layer = "runtime" if getattr(self.prepared, "timely", False) is True else "driver"
         with trace.span(layer, "termination", "close", self.where):
-            let_go(self.where, "close() of a prepared model", self.prepared.close)
+            close_quietly(self.where, "close() of a prepared model", self.prepared.close)

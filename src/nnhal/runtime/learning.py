@@ -12,7 +12,7 @@ from nnhal.runtime.job import Job, Report
 UNCOUNTED, COUNTED, LEAST = 2, 10, 3  # executions: that warm up, that are measured, that suffice at the end
 
 
-def learn_from(runner: Runner) -> None:
+def measure_executions(runner: Runner) -> None:
     """Measure the first executions of a runner, if their times can be recorded."""
     plan = runner.plan
     if plan.judge.learns and _fixed(plan.model):
@@ -83,4 +83,4 @@ class Learning:
         if len(self._steps) > 1 and plan.live.took:
             rows += [((step,), seconds) for step, seconds in zip(self._steps, each, strict=True)]
 
-        plan.judge.learn(rows)
+        plan.judge.record_times(rows)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nnhal.base.brief import brief, counted
+from nnhal.base.brief import short_repr, with_count
 from nnhal.base.records import Record
-from nnhal.hal.device import identity_of, memory_by
-from nnhal.hal.memory_use import MemoryUse, together
+from nnhal.hal.device import checked_memory_use, identity_of
+from nnhal.hal.memory_use import MemoryUse, combined_use
 from nnhal.runtime.caller import Caller
 from nnhal.runtime.placement import WHOLE
 
@@ -20,7 +20,7 @@ class StepMemory(Record, frozen=True):
 
     def __str__(self) -> str:
         what = "the whole model" if self.step == WHOLE else f"step {self.step}"
-        return f"{what} on {self.device}: {told(self.use)}"
+        return f"{what} on {self.device}: {memory_text(self.use)}"
 
 
 class ModelMemory(Record, frozen=True):
@@ -35,7 +35,7 @@ class ModelMemory(Record, frozen=True):
     @property
     def total(self) -> MemoryUse:
         """The sum over all partitions; None for figures that a driver does not know. Of executions, the largest."""
-        return together(step.use for step in self.steps)
+        return combined_use(step.use for step in self.steps)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data, in the documented schema."""
@@ -43,13 +43,13 @@ class ModelMemory(Record, frozen=True):
         return {"steps": steps, "total": self.total._asdict(), "between": self.between}
 
     def __repr__(self) -> str:
-        return brief(f"ModelMemory of {counted(len(self.steps), 'step')}", [told(self.total)])
+        return short_repr(f"ModelMemory of {with_count(len(self.steps), 'step')}", [memory_text(self.total)])
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.steps), f"between partitions: {self.between} bytes"])
 
 
-def told(use: MemoryUse) -> str:
+def memory_text(use: MemoryUse) -> str:
     """Return figures as text: `weights_in_place 16, working not known`."""
     return ", ".join(f"{name} {'not known' if size is None else size}" for name, size in use._asdict().items())
 
@@ -61,8 +61,8 @@ def memory_of(caller: Caller) -> ModelMemory:
 
 def _steps(caller: Caller) -> Iterator[StepMemory]:
     for number, line in enumerate(caller.lines):
-        yield StepMemory(number, line.label, memory_by(line.prepared, line.signature.where))
+        yield StepMemory(number, line.label, checked_memory_use(line.prepared, line.signature.where))
     spares: Mapping[int, Any] = caller.spares.made()
     for number, spare in sorted(spares.items()):
         name = identity_of(spare.device).name
-        yield StepMemory(number, name, memory_by(spare.prepared, f"device {name}"))
+        yield StepMemory(number, name, checked_memory_use(spare.prepared, f"device {name}"))

@@ -19,12 +19,12 @@ from nnhal.base.levels import Level
 from nnhal.base.records import Record, field, replace
 from nnhal.hal.device import Capabilities, OperationGroup, Performance, Verdict
 from nnhal.model.graph import Model, Operation, operation_label
-from nnhal.model.layouts import LaidOut
-from nnhal.model.parts import live
+from nnhal.model.layouts import ModelInLayout
+from nnhal.model.parts import live_operands
 from nnhal.model.validate import level_needed
 from nnhal.runtime import costs
-from nnhal.runtime.measured.families import weighing
-from nnhal.runtime.schedule import Claimed, Schedule, StepPlan, Together
+from nnhal.runtime.measured.families import main_type
+from nnhal.runtime.schedule import Claimed, FusionGroup, Schedule, StepPlan
 
 # several partitions are preferred if their predicted latency is below WORTH times that of one, with BOUNDARY seconds added
 # for each further partition
@@ -67,7 +67,7 @@ class Offer(Record, frozen=True):
     excluded: frozenset[int] = frozenset()  # operations taken from it after it failed to prepare them
     excluded_why: str = ""
     step: float = costs.STEP
-    laid: LaidOut | None = None
+    laid: ModelInLayout | None = None
     groups: Sequence[OperationGroup] = ()
 
     def barred(self, index: int, extension: str, level: Level | None) -> str:
@@ -248,7 +248,7 @@ def _all_predicted(model: Model, offers: Sequence[Offer], measured: Measured) ->
     for offer in offers:
         if offer.predicted is None:
             stated = [
-                _stated(offer.capabilities, o, weighing(model, o), model.relaxed) or Performance()
+                _stated(offer.capabilities, o, main_type(model, o), model.relaxed) or Performance()
                 for o in model.main.operations
             ]
             own = [each * figures.exec_time for each, figures in zip(cpu, stated, strict=True)]
@@ -311,9 +311,9 @@ def _refuse(lost: Sequence[Choice], count: int) -> None:
 
 def _claimed(model: Model, offers: Sequence[Offer], preference: Preference) -> Claimed:
     """Returns the groups that each device fuses, without operations that it may not get and groups that become too small."""
-    found: dict[str, dict[int, Together]] = {}
+    found: dict[str, dict[int, FusionGroup]] = {}
     if any(offer.groups for offer in offers):
-        wanted = set(live(model))
+        wanted = set(live_operands(model))
         for offer in offers:
             for group in offer.groups:
                 members = tuple(
@@ -323,7 +323,7 @@ def _claimed(model: Model, offers: Sequence[Offer], preference: Preference) -> C
                 if len(members) >= least:
                     figures = group.performance
                     cost = figures.power_usage if preference == Preference.LOW_POWER else figures.exec_time
-                    together = Together(offer.device, members, least, cost)
+                    together = FusionGroup(offer.device, members, least, cost)
                     found.setdefault(offer.device, {}).update(dict.fromkeys(members, together))
     return found
 
@@ -340,14 +340,14 @@ def _search(
         UnsupportedModel: Operations that devices support only in a group cannot be placed as one.
     """
     seconds, alone = costs.seconds(model), list[Mapping[str, float]]()
-    more = {o.device: costs.transposing(o.laid) for o in offers if o.laid is not None}
+    more = {o.device: costs.layout_transposition(o.laid) for o in offers if o.laid is not None}
     for choice, each in zip(choices, seconds, strict=True):
         known = _costs(choice)
         alone.append({d: cost * (each + more.get(d, {}).get(choice.operation, 0)) for d, cost in known.items()})
     turned = {
         offer.device: {
             i: taken * _rate(offer, model.main.operands[i].type)
-            for i, taken in costs.turning(model, offer.laid).items()
+            for i, taken in costs.operand_transposition(model, offer.laid).items()
         }
         for offer in offers
         if offer.laid is not None
@@ -430,7 +430,7 @@ def _expectations(
     if corrected != factors:
         alone, prices = priced(corrected)
     starts = _starts(offers, choices, alone, schedule, prices)
-    if (chain := prices.chained()) is not None:
+    if (chain := prices.cheapest_chain()) is not None:
         starts.append(chain)
     tried: dict[tuple[str, ...], Steps] = {}
     begun = []
@@ -448,7 +448,7 @@ def _expectations(
     for placed, steps in tried.items():
         forecasts = tuple(_forecast(prices, measured.learnt, step) for step in steps)
         whole = measured.learnt.get(steps)
-        latency = sum(f.seconds for f in forecasts) + prices.of_crossings(placed) if whole is None else whole
+        latency = sum(f.seconds for f in forecasts) + prices.transfer_cost(placed) if whole is None else whole
         total, trial = latency, measured.is_trial(steps)
         if whole is None and len(steps) > 1:
             total = total / WORTH + BOUNDARY * (len(steps) - 1)
@@ -460,7 +460,7 @@ def _expectations(
 
 def _forecast(prices: costs.Prices, learnt: Mapping[Steps, float], step: StepPlan) -> Forecast:
     took = learnt.get((step,))
-    return Forecast(prices.of_step(step), False) if took is None else Forecast(took, True)
+    return Forecast(prices.partition_cost(step), False) if took is None else Forecast(took, True)
 
 
 def _corrections(prices: costs.Prices, learnt: Mapping[Steps, float], before: Mapping[str, float]) -> dict[str, float]:
@@ -472,11 +472,13 @@ def _corrections(prices: costs.Prices, learnt: Mapping[Steps, float], before: Ma
     for steps, took in learnt.items():
         step = steps[0]
         known = len(steps) == 1 and step.device in largest
-        if known and len(step.operations) > largest[step.device] and prices.can_price(step):
-            running = prices.of_step(step, starting=False)
+        if known and len(step.operations) > largest[step.device] and prices.is_supported(step):
+            running = prices.partition_cost(step, starting=False)
             largest[step.device] = len(step.operations)
             if running > 0:
-                found[step.device] = before[step.device] * max(took - prices.starting(step.device), took / 2) / running
+                found[step.device] = (
+                    before[step.device] * max(took - prices.fixed_cost(step.device), took / 2) / running
+                )
     return found
 
 
@@ -540,12 +542,12 @@ def _needs(model: Model, index: int) -> tuple[str, Level | None]:
 def _choices(model: Model, offers: Sequence[Offer], terms: _Terms, claimed: Claimed) -> list[Choice]:
     """Returns a choice for each operation alone. Operations with equal verdicts share the texts."""
     made: dict[tuple[Any, ...], tuple[str, str, Mapping[str, str], Mapping[str, float], str]] = {}
-    wanted, choices = set(live(model)), []
+    wanted, choices = set(live_operands(model)), []
     for index, operation in enumerate(model.main.operations):
         if index not in wanted:
             choices.append(Choice(index, operation.type, "", UNREAD, {}, {}, kind=UNUSED))
             continue
-        type = weighing(model, operation)
+        type = main_type(model, operation)
         said = [None if index in offer.excluded else offer.verdicts[index] for offer in offers]
         together = [claims.get(index) for claims in claimed.values()]
         needs = _needs(model, index)
@@ -565,7 +567,7 @@ def _best(
     type: int,
     needs: tuple[str, Level | None],
     terms: _Terms,
-    groups: Sequence[Together | None],
+    groups: Sequence[FusionGroup | None],
 ) -> tuple[str, str, Mapping[str, str], Mapping[str, float], str]:
     """Returns the best device for an operation outside a group.
 
@@ -612,7 +614,7 @@ def _transfers(model: Model, devices: Sequence[str]) -> int:
     writer = {i: n for n, operation in enumerate(model.main.operations) for i in operation.outputs}
     crossing = {
         (i, devices[n])
-        for n in live(model)
+        for n in live_operands(model)
         for i in model.main.operations[n].inputs
         if i in writer and devices[writer[i]] != devices[n]
     }

@@ -6,7 +6,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from nnhal.base.brief import brief, counted, named
+from nnhal.base.brief import quoted_name, short_repr, with_count
 from nnhal.base.columns import HEIGHT, fitted, fixed, section
 from nnhal.base.records import Record, as_dict
 from nnhal.runtime import placement_text as words
@@ -16,7 +16,7 @@ from nnhal.runtime.partition import Choice, Partition
 WHOLE = -1  # stands for the whole model in place of a partition's number
 
 
-class FellBack(Record, frozen=True):
+class FallbackCount(Record, frozen=True):
     """Executions of one partition, or of the whole model, that ran on the CPU instead.
 
     Attributes:
@@ -56,7 +56,7 @@ class StepLayout(Record, frozen=True):
 
     def __str__(self) -> str:
         left = "".join(f"; #{n} keeps its layout: {why}" for n, why in self.left.items())
-        inserted = f"layout {self.layout.upper()}, {counted(self.transposes, 'transpose')} inserted"
+        inserted = f"layout {self.layout.upper()}, {with_count(self.transposes, 'transpose')} inserted"
         return f"partition {self.step} on {self.device}: {inserted}{left}"
 
 
@@ -73,7 +73,7 @@ class PlacedBranch(Record, frozen=True):
     placement: "Placement"
 
 
-class RunsAsOne(Record, frozen=True):
+class FusedOperations(Record, frozen=True):
     """Operations that a device runs as one: enough operations of an `OperationGroup` are in one partition.
 
     Attributes:
@@ -86,7 +86,7 @@ class RunsAsOne(Record, frozen=True):
     stated: float
 
 
-class Live:
+class ExecutionStats:
     """Counts executions and fallbacks.
 
     ran: called for each execution. Any number of threads may count and read. devices: the label of each partition's
@@ -96,7 +96,7 @@ class Live:
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = tuple(devices)
         self._lock = threading.Lock()
-        self._fell: dict[int, FellBack] = {}
+        self._fell: dict[int, FallbackCount] = {}
         self._runs = count()
         self.took: tuple[float, ...] = ()
         self.ran = partial(next, self._runs)  # the only cost that every execution pays
@@ -109,9 +109,9 @@ class Live:
         device = ", ".join(dict.fromkeys(self._devices)) if step == WHOLE else self._devices[step]
         with self._lock:
             before = self._fell.get(step)
-            self._fell[step] = FellBack(step, device, 1 + (before.count if before else 0), why)
+            self._fell[step] = FallbackCount(step, device, 1 + (before.count if before else 0), why)
 
-    def __iter__(self) -> Iterator[FellBack]:
+    def __iter__(self) -> Iterator[FallbackCount]:
         with self._lock:
             return iter([self._fell[step] for step in sorted(self._fell)])
 
@@ -132,9 +132,11 @@ class Live:
         return {"executions": self.executions, "fell_back": self.total, "steps": [as_dict(each) for each in self]}
 
 
-def _counted(devices: Sequence[str], fell: Sequence[FellBack], executions: int, took: tuple[float, ...]) -> Live:
+def _counted(
+    devices: Sequence[str], fell: Sequence[FallbackCount], executions: int, took: tuple[float, ...]
+) -> ExecutionStats:
     """Continue from the counts of another process or a copy."""
-    live = Live(devices)
+    live = ExecutionStats(devices)
     live._fell = {each.step: each for each in fell}
     live._runs, live.took = count(executions), took
     live.ran = partial(next, live._runs)
@@ -158,7 +160,7 @@ class Placement:
         partition: Partition,
         events: tuple[str, ...] = (),
         keys: Mapping[str, DeviceKey] | None = None,
-        live: Live | None = None,
+        live: ExecutionStats | None = None,
         layouts: Sequence[StepLayout] = (),
         inside: Sequence[PlacedBranch] = (),
     ) -> None:
@@ -169,7 +171,7 @@ class Placement:
         self.expected = partition.expected
         self.events = events
         self.keys = keys or {}
-        self.live = live or Live([step.device for step in partition.steps])
+        self.live = live or ExecutionStats([step.device for step in partition.steps])
         self.layouts, self.inside = tuple(layouts), tuple(inside)
 
     def __iter__(self) -> Iterator[Choice]:
@@ -181,9 +183,9 @@ class Placement:
         return sum(each.transposes for each in self.layouts)
 
     @property
-    def groups(self) -> tuple[RunsAsOne, ...]:
+    def groups(self) -> tuple[FusedOperations, ...]:
         """The groups that devices run as one, in the order of their first operations."""
-        found = (RunsAsOne(c.device, c.together, c.as_one) for c in self.choices if c.together)
+        found = (FusedOperations(c.device, c.together, c.as_one) for c in self.choices if c.together)
         return tuple(dict.fromkeys(found))
 
     def devices(self) -> dict[str, int]:
@@ -221,8 +223,8 @@ class Placement:
 
     def summary(self) -> str:
         """Return one line: `2 partitions, 3 on reference, 160 on litert`."""
-        devices = ", ".join(f"{count} on {named(label)[1:-1]}" for label, count in self.devices().items())
-        return f"{counted(len(self.steps), 'partition')}, {devices}"
+        devices = ", ".join(f"{count} on {quoted_name(label)[1:-1]}" for label, count in self.devices().items())
+        return f"{with_count(len(self.steps), 'partition')}, {devices}"
 
     def why(self, operation: int) -> str:
         """Return in a few lines where one operation runs, and why not on each other device.
@@ -237,11 +239,11 @@ class Placement:
 
     def __repr__(self) -> str:
         fell = self.live.total
-        late = [counted(len(self.events), "event")] * bool(self.events) + [
-            f"{counted(fell, 'execution')} fell back"
+        late = [with_count(len(self.events), "event")] * bool(self.events) + [
+            f"{with_count(fell, 'execution')} fell back"
         ] * bool(fell)
-        words = [counted(len(self.choices), "operation"), counted(self.transfers, "transfer"), *late]
-        return brief(f"Placement of {', '.join(words)}", [self.summary()])
+        words = [with_count(len(self.choices), "operation"), with_count(self.transfers, "transfer"), *late]
+        return short_repr(f"Placement of {', '.join(words)}", [self.summary()])
 
     def __str__(self) -> str:
         title = f"{words.headline(self)}{'' if self.expected else words.basis(self)}"
@@ -266,7 +268,7 @@ def _branch(branch: PlacedBranch) -> dict[str, Any]:
     return {"operation": branch.operation, "branch": branch.name, **{name: placed[name] for name in kept}}
 
 
-def _group(group: RunsAsOne) -> dict[str, Any]:
+def _group(group: FusedOperations) -> dict[str, Any]:
     return {**as_dict(group), "operations": list(group.operations)}
 
 

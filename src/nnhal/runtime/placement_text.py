@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from nnhal.base.brief import counted, duration
+from nnhal.base.brief import duration, with_count
 from nnhal.base.codes import operation_name
-from nnhal.base.columns import Section, columns, fixed, section, wrapped
-from nnhal.base.stacks import in_short
+from nnhal.base.columns import Section, columns, fixed, section, wrap_text
+from nnhal.base.stacks import without_process_log
 from nnhal.runtime.partition import ASKED, BY_HAND, FASTEST, ONLY, UNUSED, Choice, Expectation, Forecast
 from nnhal.runtime.schedule import StepPlan
 
@@ -16,7 +16,7 @@ _TOP = 3  # kinds of operations of a partition
 _ALIKE = 1e-9
 
 
-class ShownBranch(Protocol):
+class BranchView(Protocol):
     """A subgraph of control flow that the runtime runs, as of `PlacedBranch`."""
 
     @property
@@ -28,11 +28,11 @@ class ShownBranch(Protocol):
         """Its role in that operation."""
 
     @property
-    def placement(self) -> "Placed":
+    def placement(self) -> "PlacementView":
         """The placement of its operations."""
 
 
-class Placed(Protocol):
+class PlacementView(Protocol):
     """The part of a `Placement` that is printed."""
 
     steps: tuple[StepPlan, ...]
@@ -51,7 +51,7 @@ class Placed(Protocol):
         """The fallbacks."""
 
     @property
-    def inside(self) -> Iterable[ShownBranch]:
+    def inside(self) -> Iterable[BranchView]:
         """The subgraphs that the runtime runs."""
 
     def devices(self) -> dict[str, int]:
@@ -71,15 +71,15 @@ class Alternative(NamedTuple):
     why: str
 
 
-def counted_partitions(placement: Placed) -> str:
+def counted_partitions(placement: PlacementView) -> str:
     """`2 partitions, 5 device transfers`."""
-    partitions = counted(len(placement.steps), "partition")
-    return f"{partitions}, {counted(placement.transfers, 'device transfer')}"
+    partitions = with_count(len(placement.steps), "partition")
+    return f"{partitions}, {with_count(placement.transfers, 'device transfer')}"
 
 
-def headline(placement: Placed, profile: str = "measured profile") -> str:
+def headline(placement: PlacementView, profile: str = "measured profile") -> str:
     """`164 ops -> 1 partition, 0 device transfers, predicted 531 µs (measured profile)`. profile: what predicts it."""
-    ops = counted(len(placement.choices), "op")
+    ops = with_count(len(placement.choices), "op")
     text = f"{ops} -> {counted_partitions(placement)}"
     if placement.expected:
         best = placement.expected[0]
@@ -88,7 +88,7 @@ def headline(placement: Placed, profile: str = "measured profile") -> str:
     return text
 
 
-def basis(placement: Placed) -> str:
+def basis(placement: PlacementView) -> str:
     """Returns the basis of the placement in brackets; "" if only one device was asked."""
     kinds = {choice.kind for choice in placement.choices} - {UNUSED}
     if trial_of(placement) is not None:
@@ -105,7 +105,7 @@ def basis(placement: Placed) -> str:
     return " (declared performance)"
 
 
-def trial_of(placement: Placed) -> Expectation | None:
+def trial_of(placement: PlacementView) -> Expectation | None:
     """The chosen assignment, where it is preferred to a known one so that it gets measured."""
     best = placement.expected[0] if placement.expected else None
     if best is None or not best.trial or best.known:
@@ -117,7 +117,7 @@ def trial_of(placement: Placed) -> Expectation | None:
 
 
 def partition_section(
-    placement: Placed, took: Sequence[float] | None = None, *, top: bool = False, title: Sequence[str] = ()
+    placement: PlacementView, took: Sequence[float] | None = None, *, top: bool = False, title: Sequence[str] = ()
 ) -> Section:
     """The table of partitions: the slowest where not all are drawn.
 
@@ -155,7 +155,7 @@ def partition_section(
     return Section(len(cells), draw)
 
 
-def _times(placement: Placed, took: Sequence[float] | None) -> tuple[list[tuple[float, str]], str]:
+def _times(placement: PlacementView, took: Sequence[float] | None) -> tuple[list[tuple[float, str]], str]:
     """Returns the cost of each partition as number and text, and the head of the column."""
     if took is not None and len(took) == len(placement.steps):
         return [(each, duration(each)) for each in took], "latency"
@@ -168,7 +168,7 @@ def _times(placement: Placed, took: Sequence[float] | None) -> tuple[list[tuple[
     )
 
 
-def _declared(placement: Placed, device: str, operations: Sequence[int]) -> str:
+def _declared(placement: PlacementView, device: str, operations: Sequence[int]) -> str:
     """`0.05x`, or `0.05x-1x`: what a device declares for operations, relative to the reference."""
     found = [placement.choices[n].costs.get(device) for n in operations]
     known = sorted({each for each in found if each is not None})
@@ -177,7 +177,7 @@ def _declared(placement: Placed, device: str, operations: Sequence[int]) -> str:
     return f"{known[0]:g}x" if len(known) == 1 else f"{known[0]:g}x-{known[-1]:g}x"
 
 
-def _span(placement: Placed, operations: Sequence[int]) -> str:
+def _span(placement: PlacementView, operations: Sequence[int]) -> str:
     count = len(operations)
     if count == len(placement.choices):
         return f"{count} (all)"
@@ -185,7 +185,7 @@ def _span(placement: Placed, operations: Sequence[int]) -> str:
     return f"{count} (#{first})" if count == 1 else f"{count} (#{first}-#{last})"
 
 
-def _top(placement: Placed, step: StepPlan) -> str:
+def _top(placement: PlacementView, step: StepPlan) -> str:
     """The kinds of operations that take most of a partition, by prediction, else by how many there are."""
     choices = [placement.choices[n] for n in step.operations]
     count, cost = Counter(operation_name(c.type) for c in choices), dict[str, float]()
@@ -204,7 +204,7 @@ def _kinds(count: Counter[str], most: int = _TOP) -> str:
     return ", ".join([*shown, *(["…"] if len(count) > most else [])])
 
 
-def _why(placement: Placed, step: StepPlan) -> str:
+def _why(placement: PlacementView, step: StepPlan) -> str:
     """Why a partition runs on its device."""
     choices = [placement.choices[n] for n in step.operations]
     kinds = {choice.kind for choice in choices}
@@ -219,7 +219,7 @@ def _why(placement: Placed, step: StepPlan) -> str:
     return f"{FASTEST} {'predicted' if placement.expected else 'declared'}"
 
 
-def _rejections(placement: Placed, device: str, choices: Sequence[Choice]) -> str:
+def _rejections(placement: PlacementView, device: str, choices: Sequence[Choice]) -> str:
     """`litert rejects 2 LSTM: why`, of the device that has most of the other operations."""
     devices = sorted(placement.devices().items(), key=lambda each: -each[1])
     names = [name for name, _ in devices if name != device] or list(choices[0].others)
@@ -230,24 +230,24 @@ def _rejections(placement: Placed, device: str, choices: Sequence[Choice]) -> st
     return ""
 
 
-def partition_notes(placement: Placed, *, layouts: bool = False, most: int = 2) -> Iterator[str]:
+def partition_notes(placement: PlacementView, *, layouts: bool = False, most: int = 2) -> Iterator[str]:
     """Lines below the table: layouts, subgraphs that the runtime runs, what failed and fell back."""
     for each in placement.layouts if layouts else ():
-        yield from wrapped(f"  {each}", most=most, indent="    ")
+        yield from wrap_text(f"  {each}", most=most, indent="    ")
     for branch in placement.inside:
         inner = branch.placement
-        where = ", ".join(f"{device} {counted(count, 'op')}" for device, count in inner.devices().items())
+        where = ", ".join(f"{device} {with_count(count, 'op')}" for device, count in inner.devices().items())
         yield f"  {branch.name} of #{branch.operation}: {counted_partitions(inner)}: {where}"
     for event in placement.events:
-        yield from wrapped(f"  {in_short(event)[0]}", most=most, indent="    ")
+        yield from wrap_text(f"  {without_process_log(event)[0]}", most=most, indent="    ")
     for fell in placement.live:
-        yield from wrapped(f"  {in_short(str(fell))[0]}", most=most, indent="    ")
+        yield from wrap_text(f"  {without_process_log(str(fell))[0]}", most=most, indent="    ")
 
 
 # ----------------------------------------------------------------------------------------------------- its alternatives
 
 
-def alternatives(placement: Placed) -> list[Alternative]:
+def alternatives(placement: PlacementView) -> list[Alternative]:
     """All on each other device, and the best split that was compared, with why they were not chosen.
 
     Nothing where operations were placed by hand: the other devices were not asked for those.
@@ -280,7 +280,7 @@ def _rejected(name: str, rejected: Sequence[Choice]) -> str:
     return f"rejects {_kinds(count)}: {rejected[0].others.get(name, '')}"
 
 
-def _slower(placement: Placed, other: Expectation | None, name: str = "") -> str:
+def _slower(placement: PlacementView, other: Expectation | None, name: str = "") -> str:
     """Why an assignment that is possible was not chosen."""
     if not placement.expected:
         mine = {c.device for c in placement.choices if c.device}
@@ -293,12 +293,12 @@ def _slower(placement: Placed, other: Expectation | None, name: str = "") -> str
         return f"measured before; {placement.steps[0].device} is tried now"
     several = len(other.forecasts) > 1
     if other.latency > best.latency:
-        cost = f"{counted(len(other.forecasts), 'partition')}: transfers cost more than they save"
+        cost = f"{with_count(len(other.forecasts), 'partition')}: transfers cost more than they save"
         return cost if several else "slower"
     return "gain too small for a split that was not measured" if several else "equal"
 
 
-def alternative_section(placement: Placed) -> Section:
+def alternative_section(placement: PlacementView) -> Section:
     """The table of alternatives."""
     found = alternatives(placement)
     ran = sum(bool(c.device) for c in placement.choices)
@@ -323,7 +323,7 @@ def alternative_section(placement: Placed) -> Section:
 # ------------------------------------------------------------------------------------------------------- one operation
 
 
-def why_lines(placement: Placed, choice: Choice) -> Iterator[str]:
+def why_lines(placement: PlacementView, choice: Choice) -> Iterator[str]:
     """Yields the device of one operation, and the reason against each other device."""
     measured = bool(placement.expected)
 
@@ -336,7 +336,7 @@ def why_lines(placement: Placed, choice: Choice) -> Iterator[str]:
         yield f"{choice.label}: {choice.reason}"
         return
     head = f"{choice.label} -> {choice.device} (partition {where[choice.operation]}): {choice.reason}"
-    yield from wrapped(head, most=5, indent="  ")
+    yield from wrap_text(head, most=5, indent="  ")
     mine = choice.costs.get(choice.device)
     rows = []
     for device, why in choice.others.items():
@@ -351,4 +351,4 @@ def why_lines(placement: Placed, choice: Choice) -> Iterator[str]:
             text = "slower" if known > mine else "faster alone"
         rows.append([device, cost(device), text])
     for line in columns(["", ">", ""], rows, indent=2, width=1 << 30):
-        yield from wrapped(line, most=5, indent=" " * 6)
+        yield from wrap_text(line, most=5, indent=" " * 6)

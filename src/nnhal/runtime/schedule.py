@@ -1,6 +1,6 @@
 """Partitions: which operations run together on one device, and in which order, for an assignment to devices.
 
-All ready operations of one device run before another device is next. Operations of a group (`Together`) wait for each
+All ready operations of one device run before another device is next. Operations of a group (`FusionGroup`) wait for each
 other, so that they are in one partition, except if operations elsewhere depend on some and are needed by others.
 """
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from nnhal.base.records import Record
 from nnhal.model.graph import Model
-from nnhal.model.parts import live
+from nnhal.model.parts import live_operands
 
 ATTEMPTS = 4  # after which all groups that block each other are split
 
@@ -22,7 +22,7 @@ class StepPlan(NamedTuple):
     operations: tuple[int, ...]
 
 
-class Together(Record, frozen=True, eq=False):
+class FusionGroup(Record, frozen=True, eq=False):
     """Operations that a device may run as one, in order. at_least: how many of them must be in one partition.
 
     cost: declared for them as one, relative to the CPU.
@@ -34,14 +34,14 @@ class Together(Record, frozen=True, eq=False):
     cost: float
 
 
-class Standing(NamedTuple):
+class ScheduledGroup(NamedTuple):
     """An operation's group in a partition: those of `together` that are there, including itself."""
 
-    together: Together
+    together: FusionGroup
     members: tuple[int, ...]
 
 
-Claimed = Mapping[str, Mapping[int, Together]]  # by device, then by operation
+Claimed = Mapping[str, Mapping[int, FusionGroup]]  # by device, then by operation
 
 
 class Schedule:
@@ -49,7 +49,7 @@ class Schedule:
 
     def __init__(self, model: Model, claimed: Claimed) -> None:
         self.claimed = claimed
-        operations = {n: model.main.operations[n] for n in live(model)}
+        operations = {n: model.main.operations[n] for n in live_operands(model)}
         writer = {i: n for n, operation in operations.items() for i in operation.outputs}
         self._readers: dict[int, list[int]] = {n: [] for n in operations}
         self._before = dict.fromkeys(operations, 0)  # how many others each waits for
@@ -68,7 +68,7 @@ class Schedule:
             self._take_apart(units, waiting, every=attempt == ATTEMPTS - 1)
         return self._run(devices, units)[0]
 
-    def standing(self, steps: Sequence[StepPlan]) -> dict[int, Standing]:
+    def standing(self, steps: Sequence[StepPlan]) -> dict[int, ScheduledGroup]:
         """Return the operations that run in a group."""
         return {
             n: each
@@ -76,7 +76,7 @@ class Schedule:
             if device in self.claimed
             for together, members in _by_group(self.claimed[device], operations).items()
             if len(members) >= together.at_least
-            for each in [Standing(together, tuple(members))]
+            for each in [ScheduledGroup(together, tuple(members))]
             for n in members
         }
 
@@ -191,9 +191,9 @@ class Schedule:
                             yield ring
 
 
-def _by_group(claims: Mapping[int, Together], operations: Iterable[int]) -> dict[Together, list[int]]:
+def _by_group(claims: Mapping[int, FusionGroup], operations: Iterable[int]) -> dict[FusionGroup, list[int]]:
     """Return the operations that a device may run in a group, by group."""
-    found: dict[Together, list[int]] = {}
+    found: dict[FusionGroup, list[int]] = {}
     for n in operations:
         if n in claims:
             found.setdefault(claims[n], []).append(n)

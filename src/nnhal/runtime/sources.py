@@ -17,10 +17,10 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.errors import InvalidArgument
-from nnhal.base.kept import kept
-from nnhal.hal.code import Unit, driver_unit, forget_unit, is_of_others
+from nnhal.base.kept import cached_property
+from nnhal.hal.code import CodeUnit, driver_unit, forget_unit, has_installed_packages
 
 _RULES = {
     "driver": "must be a Python file that defines device(), or a folder with such an __init__.py",
@@ -42,7 +42,7 @@ class Source:
         try:
             self.path = path.resolve()
         except (OSError, ValueError, RuntimeError) as error:
-            raise InvalidArgument(f"{what} {shown(path)}: {error}, {rule}") from None
+            raise InvalidArgument(f"{what} {safe_repr(path)}: {error}, {rule}") from None
         self.file = self.path / _INIT if self.path.is_dir() else self.path
         if not self.file.is_file():
             lacks = f"has no {_INIT}" if self.path.is_dir() else "is not a file"
@@ -65,7 +65,9 @@ class Source:
             space = _Space(unit, own, (), {f"{own}.{top}": self.folder / _INIT})
         else:
             name = f"{own}.{_importable(self.file.stem)}"
-            space = _Space(unit, own, (str(self.folder),), {name: self.file}, last=is_of_others(str(self.folder)))
+            space = _Space(
+                unit, own, (str(self.folder),), {name: self.file}, last=has_installed_packages(str(self.folder))
+            )
         importlib.invalidate_caches()
         parent = sys.modules[own] = ModuleType(own, f"Modules of the driver {self.path}.")
         parent.__path__ = list(space.paths)
@@ -91,7 +93,7 @@ class _Space:
     """
 
     def __init__(
-        self, unit: Unit, name: str, paths: Sequence[str], files: Mapping[str, Path], *, last: bool = False
+        self, unit: CodeUnit, name: str, paths: Sequence[str], files: Mapping[str, Path], *, last: bool = False
     ) -> None:
         self.unit = unit
         self._name, self.paths, self._files, self._last = name, paths, files, last
@@ -109,7 +111,7 @@ class _Space:
             spec.loader = _Loader(name, spec.loader.path, self)
         return spec
 
-    @kept
+    @cached_property
     def builtins(self) -> dict[str, Any]:
         """Return the builtins of the driver's modules, with its `import`."""
         return {**vars(builtins), "__import__": self._import}

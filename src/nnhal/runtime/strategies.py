@@ -3,16 +3,16 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.codes import Preference, operation_name, operation_names, type_name, type_names
 from nnhal.base.errors import InvalidArgument, UnsupportedModel
 from nnhal.base.log import logger
-from nnhal.base.names import meant
+from nnhal.base.names import suggestion
 from nnhal.base.operands import is_tensor
 from nnhal.base.records import Record, replace
 from nnhal.hal.device import OperationGroup, Verdict
 from nnhal.model.graph import Model, Subgraph
-from nnhal.model.parts import live, within
+from nnhal.model.parts import live_operands, subgraphs_within
 from nnhal.runtime.costs import seconds
 from nnhal.runtime.partition import BY_HAND, Measured, Offer, Partition, partition
 
@@ -98,7 +98,7 @@ class Strategy(Record, frozen=True):
         rules = (given,) if isinstance(given, Rule) else tuple(given) if isinstance(given, Sequence) else ()
         if not rules or not all(isinstance(rule, Rule) and _texts(rule) for rule in rules):
             told = f"one of {', '.join(KINDS)}, rules (nnhal.Rule), or a function"
-            raise InvalidArgument(f"placement is {shown(given)}, must be {told}")
+            raise InvalidArgument(f"placement is {safe_repr(given)}, must be {told}")
         return cls(rules=rules)
 
 
@@ -127,10 +127,10 @@ def placed(
         InvalidArgument: A function returned an invalid placement.
     """
     single = strategy.single
-    wanted = _single(model, offers, preference, measured) if single else by_hand(model, offers, strategy)
+    wanted = _single(model, offers, preference, measured) if single else manual_placement(model, offers, strategy)
     if not wanted:
         return partition(model, offers, preference, measured)
-    found = partition(model, only(offers, wanted), preference, measured)
+    found = partition(model, restrict_offers(offers, wanted), preference, measured)
     choices = [
         choice._replace(reason=wanted[choice.operation][1], kind=BY_HAND)
         if choice.operation in wanted and choice.device
@@ -140,14 +140,14 @@ def placed(
     return replace(found, choices=tuple(choices))
 
 
-def by_hand(model: Model, offers: Sequence[Offer], strategy: Strategy) -> dict[int, tuple[str, str]]:
+def manual_placement(model: Model, offers: Sequence[Offer], strategy: Strategy) -> dict[int, tuple[str, str]]:
     """Return the operations that rules or a function place, with the device's label and the reason."""
     if strategy.decide is not None:
         return _decided(model, offers, strategy.decide, strategy.why)
     there = {offer.device for offer in offers}
     rules = [rule for rule in strategy.rules if rule.device in there and not (strategy.inside and rule.numbered)]
     wanted = {}
-    for n in live(model) if rules else ():
+    for n in live_operands(model) if rules else ():
         rule = next((rule for rule in rules if rule.fits(model.main, n)), None)
         if rule is not None:
             wanted[n] = rule.device, f"a rule places it on {rule.device}"
@@ -162,21 +162,23 @@ def check(strategy: Strategy, model: Model, labels: Sequence[str]) -> None:
     """
     for rule in () if strategy.inside else strategy.rules:
         if rule.device not in labels:
-            told = f"must be one of {', '.join(labels)}{meant(rule.device, labels)}"
+            told = f"must be one of {', '.join(labels)}{suggestion(rule.device, labels)}"
             raise InvalidArgument(f"placement: a rule is of device {rule.device!r}, {told}")
         inside = () if rule.numbered else (graph for graph in model.subgraphs if graph is not model.main)
-        places = [(model.main, n) for n in live(model)] + [(g, n) for g in inside for n in range(len(g.operations))]
+        places = [(model.main, n) for n in live_operands(model)] + [
+            (g, n) for g in inside for n in range(len(g.operations))
+        ]
         if not any(rule.fits(graph, n) for graph, n in places):
             _require_known(rule, len(model.main.operations))
             _log.warning("placement: no operation of the model that runs is what a rule is about: %s", rule)
 
 
-def tell_whole(strategy: Strategy, model: Model, devices: Mapping[int, str]) -> None:
+def log_ignored_rules(strategy: Strategy, model: Model, devices: Mapping[int, str]) -> None:
     """Log rules for operations inside control flow that another device runs whole. devices: by operation."""
     rules = [rule for rule in strategy.rules if not rule.numbered]
     for n, device in devices.items() if rules else ():
         operation = model.main.operations[n]
-        places = [(graph, k) for graph in within(model, operation) for k in range(len(graph.operations))]
+        places = [(graph, k) for graph in subgraphs_within(model, operation) for k in range(len(graph.operations))]
         first = (next((rule for rule in rules if rule.fits(*place)), None) for place in places)
         rule = next((rule for rule in first if rule is not None and rule.device != device), None)
         if rule is not None:
@@ -194,11 +196,11 @@ def _require_known(rule: Rule, count: int) -> None:
     operation = "*" if rule.numbered else rule.operation
     for what, pattern, names in ("operation", operation, operation_names()), ("type", rule.type, type_names()):
         if not fitting(names, pattern):
-            told = f"must be the name of one, or a pattern that fits one{meant(pattern, names)}"
-            raise InvalidArgument(f"placement: a rule is of {what} {shown(pattern)}, {told}")
+            told = f"must be the name of one, or a pattern that fits one{suggestion(pattern, names)}"
+            raise InvalidArgument(f"placement: a rule is of {what} {safe_repr(pattern)}, {told}")
 
 
-def only(offers: Sequence[Offer], wanted: Mapping[int, tuple[str, str]]) -> list[Offer]:
+def restrict_offers(offers: Sequence[Offer], wanted: Mapping[int, tuple[str, str]]) -> list[Offer]:
     """Return the offers, with operations restricted to one device each. wanted: label and reason, by operation."""
     found = []
     for offer in offers:
@@ -241,7 +243,7 @@ def _single(
             f"no device supports the whole model, which placement 'single' needs: {'; '.join(refused)}"
         )
     best = min(costs, key=costs.__getitem__)
-    return dict.fromkeys(live(model), (best, f"all of the model is placed on {best}"))
+    return dict.fromkeys(live_operands(model), (best, f"all of the model is placed on {best}"))
 
 
 def _decided(model: Model, offers: Sequence[Offer], decide: Decide, why: str) -> dict[int, tuple[str, str]]:
@@ -251,10 +253,10 @@ def _decided(model: Model, offers: Sequence[Offer], decide: Decide, why: str) ->
     count = len(model.main.operations)
     if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != count:
         raise InvalidArgument(
-            f"placement: the function gave {shown(given)}, must give a label for each of {count} operations"
+            f"placement: the function gave {safe_repr(given)}, must give a label for each of {count} operations"
         )
     for n, label in enumerate(given):
         if not isinstance(label, str) or label not in ("", *labels):
             told = f"must be one of {', '.join(labels)}, or '' for any"
-            raise InvalidArgument(f"placement: the function gave {shown(label)} for operation {n}, {told}")
-    return {n: (given[n], f"{why} on {given[n]}") for n in live(model) if given[n]}
+            raise InvalidArgument(f"placement: the function gave {safe_repr(label)} for operation {n}, {told}")
+    return {n: (given[n], f"{why} on {given[n]}") for n in live_operands(model) if given[n]}

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nnhal.base import trace
-from nnhal.base.brief import brief, counted
+from nnhal.base.brief import short_repr, with_count
 from nnhal.base.errors import Closed, DeadObject
-from nnhal.base.uncopied import Uncopied
+from nnhal.base.uncopied import NotCopyable
 from nnhal.hal.memory import Buffer
 from nnhal.model.graph import Model
 from nnhal.runtime.allocation import Allocation, Use, allocate_for
@@ -27,7 +27,7 @@ class StatePlacement(NamedTuple):
     reason: str
 
 
-class Stream(Uncopied, instead="another process gets the model and compiles it there"):
+class Stream(NotCopyable, instead="another process gets the model and compiles it there"):
     """A session that carries the model's states from call to call, from their initial values on. For one thread.
 
     Each state lies in two buffers of its device, or in shared pools if the driver grants none: a call reads one buffer
@@ -85,7 +85,9 @@ class Stream(Uncopied, instead="another process gets the model and compiles it t
         _close(before)
         return self._turns
 
-    @trace.seam("application", "execution", "call of a stream", detail=lambda self: self._compiled.plan.model.name)
+    @trace.traced_method(
+        "application", "execution", "call of a stream", detail=lambda self: self._compiled.plan.model.name
+    )
     def __call__(self, *inputs: Any) -> Any:
         """Run the model once on the current states.
 
@@ -111,8 +113,8 @@ class Stream(Uncopied, instead="another process gets the model and compiles it t
         return results
 
     def __repr__(self) -> str:
-        states = counted(len(self._compiled.plan.model.states), "state")
-        return brief(f"Stream of {self._compiled.label}, {states}, {'closed' if self._closed else 'open'}")
+        states = with_count(len(self._compiled.plan.model.states), "state")
+        return short_repr(f"Stream of {self._compiled.label}, {states}, {'closed' if self._closed else 'open'}")
 
     def close(self) -> None:
         """Release the buffers of the states. Later uses raise `Closed`."""

@@ -19,12 +19,12 @@ from nnhal.base.log import logger
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.model.graph import Model
-from nnhal.runtime.arguments import Edge, Spec
+from nnhal.runtime.arguments import ModelInterface, Spec
 from nnhal.runtime.compilation import Attempt, Plan, Tune
 from nnhal.runtime.compiled import Compiled
-from nnhal.runtime.judgement import Judge
+from nnhal.runtime.judgement import Placer
 from nnhal.runtime.partition import Expectation, Measured, Offer, Steps, expectations
-from nnhal.runtime.strategies import Strategy, by_hand, only
+from nnhal.runtime.strategies import Strategy, manual_placement, restrict_offers
 
 SECONDS = 2.0  # the default duration of measuring
 SPLITS = 3  # candidates of several partitions
@@ -36,7 +36,7 @@ ROUNDS, LEAST = 30, 4  # the most rounds, and those before a candidate drops out
 _log = logger("compilation")
 
 
-def tuned_by(seconds: float) -> Tune:
+def tune_for(seconds: float) -> Tune:
     """Measure for this many seconds, not counting the last candidate's preparation and first execution."""
     return partial(_tune, seconds)
 
@@ -65,7 +65,7 @@ class _Contender:
         self.took.append((time.perf_counter_ns() - start) / count)
         return self.took[-1]
 
-    def stands(self) -> bool:
+    def run_round(self) -> bool:
         """Run one round; return whether it ran as placed."""
         try:
             self.timed()
@@ -84,12 +84,12 @@ def _tune(
     seconds: float,
     model: Model,
     offers: Sequence[Offer],
-    judge: Judge,
+    judge: Placer,
     attempt: Attempt,
     deadline: int | None,
-) -> Judge:
+) -> Placer:
     measured = judge.measured or Measured()
-    inputs = drawn(Edge(model).inputs)
+    inputs = random_inputs(ModelInterface(model).inputs)
     chosen = _chosen(_expected(model, offers, judge, measured))
     if deadline is not None:  # the other half is for preparing the winner
         seconds = min(seconds, (deadline - time.monotonic_ns()) / 2e9)
@@ -101,13 +101,13 @@ def _tune(
                 _log.info("tuning: %d of %d candidates were measured in time", len(candidates), len(chosen))
                 break
             candidate = _made(each, judge, attempt, inputs, stack, None if deadline is None else end)
-            if candidate is not None and (candidate.took or candidate.stands()):
+            if candidate is not None and (candidate.took or candidate.run_round()):
                 candidates.append(candidate)
                 _log.info("tuning: %s: %.3g ms", candidate.compiled.placement.summary(), candidate.took[0] / 1e6)
         candidates = _rounds(candidates, end)
         found = {c.steps: min(c.took) / 1e9 for c in candidates}
         best = _best(candidates)
-    judge.learn(list(found.items()), settled=True)
+    judge.record_times(list(found.items()), settled=True)
     judge = replace(judge, measured=replace(measured, learnt={**measured.learnt, **found}))
     if best is None:
         return judge
@@ -115,10 +115,10 @@ def _tune(
     return replace(judge, strategy=Strategy(decide=lambda *_: best.devices, why=why))
 
 
-def _expected(model: Model, offers: Sequence[Offer], judge: Judge, measured: Measured) -> list[Expectation]:
+def _expected(model: Model, offers: Sequence[Offer], judge: Placer, measured: Measured) -> list[Expectation]:
     """Return the assignments that the application permits."""
-    wanted = by_hand(model, offers, judge.strategy)
-    found = expectations(model, only(offers, wanted), judge.asking.preference, measured)
+    wanted = manual_placement(model, offers, judge.strategy)
+    found = expectations(model, restrict_offers(offers, wanted), judge.asking.preference, measured)
     return [each for each in found if len({*each.devices} - {""}) == 1] if judge.strategy.single else found
 
 
@@ -135,7 +135,7 @@ def _chosen(found: Sequence[Expectation]) -> list[Expectation]:
 
 def _made(
     each: Expectation,
-    judge: Judge,
+    judge: Placer,
     attempt: Attempt,
     inputs: Sequence[Array],
     stack: ExitStack,
@@ -175,7 +175,7 @@ def _rounds(candidates: Sequence[_Contender], end: float) -> list[_Contender]:
     for number in range(ROUNDS):
         if time.perf_counter() > end or len(running) < 2:
             break
-        fallen = [c for c in running if not c.stands()]
+        fallen = [c for c in running if not c.run_round()]
         standing = [c for c in standing if c not in fallen]
         running = [c for c in running if c not in fallen]
         best = min((min(c.took) for c in running), default=0.0)
@@ -184,7 +184,7 @@ def _rounds(candidates: Sequence[_Contender], end: float) -> list[_Contender]:
     return standing
 
 
-def drawn(specs: Sequence[Spec]) -> list[Array]:
+def random_inputs(specs: Sequence[Spec]) -> list[Array]:
     """Return random values for the inputs. InvalidArgument if a shape is unknown."""
     return [_drawn(spec, place) for place, spec in enumerate(specs)]
 

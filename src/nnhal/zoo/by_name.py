@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 from nnhal import zoo
 from nnhal.base.errors import BadFile
-from nnhal.base.names import meant, short
+from nnhal.base.names import short, suggestion
 from nnhal.zoo import Progress
 
 SUFFIXES = (".tflite", ".task", ".onnx")
@@ -58,7 +58,9 @@ def _fetched(name: str) -> bool:
     if name in made:
         return False
     must = "must be a .tflite or .onnx file or a name that `nnhal models` lists"
-    raise BadFile(f"{short(name)}: no such file or zoo model, {must}{meant(name, (*made, *fetched, *_beside(name)))}")
+    raise BadFile(
+        f"{short(name)}: no such file or zoo model, {must}{suggestion(name, (*made, *fetched, *_beside(name)))}"
+    )
 
 
 def _beside(name: str) -> list[str]:

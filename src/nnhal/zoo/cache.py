@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
-from nnhal.base.private import alone
+from nnhal.base.private import file_lock
 
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-class Foreign(OSError):
+class ForeignFile(OSError):
     """The folder or lock belongs to another user, or has another type."""
 
 
@@ -36,7 +36,7 @@ def private(root: Path, *below: str) -> Path:
         try:
             found = os.fstat(fd)
             if found.st_uid != os.geteuid():
-                raise Foreign(f"{folder} belongs to user {found.st_uid}, must be yours")
+                raise ForeignFile(f"{folder} belongs to user {found.st_uid}, must be yours")
             if found.st_mode & OTHERS:
                 os.fchmod(fd, 0o700)
         finally:
@@ -49,7 +49,7 @@ def ordinary(path: Path) -> BufferedReader:
     file = open(path, "rb", opener=lambda name, _: os.open(name, READ))  # noqa: SIM115 (given away)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise Foreign(f"{path} is not a regular file")
+        raise ForeignFile(f"{path} is not a regular file")
     return file
 
 
@@ -61,7 +61,7 @@ def opened(path: Path, sha256: str) -> BufferedReader:
     file = ordinary(path)
     try:
         if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-            raise Foreign(f"the digest of {path} is not {sha256}")
+            raise ForeignFile(f"the digest of {path} is not {sha256}")
         file.seek(0)
     except BaseException:
         file.close()
@@ -83,7 +83,7 @@ def locked(folder: Path, name: str) -> Iterator[None]:
     """Hold a name in a private folder, exclusively among threads and processes."""
     fd = os.open(folder, READ | os.O_DIRECTORY)
     try:
-        with alone(fd, f".{name}.lock", wait=math.inf):
+        with file_lock(fd, f".{name}.lock", wait=math.inf):
             yield
     finally:
         os.close(fd)

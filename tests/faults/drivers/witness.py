@@ -29,7 +29,7 @@ from nnhal.hal.device import Device, Hints, Prepared, Verdict
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model
-from nnhal.model.stored import stored, unstored
+from nnhal.model.stored import pack_device_view, unpack_device_view
 
 CHILD_SECONDS = 120
 
@@ -120,7 +120,7 @@ class WitnessPrepared(Prepared):
         return self._inner.memory()
 
     def save(self, files: CacheContent) -> bool:
-        files.model[0]["model"] = stored(self.model)
+        files.model[0]["model"] = pack_device_view(self.model)
         files.model[0] |= {f"pool {n}": pool.bytes() for n, pool in enumerate(self.model.pools)}
         return True
 
@@ -153,7 +153,7 @@ class Witness(Reference):
 
     def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
         sections = dict(files.model[0])
-        model = unstored(sections.pop("model"), tuple(sealed(bytes(data)) for data in sections.values()))
+        model = unpack_device_view(sections.pop("model"), tuple(sealed(bytes(data)) for data in sections.values()))
         return self.prepare(model, hints)
 
 

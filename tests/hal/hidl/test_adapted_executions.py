@@ -15,7 +15,7 @@ from nnhal.base.errors import (
     OutputInsufficientSize,
 )
 from nnhal.drivers.samples import full
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.hal.hidl.adapters import adapt
 from nnhal.hal.hidl.arguments import NOT_MEASURED, HalTiming, OutputShape
 from nnhal.hal.request import Control, Timing
@@ -272,7 +272,7 @@ def act_of_the_driver(*_):
 )
 def test_the_stack_under_what_a_drivers_method_raises_is_the_drivers(driver):
     with pytest.raises(OperationFailed, match="raised KeyError") as told:
-        model = prepared_by(adapt(driver), added(), Hints())
+        model = checked_prepared(adapt(driver), added(), Hints())
         model.request([X]).execute(model.run, Control())
     assert "in act_of_the_driver" in told.value.stack and told.value.stack.endswith("KeyError: 'conv_weights'")
     assert isinstance(told.value.__cause__, KeyError) and "adapters.py" not in told.value.stack

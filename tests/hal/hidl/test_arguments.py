@@ -11,8 +11,8 @@ from nnhal.base.errors import ContractBroken, InvalidRequest
 from nnhal.base.memory import Memory
 from nnhal.hal.hidl.arguments import (
     HalRequest,
+    OutputBuffer,
     RequestArgument,
-    Room,
     collect,
     lay_out,
     output_shapes,
@@ -24,7 +24,7 @@ from tests.requests import request_of
 F32 = np.dtype(np.float32)
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 DTYPES = st.sampled_from([np.dtype(t) for t in ("f4", "i4", "u1", "f2", "?")])
-ROOM = Room(F32, (3, 4), 48)
+ROOM = OutputBuffer(F32, (3, 4), 48)
 
 
 def given_to(arrays):
@@ -87,7 +87,7 @@ def test_a_driver_reads_the_form_as_arrays_over_the_pools():
 
 
 def test_an_output_of_unknown_shape_is_room_in_bytes():
-    form = lay_out(request_of(reshaped(False), [X, np.int32([2, 6])]), [Room(F32, None, 40)]).request
+    form = lay_out(request_of(reshaped(False), [X, np.int32([2, 6])]), [OutputBuffer(F32, None, 40)]).request
     arrays = to_arrays(form, reshaped(False))
     assert (arrays.room(0).dtype, arrays.room(0).shape) == (np.uint8, (40,))
     arrays.write(0, X)

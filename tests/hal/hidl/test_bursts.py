@@ -14,7 +14,7 @@ from nnhal.base.levels import V1_1
 from nnhal.base.memory import Memory
 from nnhal.drivers.samples import full
 from nnhal.hal import request as request_module
-from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.device import Hints, checked_prepared
 from nnhal.hal.hidl.adapters import adapt
 from nnhal.hal.hidl.arguments import HalTiming
 from nnhal.hal.request import Control
@@ -105,7 +105,7 @@ def driver(**methods) -> Bursting:
 
 
 def model_of(made, model=None):
-    return prepared_by(adapt(made), model or added(), Hints())
+    return checked_prepared(adapt(made), model or added(), Hints())
 
 
 def executed(prepared, burst, control=None):
@@ -401,7 +401,7 @@ def test_one_at_a_time_holds_for_bursts():
     made = driver(answered=answered)
     made.one_at_a_time = True
     device = adapt(made)
-    models = [prepared_by(device, added(), Hints()) for _ in range(4)]
+    models = [checked_prepared(device, added(), Hints()) for _ in range(4)]
     threads = [threading.Thread(target=lambda m=m: executed(m, m.burst())) for m in models]
     for thread in threads:
         thread.start()

@@ -16,7 +16,7 @@ from nnhal.hal.cache.files import CacheFiles
 from nnhal.hal.device import cache_files_by
 from nnhal.hal.hidl.adapters import adapt
 from nnhal.model.graph import Model
-from nnhal.model.stored import stored, unstored
+from nnhal.model.stored import pack_device_view, unpack_device_view
 
 pytestmark = pytest.mark.cache
 
@@ -47,7 +47,7 @@ class Keeping(FullV1_2):
     ) -> Any:
         self.calls.append(("prepareModel_1_2", len(model_cache), len(data_cache), token))
         for fd in model_cache:
-            os.write(fd, stored(model))
+            os.write(fd, pack_device_view(model))
         for fd in data_cache:
             os.write(fd, token)
         return self.notified(callback.notify_1_2, PreparedV1_2, model)
@@ -59,7 +59,9 @@ class Keeping(FullV1_2):
         if os.read(data_cache[0], 99) != token or not self.gives:
             callback.notify_1_2(ErrorStatus.GENERAL_FAILURE, None)
             return ErrorStatus.NONE
-        return self.notified(callback.notify_1_2, PreparedV1_2, unstored(os.read(model_cache[0], 1 << 20), ()))
+        return self.notified(
+            callback.notify_1_2, PreparedV1_2, unpack_device_view(os.read(model_cache[0], 1 << 20), ())
+        )
 
 
 class KeepingSince13(Keeping):

@@ -23,12 +23,12 @@ from nnhal.base.errors import (
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.drivers.samples import full
 from nnhal.hal.cache.files import TOKEN_SIZE
-from nnhal.hal.device import Capabilities, Hints, prepared_by
+from nnhal.hal.device import Capabilities, Hints, checked_prepared
 from nnhal.hal.hidl import calls
 from nnhal.hal.hidl.adapters import ATTEMPTS, GUESSED_ROOM, adapt
 from nnhal.hal.hidl.arguments import NOT_MEASURED, HalTiming, OutputShape, RequestArgument
-from nnhal.hal.hidl.calls import LIMIT, SECONDS, Callback, Calls, notified_within
-from nnhal.hal.hidl.interfaces import DEVICE_METHODS, PREPARED_METHODS, InlinedModel, hal_level, newest
+from nnhal.hal.hidl.calls import LIMIT, SECONDS, Callback, Calls, wait_for_callback
+from nnhal.hal.hidl.interfaces import DEVICE_METHODS, PREPARED_METHODS, InlinedModel, hal_level, newest_method
 from nnhal.hal.hidl.packets import BurstRequest, Memories, PacketQueue
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.memory import BufferDesc, BufferRole
@@ -190,10 +190,10 @@ def test_the_newest_form_up_to_the_level_is_taken():
         execute_1_2 = None
         allocate_1_2 = print
 
-    forms = {level: newest(Forms(), "execute", level) for level in (V1_0, V1_1, V1_2, V1_3)}
+    forms = {level: newest_method(Forms(), "execute", level) for level in (V1_0, V1_1, V1_2, V1_3)}
     assert [found and found[0] for found in forms.values()] == ["execute", "execute", "execute", "execute_1_3"]
-    assert newest(Forms(), "allocate", V1_3) is None is newest(Forms(), "executeFenced", V1_3)
-    assert newest(full.PreparedV1_2(added()), "executeSynchronously", V1_1) is None
+    assert newest_method(Forms(), "allocate", V1_3) is None is newest_method(Forms(), "executeFenced", V1_3)
+    assert newest_method(full.PreparedV1_2(added()), "executeSynchronously", V1_1) is None
 
 
 def test_methods_are_those_of_the_published_interfaces():
@@ -250,7 +250,7 @@ def test_a_notification_is_waited_for_until_the_nearer_of_deadline_and_limit(lim
         return 0.0
 
     monkeypatch.setenv(LIMIT, limit)
-    monkeypatch.setattr(calls, "patience", patience)
+    monkeypatch.setattr(calls, "wait_seconds", patience)
     monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
     end = int(float(limit) * 10**9)
     missed = deadline is not None and deadline < end
@@ -287,13 +287,13 @@ def test_a_status_may_be_its_number():
 
 def test_a_driver_has_five_minutes_unless_the_variable_says_otherwise(monkeypatch):
     monkeypatch.delenv(LIMIT, raising=False)
-    assert notified_within() == SECONDS == 300
+    assert wait_for_callback() == SECONDS == 300
     monkeypatch.setenv(LIMIT, "0.25")
-    assert notified_within() == 0.25
+    assert wait_for_callback() == 0.25
     for text in ("0", "-1", "1e9", "inf", "nan", "soon"):
         monkeypatch.setenv(LIMIT, text)
         with pytest.raises(InvalidArgument):
-            notified_within()
+            wait_for_callback()
 
 
 def test_a_callback_takes_one_notification_before_it_is_closed(caplog):
@@ -624,7 +624,7 @@ def test_a_driver_is_called_by_the_form_that_it_has(way, monkeypatch):
 
 def test_driver_buffers_at_1_3_are_nnhals_own():
     device = adapt(noting("prepareModel_1_3"))
-    model = prepared_by(device, added(), Hints())
+    model = checked_prepared(device, added(), Hints())
     assert isinstance(device.allocate(BufferDesc(), [BufferRole(model, 0)]), HostBuffer)
 
 

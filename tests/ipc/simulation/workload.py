@@ -17,7 +17,7 @@ from nnhal.base.levels import V1_0, V1_2, V1_3, Level
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
-from nnhal.hal.claims import considered_by
+from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Hints
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
@@ -284,11 +284,11 @@ class Client:
         model = _SMALL if rng.random() < 0.9 else _LARGE
         hints = Hints(deadline=deadline, options={"tag": tag, "slots": slots})
         if rng.random() < 0.5:
-            claims = considered_by(device, model, hints)
+            claims = consider_support(device, model, hints)
             if rng.random() < 0.8:
                 hints = claims.hints(hints)
             prepared = device.prepare(model, hints)
-            claims.let_go()
+            claims.release_work()
         else:
             prepared = device.prepare(model, hints)
         self.kept.append((prepared, tag, device, slots))

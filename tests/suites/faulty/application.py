@@ -13,7 +13,7 @@ import numpy as np
 
 import nnhal
 from nnhal.hal.device import Device
-from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from tests.suites.faulty import driver
 from tests.suites.faulty.driver.faults import Fault
 
@@ -151,7 +151,7 @@ def isolated(fault: Fault) -> Came:
 def start_alone(fault: str) -> Device:
     """A device with the fault in a process of its own."""
     with variable(driver.VARIABLE, fault):
-        return Resilient(f"faulty-{fault}", lambda: start(str(DRIVER)))
+        return ReconnectingDevice(f"faulty-{fault}", lambda: start(str(DRIVER)))
 
 
 def in_process(fault: Fault) -> Came:

@@ -67,7 +67,7 @@ def hard_calls(operation: str, kind: int, seed: int = 0) -> Iterator[Call]:
     """Yield calls of an operation of type `kind`, the same for a seed: first those of its family, then drawn ones."""
     rng = np.random.default_rng([zlib.crc32(operation.encode()), kind, seed])
     if operation in FAMILIES:
-        for number, made in enumerate(FAMILIES[operation](Maker(operation, kind, rng))):
+        for number, made in enumerate(FAMILIES[operation](ModelMaker(operation, kind, rng))):
             arguments, given, out = made
             try:
                 yield _call(operation, kind, arguments, given, out)
@@ -75,7 +75,7 @@ def hard_calls(operation: str, kind: int, seed: int = 0) -> Iterator[Call]:
                 if number == 0:
                     raise AssertionError(f"{operation}: {error}") from error
     if operation in BOUNDED and dtype_of(kind).itemsize == 1:
-        for arguments, given, out in _bounded(Maker(operation, kind, rng)):
+        for arguments, given, out in _bounded(ModelMaker(operation, kind, rng)):
             yield _call(operation, kind, arguments, given, out, AT_BOUNDS)
     for cell in cells([operation]):
         if cell.kind == kind:
@@ -87,7 +87,7 @@ Made = tuple[
 ]  # arguments, those given at execution, output's quantisation
 
 
-class Maker:
+class ModelMaker:
     """Makes the calls of an operation. `turn` counts them, so that parameters that are not combined alternate."""
 
     def __init__(self, operation: str, kind: int, rng: np.random.Generator) -> None:
@@ -205,7 +205,7 @@ def _reach(x: Value, weights: Value, terms: int) -> float:
     return float(terms * far_x * far_w * x.scale * (max(weights.channel.scales) if weights.channel else weights.scale))
 
 
-def _convolutions(m: Maker) -> Iterator[Made]:
+def _convolutions(m: ModelMaker) -> Iterator[Made]:
     """Yield all weights, each with two of the groupings of inputs and outputs, all of these equally often."""
     transposed, depthwise, grouped = (
         m.operation == n for n in ("TRANSPOSE_CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D")
@@ -236,7 +236,7 @@ def _convolutions(m: Maker) -> Iterator[Made]:
         yield arguments, ["input"], m.output(_reach(x, weights, terms))
 
 
-def _fully_connected(m: Maker) -> Iterator[Made]:
+def _fully_connected(m: ModelMaker) -> Iterator[Made]:
     for zero, weight_zero, size in m.products():
         units = m.next((3, 1) if size in LONG else (17, 1, 3, 33), 2)
         x, weights = m.tensor((ROWS, size), zero), m.weights((units, size), weight_zero, 0)
@@ -245,7 +245,7 @@ def _fully_connected(m: Maker) -> Iterator[Made]:
         yield arguments, ["input"], m.output(_reach(x, weights, size), coarse=size in LONG)
 
 
-def _matrices(m: Maker) -> Iterator[Made]:
+def _matrices(m: ModelMaker) -> Iterator[Made]:
     for zero, other, size in m.products():
         columns = m.next((3, 1) if size in LONG else (17, 1, 3, 33), 2)
         x, y = m.tensor((2, ROWS, size), zero, axis=1), m.tensor((2, size, columns), other, WEIGHT_SCALE, axis=2)
@@ -254,7 +254,7 @@ def _matrices(m: Maker) -> Iterator[Made]:
         yield arguments, given, m.output(_reach(x, y, size), coarse=size in LONG)
 
 
-def _elementwise(m: Maker) -> Iterator[Made]:
+def _elementwise(m: ModelMaker) -> Iterator[Made]:
     shapes = (
         ((ROWS, 33), (33,)),
         ((ROWS, 17), (ROWS, 17)),
@@ -271,7 +271,7 @@ def _elementwise(m: Maker) -> Iterator[Made]:
         yield {"input1": x, "input2": y, "activation": Activation.NONE}, given, m.output(reach)
 
 
-def _pools(m: Maker) -> Iterator[Made]:
+def _pools(m: ModelMaker) -> Iterator[Made]:
     for zero, depth in m.turns(product(m.zero_points() if m.quantised else (0, 0), DEPTHS)):
         window, x = m.next((2, 3, WIDE_WINDOW)), m.tensor((ROWS, 19, 18, depth), zero)
         arguments = {"input": x, "scheme": m.next((Padding.VALID, Padding.SAME), 2), "activation": Activation.NONE}
@@ -279,7 +279,7 @@ def _pools(m: Maker) -> Iterator[Made]:
         yield arguments, ["input"], (x.scale, x.zero_point)
 
 
-def _bounded(m: Maker) -> Iterator[Made]:
+def _bounded(m: ModelMaker) -> Iterator[Made]:
     """Yield pictures of the least value, of 0 and of the greatest.
 
     Results are far beyond the bounds of an activation, or 0.
@@ -295,7 +295,7 @@ def _bounded(m: Maker) -> Iterator[Made]:
         yield {names[0]: x, **arguments}, names, (scale, zero)
 
 
-def _with_units(m: Maker, x: Value) -> dict[str, Any]:
+def _with_units(m: ModelMaker, x: Value) -> dict[str, Any]:
     """Return the arguments of a layer whose outputs are each the sum of its inputs."""
     depthwise, transposed = m.operation == "DEPTHWISE_CONV_2D", m.operation == "TRANSPOSE_CONV_2D"
     shape, axis = ((1, 1, 1, 3), 3) if depthwise else ((3, 1, 1, 1 if m.operation == "GROUPED_CONV_2D" else 3), 0)
@@ -309,24 +309,24 @@ def _with_units(m: Maker, x: Value) -> dict[str, Any]:
     return {"filter": weights, "bias": bias, "stride_w": 1, "stride_h": 1, **more}
 
 
-def _dense(m: Maker, x: Value) -> dict[str, Any]:
+def _dense(m: ModelMaker, x: Value) -> dict[str, Any]:
     _, middle, _ = m.zero_points()
     weights = Value(m.kind, (3, 48), 1.0, middle, data=np.full((3, 48), middle + 1, dtype_of(m.kind)))
     return {"weights": weights, "bias": Value(I32, (3,), x.scale, data=np.zeros(3, np.int32))}
 
 
-def _with_a_constant(m: Maker, x: Value) -> dict[str, Any]:
+def _with_a_constant(m: ModelMaker, x: Value) -> dict[str, Any]:
     """Return 0, or 1 for products, as the second argument."""
     _, middle, _ = m.zero_points()
     stored = middle + 2 * (m.operation == "MUL")
     return {"input2": Value(m.kind, x.shape, 0.5, middle, data=np.full(x.known, stored, dtype_of(m.kind)))}
 
 
-def _window(m: Maker, x: Value) -> dict[str, Any]:
+def _window(m: ModelMaker, x: Value) -> dict[str, Any]:
     return {"scheme": Padding.VALID, "stride_w": 1, "stride_h": 1, "filter_w": 2, "filter_h": 2}
 
 
-BOUNDED: dict[str, Callable[[Maker, Value], dict[str, Any]]] = {
+BOUNDED: dict[str, Callable[[ModelMaker, Value], dict[str, Any]]] = {
     **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "TRANSPOSE_CONV_2D"), _with_units),
     "FULLY_CONNECTED": _dense,
     **dict.fromkeys(("ADD", "SUB", "MUL"), _with_a_constant),
@@ -334,7 +334,7 @@ BOUNDED: dict[str, Callable[[Maker, Value], dict[str, Any]]] = {
     **dict.fromkeys(("RELU1", "RELU6"), lambda m, x: {}),
 }
 
-FAMILIES: dict[str, Callable[[Maker], Iterator[Made]]] = {
+FAMILIES: dict[str, Callable[[ModelMaker], Iterator[Made]]] = {
     **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "TRANSPOSE_CONV_2D"), _convolutions),
     "FULLY_CONNECTED": _fully_connected,
     "BATCH_MATMUL": _matrices,

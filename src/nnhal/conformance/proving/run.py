@@ -13,10 +13,10 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.records import Record, replace
 from nnhal.conformance.pool import TaskResult, Work, run_all
 from nnhal.conformance.subject import Bundle, Subject
-from nnhal.conformance.suite import fate_of
-from nnhal.hal.choices import FormChoice, Proved
+from nnhal.conformance.suite import outcome_of_text
+from nnhal.hal.choices import Proved, VariantChoice
 from nnhal.hal.device import Device
-from nnhal.hal.proofs import choices_of, remember
+from nnhal.hal.proofs import choices_of, store_proofs
 
 VERDICTS = "passed", "failed", "crashed", "hung", "unsupported"
 
@@ -52,12 +52,12 @@ class _Proving(Work):
     module = "nnhal.conformance.proving.worker"
     idle = "loading"
 
-    def __init__(self, subject: Subject, choices: Sequence[FormChoice]) -> None:
+    def __init__(self, subject: Subject, choices: Sequence[VariantChoice]) -> None:
         self._known = {(c.operation, c.type): c.known for c in choices}
         super().__init__(subject, [_alone(FormItem(c.operation, c.type, c.known[0])) for c in choices])
 
     def lost(self, item: FormItem, verdict: str, reason: str, nanoseconds: int, stack: str) -> ProofOutcome:
-        fate = fate_of(reason).partition(";")[0].removeprefix("the driver process ")
+        fate = outcome_of_text(reason).partition(";")[0].removeprefix("the driver process ")
         short = (
             f"ends its process ({fate})" if verdict == "crashed" else f"has not ended within {nanoseconds / 1e9:g} s"
         )
@@ -79,19 +79,19 @@ def _alone(item: FormItem) -> Bundle:
     return Bundle(item.operation, (item,))
 
 
-def to_prove(device: Device, *, every: bool = False) -> list[FormChoice]:
+def variants_to_prove(device: Device, *, every: bool = False) -> list[VariantChoice]:
     """Return the choices of a device. every: also of operations with only one variant."""
     return [choice for choice in choices_of(device) if every or len(choice.known) > 1]
 
 
 def run_proofs(
-    subject: Subject, choices: Sequence[FormChoice], jobs: int
+    subject: Subject, choices: Sequence[VariantChoice], jobs: int
 ) -> Generator[tuple[TaskResult, int, int], None, None]:
     """Verify the variants of these choices as needed, as `pool.run_all`."""
     return run_all(_Proving(subject, choices), jobs)
 
 
-def found_by(outcomes: Iterable[ProofOutcome], choices: Sequence[FormChoice]) -> dict[tuple[str, int], Proved]:
+def found_by(outcomes: Iterable[ProofOutcome], choices: Sequence[VariantChoice]) -> dict[tuple[str, int], Proved]:
     """Return the variant to use and the reason against faster ones; nothing for an operation without a possible call."""
     tried: Mapping[tuple[str, int], dict[str, ProofOutcome]] = defaultdict(dict)
     for outcome in outcomes:
@@ -119,4 +119,4 @@ def keep(device: Device, found: Mapping[tuple[str, int], Proved]) -> None:
     proofs = device.cached_as.proofs
     if proofs is None:
         raise InvalidArgument(f"device {device.name}: has no kernel variants to verify")
-    remember(proofs.identity, found)
+    store_proofs(proofs.identity, found)

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nnhal.base.answers import may_be_own
+from nnhal.base.answers import may_be_application_error
 from nnhal.base.codes import type_name
-from nnhal.base.errors import ContractBroken, DriverFailed, InvalidArgument, NnhalError, told
+from nnhal.base.errors import ContractBroken, DriverFailed, InvalidArgument, NnhalError, error_text
 from nnhal.base.operands import Array, quantised
-from nnhal.conformance.differential import THREADS, Outputs, arrays_of, judge, model_of, run
+from nnhal.conformance.differential import THREADS, Outputs, arrays_of, compare_outputs, model_of, run
 from nnhal.conformance.draw import Call
 from nnhal.conformance.proving.hard import hard_calls
 from nnhal.conformance.proving.run import FormItem, ProofOutcome
 from nnhal.conformance.worker import Worker, serve_with
-from nnhal.hal.claims import considered_by
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.claims import consider_support
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 
@@ -43,7 +43,7 @@ class _Prover(Worker):
             proofs = self.device.cached_as.proofs
             if proofs is None:
                 raise InvalidArgument(f"device {self.device.name}: has no kernel variants to verify")
-            found = self._proved(proofs.in_form(item.operation, item.type, item.form), item)
+            found = self._proved(proofs.with_variant(item.operation, item.type, item.form), item)
             yield ProofOutcome(*item, found.verdict, found.reason, time.monotonic_ns() - begin, found.detail)
 
     def _proved(self, device: Device, item: FormItem) -> "_Judged":
@@ -55,13 +55,13 @@ class _Prover(Worker):
             except NnhalError as error:
                 return _Judged("failed", _failure(str(error), device.name), f"{call.cell}: {error}")
             except BaseException as error:
-                if may_be_own(error):
+                if may_be_application_error(error):
                     raise
-                return _Judged("failed", _failure(told(error), device.name), f"{call.cell}: {told(error)}")
+                return _Judged("failed", _failure(error_text(error), device.name), f"{call.cell}: {error_text(error)}")
             refused, ran = refused or why, ran + (not why)
         if not ran:
             return _Judged("unsupported", refused or f"no call of {type_name(item.type)} can be made")
-        return _Judged("failed", worst.told, worst.problem) if worst.problem else _Judged("passed")
+        return _Judged("failed", worst.message_text, worst.problem) if worst.problem else _Judged("passed")
 
 
 def _failure(message: str, name: str) -> str:
@@ -95,7 +95,7 @@ class Wrong:
                 self.share = max(self.share, share)
 
     @property
-    def told(self) -> str:
+    def message_text(self) -> str:
         """Summarise the faults."""
         if self.steps > 1:
             return f"is off by {self.steps:g} LSB on this processor"
@@ -117,7 +117,7 @@ def compared(device: Device, call: Call, worst: Wrong, at: Callable[[str], objec
             return refused
         found.append(actual)
     at("reference")
-    with closing(prepared_by(discovery.cpu(), model, Hints())) as mine:
+    with closing(checked_prepared(discovery.cpu(), model, Hints())) as mine:
         wanted = _run(mine, call)
     for actual in found:
         _judge(device, call, wanted, actual, worst)
@@ -129,13 +129,13 @@ def _theirs(
 ) -> tuple[str, Outputs | NnhalError]:
     """Return why a device refuses a call, "" if it ran, and its results."""
     at("consider")
-    claims = considered_by(device, model, hints)
+    claims = consider_support(device, model, hints)
     with ExitStack() as held:
-        held.callback(claims.let_go)
+        held.callback(claims.release_work)
         if refused := claims.refused():
             return next(iter(refused.values())), []
         at("prepare")
-        theirs = held.enter_context(closing(prepared_by(device, model, claims.hints(hints))))
+        theirs = held.enter_context(closing(checked_prepared(device, model, claims.hints(hints))))
         at("run")
         return "", _run(theirs, call)
 
@@ -149,7 +149,7 @@ def _judge(
         raise actual
     if isinstance(wanted, NnhalError):
         raise ContractBroken(f"it runs, must fail: {wanted}")
-    problem = judge(call, wanted, actual, device.relaxations)
+    problem = compare_outputs(call, wanted, actual, device.relaxations)
     if problem:
         worst.note(call, problem, wanted, actual)
 

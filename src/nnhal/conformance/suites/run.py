@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nnhal.base.errors import InvalidArgument
-from nnhal.base.names import meant
+from nnhal.base.names import suggestion
 from nnhal.base.records import replace
 from nnhal.conformance.parallel import run_vectors
 from nnhal.conformance.pool import Work, run_all
-from nnhal.conformance.selection import Selection, in_share, name_of
+from nnhal.conformance.selection import Selection, is_sampled, name_of
 from nnhal.conformance.subject import Bundle
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.suites.suite import PREPARING, Case, CaseOutcome, Suite, SuiteRun
@@ -48,7 +48,7 @@ class Progress(NamedTuple):
 def suite_of(name: str) -> Suite:
     """Return the suite of a name; InvalidArgument for an unknown name."""
     if name not in SUITES or name in _OWN:
-        like = meant(name, SUITES) or f", must be one of {', '.join(SUITES)}"
+        like = suggestion(name, SUITES) or f", must be one of {', '.join(SUITES)}"
         raise InvalidArgument(f"suite {name!r} is unknown{like}")
     suite: Suite = import_module(f"nnhal.conformance.suites.{name}").SUITE
     return suite
@@ -122,7 +122,7 @@ class _SuiteWork(Work):
 
 
 def _selected(run: SuiteRun, case: Case) -> bool:
-    return bool(re.search(run.pattern, case.name)) and in_share(f"{case.suite}/{case.name}", run.sample)
+    return bool(re.search(run.pattern, case.name)) and is_sampled(f"{case.suite}/{case.name}", run.sample)
 
 
 def _vectors(run: SuiteRun, jobs: int) -> Iterator[Progress]:

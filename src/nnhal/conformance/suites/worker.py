@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nnhal.base.answers import may_be_own
-from nnhal.base.errors import DeadObject, NnhalError, told
-from nnhal.base.stacks import dumped, stack_of
-from nnhal.conformance.suite import fate_of
+from nnhal.base.answers import may_be_application_error
+from nnhal.base.errors import DeadObject, NnhalError, error_text
+from nnhal.base.stacks import dumped_frames, stack_of
+from nnhal.conformance.suite import outcome_of_text
 from nnhal.conformance.suites.run import suite_of
 from nnhal.conformance.suites.suite import (
     PREPARING,
@@ -62,13 +62,19 @@ def outcome_of(
     except CaseFailed as error:
         return "failed", str(error), "", error.hint, error.found
     except DeadObject as error:
-        return "crashed", f"{stages[-1]}(): {fate_of(str(error))}", place_first(dumped(str(error))), "", {}
+        return (
+            "crashed",
+            f"{stages[-1]}(): {outcome_of_text(str(error))}",
+            place_first(dumped_frames(str(error))),
+            "",
+            {},
+        )
     except NnhalError as error:
         return "failed", f"{type(error).__name__}: {error}", place_in(error.stack), "", {}
     except BaseException as error:
-        if may_be_own(error):
+        if may_be_application_error(error):
             raise
-        return "failed", f"{told(error)} (escaped)", place_in(stack_of(error)), "", {}
+        return "failed", f"{error_text(error)} (escaped)", place_in(stack_of(error)), "", {}
 
 
 def main() -> None:

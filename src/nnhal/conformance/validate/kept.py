@@ -11,11 +11,11 @@ from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.state import data_sets
-from nnhal.conformance.validate.trial import PLAIN, NotTaken, Trial, copies
+from nnhal.conformance.validate.trial import PLAIN, NotAccepted, Trial, copies
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
-from nnhal.hal.device import Prepared, cache_files_by, layout_of, restored_by
+from nnhal.hal.device import Prepared, cache_files_by, checked_restored, layout_of
 from nnhal.model.graph import Model
-from nnhal.model.layouts import laid_out
+from nnhal.model.layouts import with_layout
 from nnhal.model.parts import outline
 
 TOKEN, OTHER = bytes(range(TOKEN_SIZE)), bytes(range(1, TOKEN_SIZE + 1))
@@ -113,7 +113,7 @@ def _saved(trial: Trial) -> Iterator[tuple[Call, Model, Cache]]:
     with trial.asking("number_of_cache_files"):
         count = cache_files_by(trial.device)
     if not count:
-        raise NotTaken("the driver has no compilation cache: number_of_cache_files() returns 0, 0")
+        raise NotAccepted("the driver has no compilation cache: number_of_cache_files() returns 0, 0")
     for call, model in trial.samples():
         with _files(count) as cache:
             yield call, model, cache
@@ -134,9 +134,9 @@ def _written(cache: Cache) -> bool:
 def _restored(trial: Trial, model: Model, cache: Cache) -> Prepared:
     for fd in cache.files:
         os.lseek(fd, 0, os.SEEK_SET)
-    seen = outline(laid_out(model, layout_of(trial.device)).model)
+    seen = outline(with_layout(model, layout_of(trial.device)).model)
     with trial.asking("prepare_from_cache"):
-        return trial.opened(restored_by(trial.device, seen, replace(PLAIN, cache=cache)))
+        return trial.opened(checked_restored(trial.device, seen, replace(PLAIN, cache=cache)))
 
 
 def _computes(trial: Trial, call: Call, model: Model, prepared: Prepared, what: str) -> None:

@@ -10,13 +10,13 @@ from functools import partial
 from itertools import pairwise
 
 from nnhal.base.errors import Cancelled, LoopTimeout, MissedDeadline, NnhalError
-from nnhal.conformance.control import WhileCall, endless
+from nnhal.conformance.control import WhileCall, endless_loop
 from nnhal.conformance.differential import Outputs, arrays_of, model_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.pool import children_of
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.place import place_in
-from nnhal.conformance.validate.trial import PLAIN, NotAsked, Trial, Unmet, copies
+from nnhal.conformance.validate.trial import PLAIN, NotAsked, RequirementNotMet, Trial, copies
 from nnhal.conformance.worker import process_of
 from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import Control, Request, Timing
@@ -46,7 +46,7 @@ class EntryLimit:
         return self.limit(control)
 
 
-class Entered(Wrapper):
+class WithEntryLimit(Wrapper):
     """The driver, whose executions pass an `EntryLimit`."""
 
     def __init__(self, inner: Device, entry: EntryLimit) -> None:
@@ -75,7 +75,7 @@ class _EnteredModel(PreparedWrapper):
 )
 def deadline(trial: Trial) -> int:
     entry = EntryLimit()
-    driver = Entered(trial.device, entry)
+    driver = WithEntryLimit(trial.device, entry)
     for call, model in trial.samples():
         wanted = trial.alone(model, arrays_of(call))
         prepared = trial.prepare(model, through=driver)
@@ -116,7 +116,7 @@ def _late(trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, entry: 
 @check("cancellation", "A cancelled execution ends, with its result or Cancelled, and harms no later one.", inside=True)
 def cancellation(trial: Trial) -> int:
     entry = EntryLimit()
-    driver = Entered(trial.device, entry)
+    driver = WithEntryLimit(trial.device, entry)
     for call, model in trial.samples():
         wanted = trial.alone(model, arrays_of(call))
         prepared = trial.prepare(model, through=driver)
@@ -161,7 +161,7 @@ def _bounded(
         return True
     except NnhalError as error:
         text = f"{type(error).__name__}: {error}, must be a result or {allowed.__name__}"
-        raise Unmet(text, place_in(error.stack) or trial.place()) from error
+        raise RequirementNotMet(text, place_in(error.stack) or trial.place()) from error
     if not trial.random:
         trial.same(call, wanted, actual, f"with {'a deadline' if control.deadline else 'a cancellation'}")
     return False
@@ -184,7 +184,7 @@ def loop_timeout(trial: Trial) -> int:
         for _ in range(TRIES):
             begin = time.monotonic_ns()
             try:
-                trial.run(prepared, copies(arrays_of(endless(call))), Control(loop_timeout=SHORT_NS))
+                trial.run(prepared, copies(arrays_of(endless_loop(call))), Control(loop_timeout=SHORT_NS))
             except LoopTimeout:
                 spent = time.monotonic_ns() - begin
             else:
@@ -283,4 +283,4 @@ def _look(trial: Trial, pid: int, what: str, once: Callable[[], object]) -> None
             per_round = sum(grown) / BLOCKS / rounds
             much = f"{round(per_round, 1):g} {name}" if counted else f"{per_round / 1024:.0f} KiB of {name}"
             place = trial.place() if what == "run" else trial.place("prepare")
-            raise Unmet(f"each {what} leaks {much} ({rounds * BLOCKS} iterations)", place)
+            raise RequirementNotMet(f"each {what} leaks {much} ({rounds * BLOCKS} iterations)", place)

@@ -8,7 +8,7 @@ from nnhal.base.codes import ErrorStatus, type_name
 from nnhal.base.errors import ContractBroken, DriverFailed, NnhalError
 from nnhal.base.operands import Array, Value, quantised
 from nnhal.base.records import Record, replace
-from nnhal.conformance.differential import Outputs, arrays_of, judge, model_of, open_masks
+from nnhal.conformance.differential import Outputs, arrays_of, compare_outputs, model_of, open_masks
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.trial import Trial
@@ -54,7 +54,7 @@ def _problem(trial: Trial, call: Call, model: Model) -> str:
         return "" if alike else f"{type(error).__name__}: {error}"
     if expected:
         return f"runs, must fail: {expected}"
-    return judge(call, wanted, actual, trial.device.relaxations)
+    return compare_outputs(call, wanted, actual, trial.device.relaxations)
 
 
 @check(
@@ -65,7 +65,7 @@ def _problem(trial: Trial, call: Call, model: Model) -> str:
 def steps(trial: Trial) -> int:
     trial.fixed()
     seen = 0
-    found: dict[tuple[int, int], OffBySide] = {}
+    found: dict[tuple[int, int], OneSidedError] = {}
     for drawn, _ in trial.many():
         if drawn.cell.values == "far" or not any(quantised(v.type) for v in drawn.outputs):
             continue
@@ -78,7 +78,7 @@ def steps(trial: Trial) -> int:
             seen += _exact(trial, call, wanted[0], actual[0])
         for number, value in enumerate(call.outputs):
             key = number, value.type
-            found[key] = found.get(key, OffBySide()) + _sides(call, number, wanted[number], actual[number])
+            found[key] = found.get(key, OneSidedError()) + _sides(call, number, wanted[number], actual[number])
     for (number, kind), sides in found.items():
         seen += sides.inside >= ENOUGH
         problem = sides.shifted()
@@ -87,7 +87,7 @@ def steps(trial: Trial) -> int:
     return seen
 
 
-class OffBySide(Record, frozen=True):
+class OneSidedError(Record, frozen=True):
     """The quantised elements that are off, by side.
 
     inside: the number of compared elements, whose right value is at no end of their type or activation. high, low:
@@ -100,8 +100,8 @@ class OffBySide(Record, frozen=True):
     outwards: int = 0
     inwards: int = 0
 
-    def __add__(self, other: "OffBySide") -> "OffBySide":
-        return OffBySide(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
+    def __add__(self, other: "OneSidedError") -> "OneSidedError":
+        return OneSidedError(*(getattr(self, name) + getattr(other, name) for name in _COUNTS))
 
     def shifted(self) -> str:
         """Return the side that the elements are shifted to; "" if rounding explains all differences."""
@@ -167,18 +167,18 @@ def _spread(trial: Trial, call: Call) -> tuple[Call, Outputs]:
     return best
 
 
-def _sides(call: Call, number: int, wanted: Array | None, actual: Array | None) -> OffBySide:
+def _sides(call: Call, number: int, wanted: Array | None, actual: Array | None) -> OneSidedError:
     """Return how the elements of an output are off."""
     value = call.outputs[number]
     if wanted is None or actual is None or not quantised(value.type):
-        return OffBySide()
+        return OneSidedError()
     if wanted.shape != actual.shape or wanted.dtype != actual.dtype:
-        return OffBySide()
+        return OneSidedError()
     inside = _within(call, value, wanted)
     off = np.sign(actual.astype(np.int64) - wanted.astype(np.int64))[inside]
     outwards = off * np.sign(wanted.astype(np.int64) - value.zero_point)[inside]
     counted = (np.count_nonzero(each == side) for each in (off, outwards) for side in (1, -1))
-    return OffBySide(int(np.count_nonzero(inside)), *map(int, counted))
+    return OneSidedError(int(np.count_nonzero(inside)), *map(int, counted))
 
 
 def _count(call: Call, wanted: Array | None) -> int:

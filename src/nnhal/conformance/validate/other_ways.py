@@ -13,7 +13,7 @@ from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.state import SECOND, data_sets
 from nnhal.conformance.validate.trial import NotAsked, Trial
 from nnhal.conformance.ways import WAYS, by_callbacks, not_used
-from nnhal.hal.device import Prepared, allocated_by, burst_by, fenced_by, info_by
+from nnhal.hal.device import Prepared, allocated_by, checked_burst, checked_info, fenced_by
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Request
@@ -32,7 +32,7 @@ def burst(trial: Trial) -> int:
         prepared = trial.prepare(model)
         for _ in range(2):
             with trial.asking("burst"):
-                series = burst_by(prepared, trial.where)
+                series = checked_burst(prepared, trial.where)
             for number in (0, 1, 2, 0):
                 each, arrays, wanted = sets[number]
                 request = trial.request(prepared, arrays)
@@ -74,7 +74,7 @@ def fenced(trial: Trial) -> int:
                 trial.unmet("has ended before its fence was signalled")
             signal.set()
             launched.fence.wait()
-            info_by(launched, trial.where)
+            checked_info(launched, trial.where)
         trial.same(call, wanted, request.results, "fenced")
     return seen
 

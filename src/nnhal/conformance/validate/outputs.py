@@ -12,7 +12,7 @@ from nnhal.base.operands import Array
 from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.place import place_in
-from nnhal.conformance.validate.trial import Trial, Unmet, copies
+from nnhal.conformance.validate.trial import RequirementNotMet, Trial, copies
 from nnhal.hal.request import Request, Signature
 
 SETTLE = 0.1  # seconds after an execution in which a driver may still write
@@ -40,7 +40,7 @@ def _by_rule(name: str) -> Callable[[Trial], int]:
                 trial.run(prepared, copies(arrays_of(call)))
             except NnhalError as error:
                 if RULES[name].search(str(error)):
-                    raise Unmet(str(error), place_in(error.stack) or trial.place()) from error
+                    raise RequirementNotMet(str(error), place_in(error.stack) or trial.place()) from error
             else:
                 seen += 1
         return seen
@@ -66,14 +66,14 @@ def runs(trial: Trial) -> int:
         except NnhalError as error:
             if not any(rule.search(str(error)) for rule in RULES.values()):
                 text = f"run(): {type(error).__name__}: {error} ({call.cell})"
-                raise Unmet(text, place_in(error.stack) or trial.place()) from error
+                raise RequirementNotMet(text, place_in(error.stack) or trial.place()) from error
     return len(trial.samples())
 
 
 # ---------------------------------------------------------------------------------------------------------------- writes
 
 
-class Filled(Request):
+class PrefilledRequest(Request):
     """A request whose output memory initially holds a pattern, whatever the type. pattern: a byte."""
 
     pattern: int
@@ -92,7 +92,7 @@ class Filled(Request):
 def _filled(pattern: int) -> Callable[[Signature, Sequence[Array]], Request]:
     def make(signature: Signature, arrays: Sequence[Array]) -> Request:
         rooms = [_room(a.fixed, a.dtype, pattern) for a in signature.outputs] if signature.closed else None
-        request = Filled(signature, arrays, rooms)
+        request = PrefilledRequest(signature, arrays, rooms)
         request.pattern = pattern
         return request
 
@@ -115,7 +115,7 @@ def output_filled(trial: Trial) -> int:
             one, other = (trial.run(prepared, copies(arrays_of(call)), make=_filled(p)) for p in (0x5A, 0xA5))
         except NnhalError as error:
             if RULES["output-filled"].search(str(error)):
-                raise Unmet(str(error), trial.place()) from error
+                raise RequirementNotMet(str(error), trial.place()) from error
             continue
         for number, (a, b) in enumerate(zip(one, other, strict=True)):
             if a is not None and b is not None and a.shape == b.shape:
@@ -132,7 +132,7 @@ def _has(array: Array, pattern: int) -> Array:
     return np.asarray((data == pattern).all(1))
 
 
-class Watched(Request):
+class WatchedRequest(Request):
     """A request that records writes after its end."""
 
     late: list[str]
@@ -152,10 +152,10 @@ class Watched(Request):
 
 @check("late-write", "Nothing is written to an output after its execution has ended.", inside=True)
 def late_write(trial: Trial) -> int:
-    watched: list[Watched] = []
+    watched: list[WatchedRequest] = []
 
     def make(signature: Signature, arrays: Sequence[Array]) -> Request:
-        request = Watched(signature, arrays)
+        request = WatchedRequest(signature, arrays)
         request.late, request.lent = [], []
         watched.append(request)
         return request
@@ -199,7 +199,7 @@ def inputs_kept(trial: Trial) -> int:
             trial.run(prepared, arrays)
         except NnhalError as error:
             if RULES["inputs-kept"].search(str(error)):
-                raise Unmet(
+                raise RequirementNotMet(
                     f"writes to an input or a constant: {error}", place_in(error.stack) or trial.place()
                 ) from error
             continue

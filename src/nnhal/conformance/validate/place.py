@@ -4,7 +4,7 @@ import inspect
 import re
 from pathlib import Path
 
-from nnhal.base.stacks import is_authors
+from nnhal.base.stacks import is_driver_code
 from nnhal.hal.device import Device, Prepared
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -26,7 +26,7 @@ def place_of(device: Device, prepared: Prepared | None, what: str) -> str:
     for name in (what, *_OF_THE_HAL.get(what, ())):
         method = getattr(type(owner), name, None) or getattr(owner, name, None)
         code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
-        if code is not None and is_authors(code.co_filename):
+        if code is not None and is_driver_code(code.co_filename):
             return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
     return ""
 
@@ -44,7 +44,7 @@ def _innermost(owner: object) -> object:
 
 def place_in(stack: str) -> str:
     """Return FILE:LINE of the innermost frame in a stack's text, which Python prints last; "" if there is none."""
-    frames = [(file, line) for file, line in _FRAME.findall(stack) if is_authors(file)]
+    frames = [(file, line) for file, line in _FRAME.findall(stack) if is_driver_code(file)]
     return f"{Path(frames[-1][0]).name}:{frames[-1][1]}" if frames else ""
 
 

@@ -10,8 +10,8 @@ from nnhal.base.extensions import EXTENSIONS
 from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.validate.check import SINGLE, check
 from nnhal.conformance.validate.place import place_in
-from nnhal.conformance.validate.trial import PLAIN, Trial, Unmet, copies
-from nnhal.hal.device import Device, Hints, capabilities_by, identity_of, status_by
+from nnhal.conformance.validate.trial import PLAIN, RequirementNotMet, Trial, copies
+from nnhal.hal.device import Device, Hints, checked_status, driver_capabilities, identity_of
 from nnhal.ops import OPS
 
 TIMES = 3  # repetitions of a query
@@ -32,13 +32,13 @@ def _afresh(device: Device) -> Any:
 
 @check("capabilities", "capabilities() is valid and stays the same.", whole=True)
 def capabilities(trial: Trial) -> int:
-    return _stable(trial, "capabilities", capabilities_by)
+    return _stable(trial, "capabilities", driver_capabilities)
 
 
 @check("status", "status() returns a DeviceStatus.", whole=True)
 def status(trial: Trial) -> int:
     with trial.asking("status"):
-        status_by(trial.device)
+        checked_status(trial.device)
     return 1
 
 
@@ -50,7 +50,7 @@ def _stable(trial: Trial, what: str, ask: Callable[[Device], Any]) -> int:
             answers.append(ask(trial.device))
     for answer in answers[1:]:
         if answer != answers[0]:
-            raise Unmet(f"{_difference(answers[0], answer)}, must stay the same", trial.place(what))
+            raise RequirementNotMet(f"{_difference(answers[0], answer)}, must stay the same", trial.place(what))
     return len(answers) - 1
 
 
@@ -66,11 +66,11 @@ def extensions(trial: Trial) -> int:
     names = identity_of(trial.device).extensions
     for name in names:
         if name not in EXTENSIONS:
-            raise Unmet(f"{name} is named, must be registered when the driver loads (register_extension)")
+            raise RequirementNotMet(f"{name} is named, must be registered when the driver loads (register_extension)")
     found = [name for code, name in FOREIGN_OPERATIONS.items() if operation_name(code).rpartition(".")[0] in names]
     missing = [name for name in found if name not in OPS]
     if missing:
-        raise Unmet(
+        raise RequirementNotMet(
             f"{missing[0]} has no record, must have one as the definition to compare with (ops.schema.register)"
         )
     trial.found = tuple(found)
@@ -89,7 +89,7 @@ def verdicts(trial: Trial) -> int:
             now_said = trial.verdict(again)
             if now_said.ok != first:
                 text = f"supports() returns {_said(first)}, then {_said(now_said.ok)} {asked}: {now_said.reason}"
-                raise Unmet(f"{text} ({call.cell})", trial.place("supports"))
+                raise RequirementNotMet(f"{text} ({call.cell})", trial.place("supports"))
     return len(trial.drawing.calls)
 
 
@@ -104,7 +104,7 @@ def prepares(trial: Trial) -> int:
             trial.keep(trial.prepare(model))
         except NnhalError as error:
             place = place_in(error.stack) or trial.place("prepare")
-            raise Unmet(
+            raise RequirementNotMet(
                 f"supports() accepts it, prepare() raises {type(error).__name__}: {error} ({call.cell})", place
             ) from error
     return len(trial.samples())
@@ -126,7 +126,7 @@ def close(trial: Trial) -> int:
             prepared = trial.prepare(model_of(call))
         except NnhalError as error:
             text = f"prepare() after {number} like models were prepared and closed: {type(error).__name__}: {error}"
-            raise Unmet(text, place_in(error.stack) or trial.place("prepare")) from error
+            raise RequirementNotMet(text, place_in(error.stack) or trial.place("prepare")) from error
         trial.close(prepared)
     return HELD
 
@@ -152,7 +152,7 @@ def prepared_twice(trial: Trial) -> int:
             results = trial.run(other, copies(arrays_of(call)))
         except NnhalError as error:
             text = f"after the other of the same model was closed: {type(error).__name__}: {error}"
-            raise Unmet(text, place_in(error.stack) or trial.place()) from error
+            raise RequirementNotMet(text, place_in(error.stack) or trial.place()) from error
         if not trial.random:
             trial.same(call, wanted, results, "after the other of the same model was closed")
         trial.close(other)
@@ -172,7 +172,7 @@ def many_prepared(trial: Trial) -> int:
             except NnhalError as error:
                 when = " after as many were closed" if turn else ""
                 text = f"prepared model {number + 1} of {HELD} at once{when}: {type(error).__name__}: {error}"
-                raise Unmet(text, place_in(error.stack) or trial.place("prepare")) from error
+                raise RequirementNotMet(text, place_in(error.stack) or trial.place("prepare")) from error
         for number, prepared in enumerate(held):
             trial.same(
                 call, wanted, trial.run(prepared, copies(arrays_of(call))), f"prepared model {number + 1} of {HELD}"
@@ -189,7 +189,7 @@ def stable_verdicts(trial: Trial) -> int:
         trial.run(prepared, copies(arrays_of(call)))
         for when in ("while the model is prepared", "after the model was closed"):
             if not trial.verdict(model).ok:
-                raise Unmet(f"supports() returns yes, and no {when}", trial.place("supports"))
+                raise RequirementNotMet(f"supports() returns yes, and no {when}", trial.place("supports"))
             if when.startswith("while"):
                 trial.close(prepared)
     return len(trial.samples())
@@ -233,5 +233,5 @@ def options(trial: Trial) -> int:
             continue
         except NnhalError as error:
             text = f"options {given}: {type(error).__name__}: {error}, must be ignored or InvalidArgument"
-            raise Unmet(text, place_in(error.stack) or trial.place("prepare")) from error
+            raise RequirementNotMet(text, place_in(error.stack) or trial.place("prepare")) from error
     return len(values)

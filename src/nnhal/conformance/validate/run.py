@@ -7,12 +7,12 @@ from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from nnhal.base.errors import InvalidArgument
-from nnhal.base.names import meant
+from nnhal.base.names import suggestion
 from nnhal.base.records import replace
 from nnhal.conformance.control import CONTROL
 from nnhal.conformance.draw import cells
 from nnhal.conformance.pool import TaskResult, Work, run_all
-from nnhal.conformance.selection import in_share, require_share
+from nnhal.conformance.selection import is_sampled, require_share
 from nnhal.conformance.subject import Bundle, Subject
 from nnhal.conformance.validate.check import CHECKS, DRIVER, CheckOutcome
 from nnhal.conformance.validate.place import place_first
@@ -42,7 +42,7 @@ class Validation(Subject, frozen=True):
         super().__post_init__()
         for check, _ in self.wanted:
             if check and check not in CHECKS:
-                like = meant(check, CHECKS) or f", must be one of {', '.join(CHECKS)}"
+                like = suggestion(check, CHECKS) or f", must be one of {', '.join(CHECKS)}"
                 raise InvalidArgument(f"only: check {check!r} is unknown{like}")
         if self.draws < 1:
             raise InvalidArgument(f"draws is {self.draws}, must be at least 1")
@@ -62,7 +62,7 @@ class Validation(Subject, frozen=True):
         """Whether a check of an operation is selected, and in the sample."""
         asked = not self.only or any(c in ("", check) and o in ("", operation.upper()) for c, o in self.wanted)
         name = f"{check}/{operation}" if operation else check
-        sampled = not operation or self.sample == 1 or in_share(name, self.sample)
+        sampled = not operation or self.sample == 1 or is_sampled(name, self.sample)
         return asked and sampled and bool(re.search(self.names, name))
 
     def needs(self, check: str, operation: str) -> set[str]:

@@ -12,7 +12,7 @@ from nnhal.conformance.draw import Call
 from nnhal.conformance.switching import switching_often
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.place import place_in
-from nnhal.conformance.validate.trial import Trial, Unmet, copies, distinct
+from nnhal.conformance.validate.trial import RequirementNotMet, Trial, copies, distinct
 from nnhal.hal.device import Prepared
 from nnhal.hal.idle import trimmed as trim_now
 from nnhal.hal.request import UNLIMITED, Request, Run
@@ -231,7 +231,7 @@ def _raised_by_a_thread(trial: Trial, error: BaseException) -> None:
     if not isinstance(error, NnhalError):
         raise error
     place = place_in(error.stack) or trial.place()
-    raise Unmet(f"with {THREADS} threads: {type(error).__name__}: {error}", place) from error
+    raise RequirementNotMet(f"with {THREADS} threads: {type(error).__name__}: {error}", place) from error
 
 
 @check(

@@ -9,18 +9,18 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from nnhal.base.answers import answering, let_go
+from nnhal.base.answers import close_quietly, driver_call
 from nnhal.base.errors import DeadObject, NnhalError
 from nnhal.base.operands import Array
 from nnhal.conformance.control import CONTROL, Source, Takes, sources
-from nnhal.conformance.differential import OPEN, Outputs, again, arrays_of, judge, model_of
+from nnhal.conformance.differential import OPEN, Outputs, arrays_of, compare_outputs, model_of, with_other_values
 from nnhal.conformance.draw import Call, Cell, cells, draw
 from nnhal.conformance.validate.place import place_of
-from nnhal.hal.claims import verdicts_by
-from nnhal.hal.device import Device, Hints, Prepared, Verdict, prepared_by, where_of
+from nnhal.hal.claims import query_verdicts
+from nnhal.hal.device import Device, Hints, Prepared, Verdict, checked_prepared, where_of
 from nnhal.hal.lowering import refusals
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature
-from nnhal.ipc.client.process import ResilientPrepared
+from nnhal.ipc.client.process import ReconnectingModel
 from nnhal.model.graph import Model
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
@@ -33,7 +33,7 @@ PLAIN = Hints(threads=1)
 MakeRequest = Callable[[Signature, Sequence[Array]], Request]
 
 
-class Unmet(Exception):
+class RequirementNotMet(Exception):
     """A rule is broken; the text describes it. place: FILE:LINE of the driver, "" if it is unknown."""
 
     def __init__(self, text: str, place: str = "") -> None:
@@ -49,7 +49,7 @@ class ProcessDied(Exception):
     """The driver's process died; the text describes it. It is not an error of the driver that a check may expect."""
 
 
-class NotTaken(NotAsked):
+class NotAccepted(NotAsked):
     """The driver supports no call of the operation."""
 
 
@@ -144,7 +144,7 @@ class Trial:
                     drawing.refused.append(verdict.reason)
             drawing.taken = taken
         if not drawing.taken:
-            raise NotTaken(drawing.refused[0] if drawing.refused else "no call of the operation can be drawn")
+            raise NotAccepted(drawing.refused[0] if drawing.refused else "no call of the operation can be drawn")
         return drawing.taken
 
     def many(self) -> Iterator[tuple[Call, Model]]:
@@ -189,7 +189,7 @@ class Trial:
     def others(self, call: Call, count: int) -> Iterator[Call]:
         """Yield the call with other values, so many times."""
         for _ in range(count):
-            call = again(call, self.rng)
+            call = with_other_values(call, self.rng)
             yield call
 
     def fixed(self) -> None:
@@ -240,12 +240,12 @@ class Trial:
         if any(lacking):
             return [Verdict(not why, why) for why in lacking]
         with self.asking("supports"):
-            return verdicts_by(self.device, model)
+            return query_verdicts(self.device, model)
 
     def prepare(self, model: Model, hints: Hints = PLAIN, through: Device | None = None) -> Prepared:
         """Prepare; closed with the trial unless the check closes it. through: the device, wrapped."""
         with self.asking("prepare"):
-            prepared = prepared_by(through or self.device, model, hints)
+            prepared = checked_prepared(through or self.device, model, hints)
         return self.opened(prepared)
 
     def opened(self, prepared: Prepared) -> Prepared:
@@ -257,8 +257,8 @@ class Trial:
     def close(self, prepared: Prepared) -> None:
         """Close, and return after the driver's own `close`; raises the driver's errors."""
         self._open = [each for each in self._open if each is not prepared]
-        with self.asking("close"), answering(self.where, "close() of a prepared model"):
-            if isinstance(prepared, ResilientPrepared) and prepared.alive:
+        with self.asking("close"), driver_call(self.where, "close() of a prepared model"):
+            if isinstance(prepared, ReconnectingModel) and prepared.alive:
                 prepared.end()
             else:
                 prepared.close()
@@ -304,11 +304,11 @@ class Trial:
         """Return the difference; "" if they agree."""
         if all(_bits(w) == _bits(a) for w, a in zip(wanted, actual, strict=True)):
             return ""
-        return judge(call, wanted, actual, self.device.relaxations)
+        return compare_outputs(call, wanted, actual, self.device.relaxations)
 
     def unmet(self, text: str) -> NoReturn:
         """Raise Unmet."""
-        raise Unmet(text, self.place())
+        raise RequirementNotMet(text, self.place())
 
     def place(self, what: str = "run") -> str:
         """Return FILE:LINE of the driver's method."""
@@ -318,13 +318,13 @@ class Trial:
         """Close open models; another check reports errors of that."""
         for prepared in self._open:
             with self.asking("close"):
-                let_go(self.where, "close() of a prepared model", prepared.close)
+                close_quietly(self.where, "close() of a prepared model", prepared.close)
         self._open.clear()
 
 
 def by_reference(model: Model, arrays: Sequence[Array]) -> Outputs:
     """Return the reference's results for a model and its inputs."""
-    prepared = prepared_by(discovery.cpu(), model, Hints())
+    prepared = checked_prepared(discovery.cpu(), model, Hints())
     request = prepared.request(arrays)
     request.execute(prepared.run, UNLIMITED)
     return request.results
@@ -350,7 +350,7 @@ def _bits(array: Array | None) -> Any:
 
 
 @contextmanager
-def trying(trial: Trial) -> Iterator[Trial]:
+def open_trial(trial: Trial) -> Iterator[Trial]:
     """Return a trial that ends with the context."""
     try:
         yield trial

@@ -5,10 +5,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from nnhal.base.answers import may_be_own
-from nnhal.base.errors import DeadObject, NnhalError, told
-from nnhal.base.stacks import dumped, stack_of
-from nnhal.conformance.suite import fate_of
+from nnhal.base.answers import may_be_application_error
+from nnhal.base.errors import DeadObject, NnhalError, error_text
+from nnhal.base.stacks import dumped_frames, stack_of
+from nnhal.conformance.suite import outcome_of_text
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome, ContractCheck
 from nnhal.conformance.validate.place import place_first, place_in
 from nnhal.conformance.validate.run import CheckItem, Validation
@@ -16,12 +16,12 @@ from nnhal.conformance.validate.table import FAMILIES
 from nnhal.conformance.validate.trial import (
     DRAWING,
     Drawing,
+    NotAccepted,
     NotAsked,
-    NotTaken,
     ProcessDied,
+    RequirementNotMet,
     Trial,
-    Unmet,
-    trying,
+    open_trial,
 )
 from nnhal.conformance.worker import Worker, serve_with
 
@@ -44,7 +44,7 @@ class _Checker(Worker):
         for item in items:
             begin = time.monotonic_ns()
             self.at(DRAWING)
-            with trying(Trial(self.device, self._drawn(of), self.at, isolated=self.subject.isolate)) as trial:
+            with open_trial(Trial(self.device, self._drawn(of), self.at, isolated=self.subject.isolate)) as trial:
                 verdict, reason, place = outcome_of(CHECKS[item.check], trial)
                 found = trial.found
             yield CheckOutcome(*item, verdict, reason, place, time.monotonic_ns() - begin, found)
@@ -72,20 +72,20 @@ def outcome_of(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
 def _looked(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
     try:
         seen = check.look(trial)
-    except NotTaken as why:
+    except NotAccepted as why:
         return "unsupported", str(why), ""
     except NotAsked as why:
         return "skipped", str(why), ""
-    except Unmet as broken:
+    except RequirementNotMet as broken:
         return "failed", str(broken), broken.place
     except (ProcessDied, DeadObject) as error:
-        return "crashed", f"{trial.stage}(): {fate_of(str(error))}", place_first(dumped(str(error)))
+        return "crashed", f"{trial.stage}(): {outcome_of_text(str(error))}", place_first(dumped_frames(str(error)))
     except NnhalError as error:
         return "failed", f"{type(error).__name__}: {error}", place_in(error.stack)
     except BaseException as error:
-        if may_be_own(error):
+        if may_be_application_error(error):
             raise
-        return "failed", f"{told(error)} (escaped)", place_in(stack_of(error))
+        return "failed", f"{error_text(error)} (escaped)", place_in(stack_of(error))
     return ("passed", "", "") if seen else ("skipped", check.unseen, "")
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from nnhal.base.codes import Activation
-from nnhal.base.kept import kept
+from nnhal.base.kept import cached_property
 from nnhal.base.operands import Shape, fixed
 from nnhal.base.records import Record
 from nnhal.model.graph import Model, Operation
@@ -65,7 +65,7 @@ class _Unit(NamedTuple):
     reset_behind: bool
 
 
-def stated(a: Bound, name: str) -> Any:
+def optional_value(a: Bound, name: str) -> Any:
     """Return a scalar argument; None if it is known only at execution."""
     return a.__dict__.get(name)
 
@@ -76,7 +76,7 @@ class _Search:
         self.main, self.bounds, self.values = model.main, binding.operations, binding.values
         self.makers = {i: n for n, operation in enumerate(self.main.operations) for i in operation.outputs}
 
-    @kept
+    @cached_property
     def readers(self) -> dict[int, list[int]]:
         """Map each operand to the operations that read it; only models with a step need it."""
         found: dict[int, list[int]] = {}
@@ -111,7 +111,9 @@ class _Search:
     def _made(self, operand: int, kind: str) -> Iterator[tuple[int, ...]]:
         """Yield the inputs of the operand's operation if it is of this kind, in both orders for sums and products."""
         made = self._maker(operand, kind)
-        if made is None or (made[0].form_has("activation") and stated(made[0], "activation") != Activation.NONE):
+        if made is None or (
+            made[0].form_has("activation") and optional_value(made[0], "activation") != Activation.NONE
+        ):
             return
         inputs = made[1].inputs[: 3 if kind == "FULLY_CONNECTED" else 2]
         yield inputs
@@ -125,7 +127,7 @@ class _Search:
             return
         a, operation = made
         matrix = len(self._shape(operation.inputs[0])) == 2
-        if matrix and stated(a, "axis") in (axis, axis - 2) and len(operation.outputs) == count:
+        if matrix and optional_value(a, "axis") in (axis, axis - 2) and len(operation.outputs) == count:
             yield operation.inputs[0], operation.outputs.index(operand)
 
     def _steps(self, after: int) -> Iterator[_Unit]:
@@ -205,7 +207,7 @@ class _Search:
         views = (i for n in self.readers.get(states[0], ()) for i in self.main.operations[n].outputs)
         for n in {n: None for i in views for n in self.readers.get(i, ())}:
             a, operation = self.bounds[n], self.main.operations[n]
-            if a is None or a.op.name != "CONCATENATION" or stated(a, "axis") != 0:
+            if a is None or a.op.name != "CONCATENATION" or optional_value(a, "axis") != 0:
                 continue
             *parts, _axis = operation.inputs
             sources = [next(self._made(i, "RESHAPE"), (None,))[0] for i in parts]

@@ -18,14 +18,14 @@ import numpy as np
 
 from nnhal.base.codes import operation_name, type_name
 from nnhal.base.errors import Unmappable
-from nnhal.base.operands import Array, Unknown, Value
+from nnhal.base.operands import Array, UnknownValue, Value
 from nnhal.base.records import Record
 from nnhal.drivers.kit.forms import UNPROVED, Forms, Refused
 from nnhal.drivers.kit.gated import GatedSequence, gated_sequences
 from nnhal.hal.device import YES, Considered, Hints, Verdict, hidden_constant
 from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import validate
-from nnhal.ops.schema import Bound, perhaps_omitted
+from nnhal.ops.schema import Bound, may_be_omitted
 
 
 class LoweringTask:
@@ -68,7 +68,7 @@ class LoweringTask:
         Raises:
             Refused: The scales or zero points differ.
         """
-        kinds = {(value.scale, value.zero_point) for value in quantised_of(self.a)}
+        kinds = {(value.scale, value.zero_point) for value in quantised_values(self.a)}
         self.require(not self.exact or len(kinds) < 2, "scales of the tensors differ, must be equal for exact numerics")
 
     def places(self, name: str) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ class LoweringTask:
         inputs, value = self.operation.inputs, self.a.__dict__.get(name, self)
         for argument, start, end in self.a.form.slots(len(inputs)) if value is not None else ():
             if argument.name == name:
-                omitted = argument.optional and isinstance(value, Value) and perhaps_omitted(value)
+                omitted = argument.optional and isinstance(value, Value) and may_be_omitted(value)
                 return () if omitted else inputs[start:end]
         return ()
 
@@ -129,7 +129,7 @@ T = TypeVar("T", bound=LoweringTask)
 G = TypeVar("G")
 
 
-class KeptGraph(Generic[G]):
+class WholeModelGraph(Generic[G]):
     """An engine's graph with all operations of a model, made for the verdicts; only the first caller receives it."""
 
     def __init__(self, graph: G) -> None:
@@ -154,7 +154,7 @@ def kept_graph(hints: Hints, kind: type[G]) -> G | None:
     if found is None or not found.whole:
         return None
     kept = found.given
-    graph = kept.take() if isinstance(kept, KeptGraph) else None
+    graph = kept.take() if isinstance(kept, WholeModelGraph) else None
     return graph if isinstance(graph, kind) else None
 
 
@@ -236,7 +236,7 @@ class LoweringTable(Generic[T]):
             forms: The verified kernel variants.
         """
         verdicts = self.verdicts(model, partial(task, graph), forms)
-        return Considered(verdicts, worked_out=KeptGraph(graph) if all(v.ok for v in verdicts) else None)
+        return Considered(verdicts, worked_out=WholeModelGraph(graph) if all(v.ok for v in verdicts) else None)
 
     def lower(self, model: Model, task: Callable[[Bound, Operation], T], forms: Forms = UNPROVED) -> None:
         """Lower every operation.
@@ -275,7 +275,7 @@ class LoweringTable(Generic[T]):
             return Verdict(False, self._elsewhere.get(name, f"this driver does not lower {name}"))
         if a.T is not None and chosen.types is not None and a.T not in chosen.types:
             return Verdict(False, f"{self.engine}'s {a.op.name} does not support {type_name(a.T)}")
-        if forms.exact and not chosen.exact and quantised_of(a):
+        if forms.exact and not chosen.exact and quantised_values(a):
             why = f"{self.engine}'s 8-bit {a.op.name} may be 1 LSB off, must equal the reference for exact numerics"
             return Verdict(False, why)
         try:
@@ -287,13 +287,13 @@ class LoweringTable(Generic[T]):
             made.finish()
         except Refused as error:
             return Verdict(False, str(error))
-        except Unknown as error:
+        except UnknownValue as error:
             why = f"needs {str(error) or 'a shape'} when the model is prepared, but it is known only at execution"
             return Verdict(False, why)
         return Verdict(True, why_not_faster) if why_not_faster else YES
 
 
-def quantised_of(a: Bound) -> list[Value]:
+def quantised_values(a: Bound) -> list[Value]:
     """Return the quantised tensors among an operation's inputs and outputs."""
     given = (each for _, value in a.inputs for each in (value if isinstance(value, tuple) else (value,)))
     return [value for value in (*given, *a.outs) if value is not None and value.quantised]

@@ -11,7 +11,7 @@ from nnhal.ops.schema import Bound
 from nnhal.ops.slice import strided
 
 
-class Regrouped(NamedTuple):
+class BlockMove(NamedTuple):
     """A reshape into smaller dimensions, a transpose, and a reshape that joins them."""
 
     cut: list[int]
@@ -19,7 +19,7 @@ class Regrouped(NamedTuple):
     whole: list[int]
 
 
-def regrouped(a: Bound) -> Regrouped:
+def block_move(a: Bound) -> BlockMove:
     """Return the move of DEPTH_TO_SPACE, SPACE_TO_DEPTH, SPACE_TO_BATCH_ND, BATCH_TO_SPACE_ND or CHANNEL_SHUFFLE.
 
     All but CHANNEL_SHUFFLE are for padded pictures with channels first.
@@ -29,26 +29,26 @@ def regrouped(a: Bound) -> Regrouped:
         sizes = list(a.input.known)
         axis = a.axis % len(sizes)
         cut = [*sizes[:axis], a.groups, sizes[axis] // a.groups, *sizes[axis + 1 :]]
-        return Regrouped(cut, (*range(axis), axis + 1, axis, *range(axis + 2, len(cut))), sizes)
+        return BlockMove(cut, (*range(axis), axis + 1, axis, *range(axis + 2, len(cut))), sizes)
     n, h, w, c = a.batch, a.height, a.width, a.depth
     if name == "DEPTH_TO_SPACE":
         b = a.block
         c = c // b**2
-        return Regrouped([n, b, b, c, h, w], (0, 3, 4, 1, 5, 2), [n, c, h * b, w * b])
+        return BlockMove([n, b, b, c, h, w], (0, 3, 4, 1, 5, 2), [n, c, h * b, w * b])
     if name == "SPACE_TO_DEPTH":
         b = a.block
         h, w = h // b, w // b
-        return Regrouped([n, c, h, b, w, b], (0, 3, 5, 1, 2, 4), [n, c * b**2, h, w])
+        return BlockMove([n, c, h, b, w, b], (0, 3, 5, 1, 2, 4), [n, c * b**2, h, w])
     down, right = a.blocks.array.tolist()
     if name == "BATCH_TO_SPACE_ND":
         n = n // (down * right)
-        return Regrouped([down, right, n, c, h, w], (2, 3, 4, 0, 5, 1), [n, c, h * down, w * right])
+        return BlockMove([down, right, n, c, h, w], (2, 3, 4, 0, 5, 1), [n, c, h * down, w * right])
     rows, columns = a.paddings.array.sum(1).tolist()
     h, w = (h + rows) // down, (w + columns) // right
-    return Regrouped([n, c, h, down, w, right], (3, 5, 0, 1, 2, 4), [n * down * right, c, h, w])
+    return BlockMove([n, c, h, down, w, right], (3, 5, 0, 1, 2, 4), [n * down * right, c, h, w])
 
 
-class Picked(NamedTuple):
+class StridedSlices(NamedTuple):
     """A slice of each dimension: its begin, its end (far below 0: after the first element), its stride."""
 
     begins: list[int]
@@ -59,9 +59,9 @@ class Picked(NamedTuple):
 FAR = 2**62
 
 
-def picked(a: Bound) -> Picked:
+def strided_slices(a: Bound) -> StridedSlices:
     """Return the slices of STRIDED_SLICE; all positions are at least 0, except ends before the first element."""
-    found = Picked([], [], [])
+    found = StridedSlices([], [], [])
     for part, size in zip(strided(a), a.input.known, strict=True):
         begin, end, step = part.indices(size)
         count = len(range(begin, end, step))
@@ -71,14 +71,14 @@ def picked(a: Bound) -> Picked:
     return found
 
 
-def mirrored(a: Bound) -> dict[int, Array]:
+def mirror_indices(a: Bound) -> dict[int, Array]:
     """Return the indices that MIRROR_PAD picks along each padded dimension."""
     mode = "reflect" if a.mode == MirrorPad.REFLECT else "symmetric"
     rows = enumerate(zip(a.input.known, a.paddings.array.reshape(-1, 2), strict=True))
     return {axis: np.pad(np.arange(size), widths, mode=mode) for axis, (size, widths) in rows if widths.any()}  # type: ignore[call-overload]
 
 
-def nearest(a: Bound, size: int, new: int) -> Array:
+def nearest_indices(a: Bound, size: int, new: int) -> Array:
     """Return the indices that RESIZE_NEAREST_NEIGHBOR picks along an axis."""
     places = np.floor(positions(a, size, new).astype(np.float64) + (0.5 if a.align_corners else 0))
     return np.clip(places.astype(np.int64), 0, size - 1)
@@ -90,7 +90,7 @@ def repeats(a: Bound) -> tuple[int, int] | None:
     for axis, size in (("h", a.height), ("w", a.width)):
         new = new_size(axis)(a)
         times = new // size
-        if not np.array_equal(nearest(a, size, new), np.repeat(np.arange(size), times)):
+        if not np.array_equal(nearest_indices(a, size, new), np.repeat(np.arange(size), times)):
             return None
         found.append(times)
     return found[0], found[1]

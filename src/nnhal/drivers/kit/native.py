@@ -14,14 +14,14 @@ T = TypeVar("T")
 _alive: "WeakKeyDictionary[Any, Callable[[Any], object]]" = WeakKeyDictionary()
 
 
-def unowned(array: Array) -> Array:
+def borrowed_array(array: Array) -> Array:
     """Return a writable array over the same memory that does not keep it alive: the memory has to stay."""
     memory: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
     whole: Array = np.frombuffer(memory, array.dtype)
     return whole.reshape(array.shape)
 
 
-def left_alone_in_forks(holder: T, part: Callable[[T], object] = lambda holder: holder) -> None:
+def keep_alive_in_forks(holder: T, part: Callable[[T], object] = lambda holder: holder) -> None:
     """Prevent that a forked child destroys an engine's object: engines wait there for threads that only the parent has.
 
     holder: an object that lives as long as the engine's. part: returns the engine's object.

@@ -69,7 +69,7 @@ def stored_bounds(a: Bound) -> tuple[int, int]:
     return low, high
 
 
-def makes_halves(scales: Sequence[float], step: float) -> bool:
+def has_many_ties(scales: Sequence[float], step: float) -> bool:
     """Whether many multiples of scales are exact halves of a quantisation step, which 8-bit kernels round in different ways.
 
     They are if the quotient of a scale and the step is a whole number of 512ths, but not an integer.

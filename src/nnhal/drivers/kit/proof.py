@@ -5,14 +5,14 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.digests import blake2b
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.records import replace
 from nnhal.drivers.kit.forms import Forms, Refused
-from nnhal.hal.choices import FormChoice, Proofs, Proved
+from nnhal.hal.choices import Proofs, Proved, VariantChoice
 from nnhal.hal.device import NUMERICS, Device, Hints, wants_exact
-from nnhal.hal.proofs import identity_here, proved_of
+from nnhal.hal.proofs import identity_here, verified_variants
 from nnhal.ops import OPS
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ProvedDevice(Device):
         """The entries; a class attribute suffices."""
 
     def __init__(self, version: str) -> None:
-        found = proved_of(self, version)
+        found = verified_variants(self, version)
         self.forms = Forms(found)
         self.version = f"{version}+{_digest(found)}" if found else version
         self.proofs = TableProofs(self, version)
@@ -68,7 +68,7 @@ class ProvedDevice(Device):
         exact, way = wants_exact(options, self.name), options.pop(OPTION, WAYS[0])
         options.pop(NUMERICS, None)
         if way not in WAYS:
-            raise InvalidArgument(f"{self.name}: option {OPTION} is {shown(way)}, must be one of {', '.join(WAYS)}")
+            raise InvalidArgument(f"{self.name}: option {OPTION} is {safe_repr(way)}, must be one of {', '.join(WAYS)}")
         if exact:
             return Forms(self.forms.found, forced=WAYS[-1], exact=True), replace(hints, options=options)
         forms = self.forms if way == WAYS[0] else Forms(self.forms.found, forced=way)
@@ -86,11 +86,11 @@ class TableProofs(Proofs[Device]):
         """The identity of the driver in its version."""
         return identity_here(self._device, self._version)
 
-    def choices(self) -> Sequence[FormChoice]:
+    def choices(self) -> Sequence[VariantChoice]:
         """Return each operation and type that has an entry."""
         return list(self._choices())
 
-    def _choices(self) -> Iterator[FormChoice]:
+    def _choices(self) -> Iterator[VariantChoice]:
         forms = self._device.forms
         for name, kind, known in _entries(self._device.table):
             found = forms.found.get((name, kind))
@@ -98,9 +98,9 @@ class TableProofs(Proofs[Device]):
                 form: str | None = forms.choose(name, kind, known)[0]
             except Refused:
                 form = None
-            yield FormChoice(name, kind, known or ("",), found, form)
+            yield VariantChoice(name, kind, known or ("",), found, form)
 
-    def in_form(self, operation: str, type: int, form: str) -> Device:
+    def with_variant(self, operation: str, type: int, form: str) -> Device:
         """Return the device with this variant of an operation, verified or not."""
         other = copy.copy(self._device)
         other.forms = Forms({(operation, type): Proved(form)})

@@ -18,7 +18,7 @@ _PATIENCE = 1.0  # the longest wait in seconds for the last lines, unless anothe
 _lock = threading.Lock()
 
 
-def without_lines(call: Callable[[], object], unwanted: Unwanted) -> None:
+def filter_stderr(call: Callable[[], object], unwanted: Unwanted) -> None:
     """Call a function, and drop lines that are written to stderr meanwhile."""
     with _lock:
         real, ours, theirs = Owner(), Owner(), Owner()

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from nnhal.base.codes import Lifetime
 from nnhal.base.errors import Closed, InvalidModel, InvalidRequest, OperationFailed, UnsupportedModel
 from nnhal.base.log import logger
-from nnhal.base.once import Once
+from nnhal.base.once import OnceTable
 from nnhal.base.operands import fixed
 from nnhal.base.records import replace
 from nnhal.hal.device import Prepared
-from nnhal.hal.memory_use import MemoryUse, together
+from nnhal.hal.memory_use import MemoryUse, combined_use
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.graph import Model, Operand
 from nnhal.model.validate import shape_of, validate
@@ -60,7 +60,7 @@ class _ForEachShape(Prepared):
     def __init__(self, model: Model, make: Make, otherwise: Make | None) -> None:
         self._model, self._make, self._otherwise = model, make, otherwise
         self._declared = [shape_of(operand) for operand in _inputs(model)]
-        self._made: Once[Shapes, _Kept] = Once(lambda shapes: f"inputs of shapes {shapes}", MOST_SHAPES)
+        self._made: OnceTable[Shapes, _Kept] = OnceTable(lambda shapes: f"inputs of shapes {shapes}", MOST_SHAPES)
         self._closed = False
         if _known(model):
             self._made.get(tuple(map(fixed, self._declared)), lambda: _Kept(self._prepared(model)))
@@ -95,7 +95,7 @@ class _ForEachShape(Prepared):
         uses = [kept.prepared.memory() for kept in self._made.values().values()]
         in_place = [use.weights_in_place for use in uses]
         most = None if None in in_place else max((n for n in in_place if n is not None), default=0)
-        return together(uses)._replace(weights_in_place=most)
+        return combined_use(uses)._replace(weights_in_place=most)
 
     def trim(self, *, pressed: bool) -> None:
         for kept in self._made.values().values():

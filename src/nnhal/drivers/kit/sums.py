@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from nnhal.base.operands import Shape, Unknown, Value, fixed
+from nnhal.base.operands import Shape, UnknownValue, Value, fixed
 from nnhal.drivers.kit.forms import Refused
 from nnhal.ops.common import IN_A_ROW, padding, type_range
 from nnhal.ops.schema import Bound
@@ -109,7 +109,7 @@ def summed(
     return x
 
 
-def unpadded(parts: Sequence[Stage]) -> float:
+def padding_correction(parts: Sequence[Stage]) -> float:
     """Return the factor that corrects a mean of means for the padding zeros."""
     return math.prod((stage.shape[stage.axis] + stage.more) / stage.shape[stage.axis] for stage in parts)
 
@@ -123,7 +123,7 @@ def mean_windows(a: Bound) -> list[tuple[int, int]]:
     try:
         high, wide = min(height, a.height), min(width, a.width)
         whole = (height, width) == (a.height, a.width) and not any(padding(a, "h") + padding(a, "w"))
-    except Unknown:
+    except UnknownValue:
         high, wide, whole = height, width, False
     if high * wide <= IN_A_ROW:
         return [(height, width)]

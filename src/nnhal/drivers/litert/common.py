@@ -2,7 +2,7 @@
 
 from nnhal.base.codes import Activation
 from nnhal.base.codes import Padding as Scheme
-from nnhal.base.operands import Unknown
+from nnhal.base.operands import UnknownValue
 from nnhal.drivers.litert.graph import EngineTensor
 from nnhal.drivers.litert.task import Task
 from nnhal.ops.common import fused, padding, same_padding
@@ -38,7 +38,7 @@ def scheme(a: Bound) -> int | None:
         return VALID
     try:
         return SAME if pads == (same_padding(a, "h"), same_padding(a, "w")) else None
-    except Unknown:
+    except UnknownValue:
         return None
 
 

@@ -33,7 +33,7 @@ _unwritten.restype = ctypes.py_object
 _unwritten.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
 
 
-class Mapped(NamedTuple):
+class MappedContent(NamedTuple):
     """Bytes of a pool's descriptor that are mapped into a content: their start, their length, their offset there."""
 
     pool: "weakref.ref[Memory]"
@@ -55,7 +55,7 @@ class Content:
 
     def __init__(self, size: int, zeros: int | None = None) -> None:
         self.copied = size
-        self.windows: list[Mapped] = []
+        self.windows: list[MappedContent] = []
         self.moves: list[tuple[int, int]] = []
         self._data: bytes = bytes(size) if zeros is None else _unwritten(None, size)
         self._address: int = np.frombuffer(self._data, np.uint8).ctypes.data
@@ -71,7 +71,7 @@ class Content:
     def __bytes__(self) -> bytes:
         return bytes(bytearray(self._data))
 
-    def given_to(self, make: Callable[..., Any], **settings: Any) -> Any:
+    def pass_to(self, make: Callable[..., Any], **settings: Any) -> Any:
         """Call `make` with the bytes as its argument `model_content`; its result keeps them.
 
         The bytes are valid while this content lives.
@@ -98,7 +98,7 @@ class Content:
     def map(self, offset: int, pool: Memory, start: int, length: int) -> None:
         """Map bytes of a pool's descriptor, from `start` on, to `offset`: whole pages on both sides."""
         self._require(offset, length)
-        self.windows.append(Mapped(weakref.ref(pool), start, length, offset))
+        self.windows.append(MappedContent(weakref.ref(pool), start, length, offset))
         self._mapped.append((self._address + offset, length))
         _replace(self._address + offset, length, 0, pool.fd, start)
 

@@ -71,9 +71,9 @@ class Litert(ProvedDevice):
         forms, own = self.asked(hints)
         settings = _settings(own)
         if forms.exact and has_eight_bits(model):
-            from nnhal.drivers.litert.own_kernels import differs_here
+            from nnhal.drivers.litert.own_kernels import kernel_difference
 
-            if why := differs_here():
+            if why := kernel_difference():
                 return Considered([Verdict(False, why)] * len(model.main.operations))
         return consider(model, dynamic_range=settings.dynamic_range, forms=forms)
 
@@ -87,7 +87,7 @@ class Litert(ProvedDevice):
 
         def make(known: Model) -> LitertModel:
             how = {"dynamic_range": settings.dynamic_range, "exact": forms.exact}
-            before = lowering.lowered_before(hints, **how) if known is model else None
+            before = lowering.cached_lowering(hints, **how) if known is model else None
             return LitertModel(lowering.recipe_of(known, settings, forms, before))
 
         return for_each_shape(model, make, partial(reference.Interpreter, exact=forms.exact))

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from nnhal.drivers.kit.numbers import makes_halves
+from nnhal.drivers.kit.numbers import has_many_ties
 from nnhal.drivers.litert.common import activation, require_bound
 from nnhal.drivers.litert.graph import FLOATS, QUANTS, EngineTensor
 from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry, reach
@@ -60,7 +60,7 @@ def arithmetic(t: Task) -> None:
     elif t.name == "SUB":
         t.require_scale(max(scales) / 1024, t.out.value)
     multiples = [math.prod(scales)] if t.name == "MUL" else scales
-    if t.a.T in QUANTS and not t.exact and makes_halves(multiples, out.value.scale):
+    if t.a.T in QUANTS and not t.exact and has_many_ties(multiples, out.value.scale):
         inputs, out = [t.dequantised(x) for x in inputs], t.dequantised_out(out)
     t.emit(t.name, inputs, out, t.name.title(), fusedActivationFunction=activation(t))
 
@@ -315,7 +315,7 @@ def quantise(t: Task) -> None:
     source = t.a.input
     kept = t.graph.dynamic_range and t.operation.outputs[0] not in t.graph.model.main.outputs
     if kept and source.data is not None and t.a.out.type == F32 and not source.zero_point:
-        t.graph.put_off(t.operation.outputs[0], t.x("input"), lambda: dequantise(t))
+        t.graph.defer_constant(t.operation.outputs[0], t.x("input"), lambda: dequantise(t))
     else:
         dequantise(t)
 

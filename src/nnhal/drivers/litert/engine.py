@@ -16,10 +16,10 @@ from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, Operati
 from nnhal.base.installed import version_of
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
-from nnhal.drivers.kit.native import left_alone_in_forks, unowned
+from nnhal.drivers.kit.native import borrowed_array, keep_alive_in_forks
 from nnhal.drivers.kit.team import Member, Team
 from nnhal.drivers.litert.flatbuffer import FlatbufferWriter
-from nnhal.drivers.litert.greeting import without_greeting
+from nnhal.drivers.litert.greeting import drop_greeting
 from nnhal.drivers.litert.recipe import Recipe, save
 from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
@@ -57,7 +57,7 @@ def engine() -> Any:
     x, y = (writer.tensor("FLOAT32", (1,)) for _ in "xy")
     writer.operator("FLOOR", [x], [y])
     least = writer.finish([x], [y])
-    without_greeting(lambda: least.given_to(interpreter.Interpreter).allocate_tensors())
+    drop_greeting(lambda: least.pass_to(interpreter.Interpreter).allocate_tensors())
     return interpreter
 
 
@@ -68,7 +68,7 @@ class EngineInstance(Member):
         litert = engine()
         kinds = litert.OpResolverType
         try:
-            self._litert = recipe.lowered.packed.given_to(
+            self._litert = recipe.lowered.packed.pass_to(
                 litert.Interpreter,
                 num_threads=recipe.settings.threads,
                 experimental_op_resolver_type=kinds.AUTO
@@ -84,7 +84,7 @@ class EngineInstance(Member):
         # which this module ensures itself.
         self._call: Callable[[], object] = self._litert._interpreter.Invoke
         self._settled = False
-        left_alone_in_forks(self, lambda own: own._litert)
+        keep_alive_in_forks(self, lambda own: own._litert)
         self._recipe = recipe  # after `_call`, so that the model's bytes are freed after their reader
         self._look()
         self._narrows = any(dtype == np.float16 for _, _, dtype in self._outputs)
@@ -111,7 +111,7 @@ class EngineInstance(Member):
             known = self._litert.tensor(tensor)()
         except (RuntimeError, ValueError) as error:
             raise OperationFailed(f"litert: tensor {tensor} has no memory: {error}") from error
-        return unowned(known)
+        return borrowed_array(known)
 
     def _first(self) -> None:
         """Invoke, and check whether all memory has stayed in place; then it is never checked again."""

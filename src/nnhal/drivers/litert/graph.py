@@ -105,7 +105,7 @@ class Graph:
                 self._given.add(tensor.index)
         return self._tensors[index]
 
-    def put_off(self, index: int, integers: EngineTensor, write: Callable[[], None]) -> None:
+    def defer_constant(self, index: int, integers: EngineTensor, write: Callable[[], None]) -> None:
         """Register `write`, which writes the real values of constant integers when operand `index` is first requested."""
         self.integers[index] = integers
         self._put_off[index] = write

@@ -6,11 +6,11 @@ itself, from a model that does nothing else.
 
 from collections.abc import Callable
 
-from nnhal.drivers.kit.quiet import without_lines
+from nnhal.drivers.kit.quiet import filter_stderr
 
 GREETING = b"INFO: Created TensorFlow Lite XNNPACK delegate for CPU."
 
 
-def without_greeting(call: Callable[[], object]) -> None:
+def drop_greeting(call: Callable[[], object]) -> None:
     """Call a function, and drop the greeting from what is written to stderr meanwhile."""
-    without_lines(call, lambda line, whole: line == GREETING if whole else GREETING.startswith(line))
+    filter_stderr(call, lambda line, whole: line == GREETING if whole else GREETING.startswith(line))

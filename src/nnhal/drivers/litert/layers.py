@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from nnhal.base.codes import Padding as Scheme
-from nnhal.base.operands import Array, ChannelQuant, Shape, Unknown, Value
+from nnhal.base.operands import Array, ChannelQuant, Shape, UnknownValue, Value
 from nnhal.base.records import replace
-from nnhal.drivers.kit.numbers import makes_halves
+from nnhal.drivers.kit.numbers import has_many_ties
 from nnhal.drivers.kit.sums import EXPONENTIALS, mean_windows
 from nnhal.drivers.litert import sums
 from nnhal.drivers.litert.common import SAME, VALID, activation, pad, padded, scheme
@@ -52,7 +52,7 @@ def pool(t: Task) -> None:
         mean_pool(t, x, out, how, activation(t))
         return
     t.require(not (t.exact and t.a.T in QUANTS), "LiteRT's mean counts explicit padding, must not for exact numerics")
-    factor = t.constant(1 / shares(a), np.float32)
+    factor = t.constant(1 / real_window_shares(a), np.float32)
     x, how = padded(t, t.dequantised(x))
     out = t.dequantised_out(out)
     mean = t.temporary(out.value)
@@ -62,10 +62,10 @@ def pool(t: Task) -> None:
         return
     whole = t.temporary(out.value)
     t.emit("MUL", [mean, factor], whole, "Mul")
-    t.emit("ADD", [whole, past_halves(t, whole)], out, "Add", fusedActivationFunction=activation(t))
+    t.emit("ADD", [whole, without_ties(t, whole)], out, "Add", fusedActivationFunction=activation(t))
 
 
-def past_halves(t: Task, mean: EngineTensor) -> EngineTensor:
+def without_ties(t: Task, mean: EngineTensor) -> EngineTensor:
     """Return the offset that moves means of stored values away from a stored 0, past a half of a quantisation step only.
 
     It moves them past no other multiple of 1 / WINDOW.
@@ -102,7 +102,7 @@ def root_of_squares(t: Task, x: EngineTensor, out: EngineTensor, window: dict[st
     """Write L2_POOL_2D; if squares would overflow, of scaled numbers."""
     a, how = t.a, scheme(t.a)
     short = mean_windows(a) == [(a.filter_h, a.filter_w)]
-    factor = None if how is not None else t.constant(1 / np.sqrt(shares(a)), np.float32)
+    factor = None if how is not None else t.constant(1 / np.sqrt(real_window_shares(a)), np.float32)
     x, how = padded(t, x)
 
     def pooled(numbers: EngineTensor) -> EngineTensor:
@@ -129,7 +129,7 @@ def root_of_squares(t: Task, x: EngineTensor, out: EngineTensor, window: dict[st
     t.emit("ADD", [chosen, t.constant(0.0, np.float32)], out, "Add", fusedActivationFunction=activation(t))
 
 
-def shares(a: Bound) -> Array:
+def real_window_shares(a: Bound) -> Array:
     """Return the share of real elements in each window: [height, width, 1]."""
     return (counted(a, "h")[:, None] * counted(a, "w") / (a.filter_h * a.filter_w))[..., None]
 
@@ -144,7 +144,7 @@ def counted(a: Bound, axis: str) -> Array:
 # --------------------------------------------------------------------------------------------------------- convolutions
 
 
-class Weighted(NamedTuple):
+class WeightedLayer(NamedTuple):
     """The tensors of a layer with weights, pictures as NHWC."""
 
     x: EngineTensor
@@ -163,7 +163,7 @@ def sizes(x: EngineTensor) -> Shape:
     return (None,) * 4 if x.value.shape is None else x.value.shape
 
 
-def weighted(t: Task, name: str = "filter", axis: int = 0) -> Weighted:
+def weighted(t: Task, name: str = "filter", axis: int = 0) -> WeightedLayer:
     """Return a layer's tensors, with 8-bit ones converted around the layer if their sign does not match the weights.
 
     LiteRT has per-channel weights only for signed activations, and zero points of weights only for unsigned ones.
@@ -175,15 +175,17 @@ def weighted(t: Task, name: str = "filter", axis: int = 0) -> Weighted:
     out = t.image_out() if pictures else t.out
     require_packed(t, weights.value, axis)
     if x.value.type not in QUANTS:
-        return Weighted(x, weights, t.x("bias"), out)
+        return WeightedLayer(x, weights, t.x("bias"), out)
     products = product_scales(x.value, weights.value)
     require_scales(products.min(), products.max())
     t.require_scale(products.max(), out.value)
     added = bias(t, products, weights.value.channel is not None)
     dynamic = weights.value.data is None or added.value.data is None
-    if dynamic and not t.exact and sums.longest(x.value, weights.value, axis) <= sums.EXACT:
+    if dynamic and not t.exact and sums.greatest_product_sum(x.value, weights.value, axis) <= sums.EXACT:
         # XNNPACK supports constant weights alone, and LiteRT's own 8-bit kernels round twice, upwards.
-        return Weighted(t.dequantised(x), t.dequantised(weights), of_reals(t, added, products), t.dequantised_out(out))
+        return WeightedLayer(
+            t.dequantised(x), t.dequantised(weights), of_reals(t, added, products), t.dequantised_out(out)
+        )
     per_channel = weights.value.type == Q8PC
     sign = Q8S if per_channel or (weights.value.type == Q8S and weights.value.zero_point == 0) else Q8
     x, out = t.recast(x, sign), t.recast_out(out, sign)
@@ -192,7 +194,9 @@ def weighted(t: Task, name: str = "filter", axis: int = 0) -> Weighted:
         weights = t.constant(
             weights.value.data, value=weights.value
         )  # its own, which LiteRT marks as scaled by channel
-    return Weighted(x, weights, sums.within(t, x.value, weights.value, axis, added, products / out.value.scale), out)
+    return WeightedLayer(
+        x, weights, sums.bias_without_overflow(t, x.value, weights.value, axis, added, products / out.value.scale), out
+    )
 
 
 def integers(t: Task, name: str, axis: int) -> EngineTensor | None:
@@ -244,7 +248,7 @@ def convolution(t: Task) -> None:
         t.require_room((height, width, a.filter_h, a.filter_w), POINTER, TAPS)
     else:
         t.require_room((batch, height, width, *sizes(w.weights)[1:]), w.x.value.dtype.itemsize, TAPS)
-    x, how = padded(t, w.x, apart=not depthwise and w.x.value.type in FLOATS and covers(a))
+    x, how = padded(t, w.x, apart=not depthwise and w.x.value.type in FLOATS and filter_covers_input(a))
     options = {"strideW": a.stride_w, "strideH": a.stride_h, "fusedActivationFunction": activation(t), "padding": how}
     if a.form_has("dilation_w"):
         options |= {"dilationWFactor": a.dilation_w, "dilationHFactor": a.dilation_h}
@@ -255,7 +259,7 @@ def convolution(t: Task) -> None:
         t.emit("CONV_2D", [x, w.weights, w.bias], w.out, "Conv2D", **options)
 
 
-def covers(a: Bound) -> bool:
+def filter_covers_input(a: Bound) -> bool:
     """Whether a filter is as large as the picture, and has more positions than the first, which meets no padding.
 
     LiteRT's multi-threaded float kernel computes only that first position.
@@ -263,7 +267,7 @@ def covers(a: Bound) -> bool:
     try:
         around = [padding(a, axis) for axis in "hw"]
         whole = (a.filter_h, a.filter_w) == (a.height, a.width)
-    except Unknown:
+    except UnknownValue:
         return False
     return whole and all(before == 0 for before, _ in around) and any(after for _, after in around)
 
@@ -272,7 +276,7 @@ def covers(a: Bound) -> bool:
 def transposed_convolution(t: Task) -> None:
     """Cut off explicit padding that matches no scheme afterwards."""
     a, w = t.a, weighted(t)
-    require_32_bits(np.array([spread(a, axis) for axis in "hw"]))
+    require_32_bits(np.array([products_extent(a, axis) for axis in "hw"]))
     out, how = w.out, SAME
     if a.form_has("scheme"):
         shape = t.array("output_shape")
@@ -286,7 +290,7 @@ def transposed_convolution(t: Task) -> None:
             t.require(
                 min(a.pad_right, a.pad_bottom) >= 0, "padding is negative at the end and positive at the beginning"
             )
-            shape[1:3] = [spread(a, axis) for axis in "hw"]
+            shape[1:3] = [products_extent(a, axis) for axis in "hw"]
             out = t.temporary(out.value, shape=tuple(int(n) for n in shape))
     if w.constant:
         t.require_room((*sizes(out)[1:3], a.filter_h, a.filter_w), POINTER, TAPS)
@@ -298,7 +302,7 @@ def transposed_convolution(t: Task) -> None:
         t.slice(out, (0, a.pad_top, a.pad_left, 0), w.out)
 
 
-def spread(a: Bound, axis: str) -> int:
+def products_extent(a: Bound, axis: str) -> int:
     """Return the extent of the products of a transposed convolution along an axis."""
     count = a.height if axis == "h" else a.width
     return int((count - 1) * getattr(a, f"stride_{axis}") + getattr(a, f"filter_{axis}"))
@@ -308,8 +312,8 @@ def fits(a: Bound, how: int, axis: str, shape: Array) -> bool:
     """Whether a scheme cuts off the same products of a transposed convolution as the explicit padding."""
     size, before = (shape[1], a.pad_top) if axis == "h" else (shape[2], a.pad_left)
     stride, reach = getattr(a, f"stride_{axis}"), 1 if how == SAME else getattr(a, f"filter_{axis}")
-    least = spread(a, axis) - getattr(a, f"filter_{axis}") + reach
-    cut = max(0, spread(a, axis) - size) // 2 if how == SAME else 0
+    least = products_extent(a, axis) - getattr(a, f"filter_{axis}") + reach
+    cut = max(0, products_extent(a, axis) - size) // 2 if how == SAME else 0
     return bool(least <= size < least + stride and before == cut)
 
 
@@ -338,7 +342,7 @@ def batch_matmul(t: Task) -> None:
         fits = longest <= sums.capacity(ratio)
         t.require(fits, f"a product of scale {x.scale * y.scale:g} may exceed 32 bits, must fit for LiteRT")
         own = y.zero_point != 0 and not t.exact
-        if own and longest <= sums.EXACT and makes_halves([x.scale * y.scale], a.out.scale):
+        if own and longest <= sums.EXACT and has_many_ties([x.scale * y.scale], a.out.scale):
             factors, out = [t.dequantised(each) for each in factors], t.dequantised_out(out)
     t.graph.keep_transposed(*factors)
     t.emit(t.name, factors, out, "BatchMatMul", adjX=t.a.adj_x, adjY=t.a.adj_y)
@@ -364,7 +368,7 @@ def softmax(t: Task) -> None:
     steep = t.a.beta * x.value.scale
     t.require(steep <= COARSEST, f"beta times the scale is {steep:g}, must be at most {COARSEST:g}")
     if t.a.T in FLOATS and x.value.known[-1] > EXPONENTIALS:
-        by_stages(t, distances(t, x), out)
+        softmax_in_stages(t, distances(t, x), out)
         return
     t.emit(t.name, [x], out, "Softmax", beta=t.a.beta)
 
@@ -380,7 +384,7 @@ def distances(t: Task, x: EngineTensor) -> EngineTensor:
     return scaled
 
 
-def by_stages(t: Task, below: EngineTensor, out: EngineTensor) -> None:
+def softmax_in_stages(t: Task, below: EngineTensor, out: EngineTensor) -> None:
     """Write the (logarithm of a) softmax along the last dimension, whose sum of exponentials is long."""
     powers, whole = t.temporary(below.value), t.along(below.value, [-1])
     t.emit("EXP", [below], powers)
@@ -412,7 +416,7 @@ def log_softmax(t: Task) -> None:
     if t.a.beta != 1 or long:
         x = distances(t, x)
     if long:
-        by_stages(t, x, out)
+        softmax_in_stages(t, x, out)
     else:
         t.emit(t.name, [x], out)
 

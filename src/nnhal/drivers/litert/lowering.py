@@ -18,7 +18,7 @@ from nnhal.drivers.litert.task import TABLE, Task
 from nnhal.hal.device import Considered, Hints
 from nnhal.model.graph import Model, describe
 
-__all__ = ["TABLE", "consider", "lower", "lowered_before", "recipe_of"]
+__all__ = ["TABLE", "cached_lowering", "consider", "lower", "recipe_of"]
 FAMILIES = (elementwise, layers, recurrent, reductions, shapes)  # their import fills the table
 
 
@@ -27,7 +27,7 @@ def consider(model: Model, *, dynamic_range: bool = False, forms: Forms = UNPROV
     return TABLE.consider(model, Graph(model, dynamic_range=dynamic_range, exact=forms.exact), Task, forms)
 
 
-def lowered_before(hints: Hints, *, dynamic_range: bool = False, exact: bool = False) -> Lowered | None:
+def cached_lowering(hints: Hints, *, dynamic_range: bool = False, exact: bool = False) -> Lowered | None:
     """Return the whole model as TFLite, from the graph that `consider` kept; None if there is none."""
     graph = kept_graph(hints, Graph)
     same = graph is not None and (graph.dynamic_range, graph.exact) == (dynamic_range, exact)

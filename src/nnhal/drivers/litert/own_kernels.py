@@ -23,7 +23,7 @@ SIDE = 12
 
 
 @cache
-def differs_here() -> str:
+def kernel_difference() -> str:
     """Return why exact numerics cannot use the kernels; "" if their results are the reference's."""
     rng = np.random.default_rng(7)
     for name, model in (("layers", _layers(rng)), ("QUANTIZE", _quantised())):

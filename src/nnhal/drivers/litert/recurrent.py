@@ -15,7 +15,7 @@ import numpy as np
 from nnhal.base.codes import RecurrentActivation as Kind
 from nnhal.drivers.litert.graph import FLOATS, EngineTensor
 from nnhal.drivers.litert.task import Task, entry
-from nnhal.ops.lstm import room
+from nnhal.ops.lstm import scratch_size
 from nnhal.ops.recurrent import size
 
 ACTIVATIONS = {Kind.NONE: 0, Kind.RELU: 1, Kind.RELU1: 2, Kind.RELU6: 3, Kind.TANH: 4}
@@ -143,7 +143,9 @@ def lstm(t: Task) -> None:
     t.require(t.leaves(0), "the scratch output is read within the model, but its contents are undefined")
     t.emit("LSTM", lstm_inputs(t, t.x("input")), t.output(3), "LSTM", **settings(t))
     units = size(t.a, "units")
-    t.undefined(0, (size(t.a, "batch"), None if units is None else room(t.a, t.maybe("input_to_input") is not None)))
+    t.undefined(
+        0, (size(t.a, "batch"), None if units is None else scratch_size(t.a, t.maybe("input_to_input") is not None))
+    )
 
 
 def lstm_kernel(t: Task, x: EngineTensor, y: EngineTensor, way: str = "", crossed: bool = False) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nnhal.drivers.kit.sums import Stage, stages, summed, unpadded
+from nnhal.drivers.kit.sums import Stage, padding_correction, stages, summed
 from nnhal.drivers.litert.common import pad
 from nnhal.drivers.litert.elementwise import missing, without_nan
 from nnhal.drivers.litert.graph import FLOATS, QUANTS, EngineTensor
@@ -73,7 +73,7 @@ def add_up(t: Task, kind: str, x: EngineTensor, axes: Sequence[int], out: Engine
         t.emit(kind, [y, t.constant([stage.along])], found, "Reducer", keepDims=False)
         return found
 
-    found, share = summed(x, parts, reshape, padded, reduced), unpadded(parts)
+    found, share = summed(x, parts, reshape, padded, reduced), padding_correction(parts)
     if kind == "MEAN" and share != 1:
         whole = t.temporary(found.value)
         t.emit("MUL", [found, t.constant(share, np.float32)], whole, "Mul")

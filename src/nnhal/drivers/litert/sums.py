@@ -23,7 +23,7 @@ def capacity(ratio: float) -> int:
     return MOST >> max(0, math.frexp(ratio * SLACK)[1])
 
 
-def added_up(weights: Value, axis: int) -> Array:
+def greatest_weight_sums(weights: Value, axis: int) -> Array:
     """Return the greatest sum of |q - zero_point| of weights, for each channel along `axis`."""
     if weights.data is None:
         channels = weights.known[axis]
@@ -32,7 +32,7 @@ def added_up(weights: Value, axis: int) -> Array:
     return np.array([np.abs(part.astype(np.int64) - weights.zero_point).sum() for part in data])
 
 
-def longest(x: Value, weights: Value, axis: int) -> int:
+def greatest_product_sum(x: Value, weights: Value, axis: int) -> int:
     """Return the greatest |sum of products| of a layer, whatever its elements. axis: the output channels of the weights."""
     return math.prod(weights.known) // weights.known[axis] * reach(x) * reach(weights)
 
@@ -42,17 +42,22 @@ def greatest(numbers: Array) -> int:
     return max(int(numbers.max(initial=0)), -int(numbers.min(initial=0)))
 
 
-def within(t: Task, x: Value, weights: Value, axis: int, bias: EngineTensor, ratios: Array) -> EngineTensor:
+def bias_without_overflow(
+    t: Task, x: Value, weights: Value, axis: int, bias: EngineTensor, ratios: Array
+) -> EngineTensor:
     """Return the bias of a layer none of whose sums wrap around; refuse the layer if there is none.
 
     ratios: of the products' scales, one or for each channel, to the output's. A constant bias may not take a sum beyond
     32 bits. A computed one is clipped to 32 bits, as long as that saturates the output just as well.
     """
     given, channels = bias.value.data, weights.known[axis]
-    if given is not None and longest(x, weights, axis) + greatest(given) <= capacity(ratios.max()):
+    if given is not None and greatest_product_sum(x, weights, axis) + greatest(given) <= capacity(ratios.max()):
         return bias
     held = np.array([capacity(ratio) for ratio in ratios])
-    sums, constant = reach(x) * added_up(weights, axis), 0 if given is None else np.abs(np.asarray(given, np.int64))
+    sums, constant = (
+        reach(x) * greatest_weight_sums(weights, axis),
+        0 if given is None else np.abs(np.asarray(given, np.int64)),
+    )
     why = "sums of products and bias exceed LiteRT's 32 bits"
     t.require((sums + constant <= held).all(), why)
     if given is not None:

@@ -128,7 +128,7 @@ class Task(LoweringTask):
         """
         results = [outputs] if isinstance(outputs, EngineTensor) else outputs
         fused = BOUNDED.get(fields.get("fusedActivationFunction", 0))
-        if fused is not None and not self.exact and halfway(results[0].value, fused):
+        if fused is not None and not self.exact and bound_is_near_tie(results[0].value, fused):
             y = self.temporary(results[0].value)
             self.emit(kind, inputs, y, options, **fields | {"fusedActivationFunction": 0})
             self.bounded(y, fused, results[0])
@@ -336,7 +336,7 @@ class Task(LoweringTask):
         """Convert an 8-bit tensor to the other asymmetric type, with the same real values, unless it has that type."""
         if x.value.type == type:
             return x
-        value = other_sign(x.value, type)
+        value = with_other_signedness(x.value, type)
         if x.value.data is not None:
             data = (np.asarray(x.value.data).view(np.uint8) ^ SIGN).view(value.dtype)
             return self.constant(data, value=value)
@@ -348,7 +348,7 @@ class Task(LoweringTask):
         """Return a tensor of the given 8-bit type that is converted to `out`, of the other one, after the operation."""
         if out.value.type == type:
             return out
-        y = self.temporary(other_sign(out.value, type))
+        y = self.temporary(with_other_signedness(out.value, type))
         self._after.append(lambda: self.emit("QUANTIZE", [y], out))
         return y
 
@@ -361,7 +361,7 @@ TABLE: LoweringTable[Task] = LoweringTable(
 entry = TABLE.entry
 
 
-def halfway(value: Value, kind: Activation) -> bool:
+def bound_is_near_tie(value: Value, kind: Activation) -> bool:
     """Whether a bound of an activation lies at, or next to, a half of a tensor's quantisation step."""
     if not value.quantised:
         return False
@@ -376,7 +376,7 @@ def require_32_bits(numbers: Array) -> None:
         raise Refused(f"{high if high > MOST else low} exceeds LiteRT's 32 bits")
 
 
-def other_sign(value: Value, type: OperandType) -> Value:
+def with_other_signedness(value: Value, type: OperandType) -> Value:
     """Return the same real values in the other asymmetric 8-bit type."""
     shift = -SIGN if type == Q8S else SIGN
     return replace(value, type=type, zero_point=value.zero_point + shift, data=None)

@@ -12,11 +12,11 @@ import numpy as np
 from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
-from nnhal.drivers.kit.onnx import Built
+from nnhal.drivers.kit.onnx import BuiltGraph
 from nnhal.hal.cache.files import CacheContent
 
 
-def save(built: Built, files: CacheContent) -> None:
+def save(built: BuiltGraph, files: CacheContent) -> None:
     """Save a built model; constants in the model's pools stay there."""
     (model,), (data,) = files.model, files.data
     numbers = {id(pool): n for n, pool in enumerate(files.pools)}
@@ -33,7 +33,7 @@ def save(built: Built, files: CacheContent) -> None:
     model["facts"] = json.dumps({"inputs": inputs, "outputs": outputs, "arrays": arrays}).encode()
 
 
-def restore(files: CacheContent) -> Built:
+def restore(files: CacheContent) -> BuiltGraph:
     """Return the saved model. OperationFailed if the model's pools have changed since."""
     (model,), (data,) = files.model, files.data
     facts: dict[str, Any] = json.loads(bytes(model["facts"]))
@@ -50,4 +50,4 @@ def restore(files: CacheContent) -> Built:
             arrays[name] = files.pools[number].view(offset, size, dtype, tuple(shape))
     inputs = tuple((number, name, np.dtype(dtype), tuple(shape)) for number, name, dtype, shape in facts["inputs"])
     outputs = tuple((name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in facts["outputs"])
-    return Built(bytes(model["graph"]), inputs, outputs, arrays)
+    return BuiltGraph(bytes(model["graph"]), inputs, outputs, arrays)

@@ -14,9 +14,9 @@ from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, Operati
 from nnhal.base.installed import version_of
 from nnhal.base.operands import Array
 from nnhal.drivers.kit import Member, Team
-from nnhal.drivers.kit.native import left_alone_in_forks
-from nnhal.drivers.kit.onnx import Built
-from nnhal.drivers.kit.quiet import without_lines
+from nnhal.drivers.kit.native import keep_alive_in_forks
+from nnhal.drivers.kit.onnx import BuiltGraph
+from nnhal.drivers.kit.quiet import filter_stderr
 from nnhal.drivers.onnxruntime.kept import save
 from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
@@ -41,7 +41,7 @@ def engine() -> Any:
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read during the import
     try:
-        without_lines(_imported, lambda line, whole: line.startswith(_COLOUR) and (b"onnxruntime" in line or not whole))
+        filter_stderr(_imported, lambda line, whole: line.startswith(_COLOUR) and (b"onnxruntime" in line or not whole))
         import onnxruntime  # noqa: TID251
 
         if find_spec("onnx") is None:
@@ -72,7 +72,9 @@ def _imported() -> None:
     import onnxruntime  # noqa: F401, TID251
 
 
-def options(built: Built, threads: int, *, without: str = SHARING, optimised: bool = True) -> tuple[Any, list[Any]]:
+def options(
+    built: BuiltGraph, threads: int, *, without: str = SHARING, optimised: bool = True
+) -> tuple[Any, list[Any]]:
     """Return the session's options and its constants.
 
     They switch off what the engine's optimiser makes of quantised operations: its integer kernels saturate on some
@@ -96,7 +98,7 @@ def options(built: Built, threads: int, *, without: str = SHARING, optimised: bo
     return found, weights
 
 
-def session(built: Built, threads: int, provider: str) -> Any:
+def session(built: BuiltGraph, threads: int, provider: str) -> Any:
     """Return the engine's session, optimised as far as possible: the optimiser fails on some models."""
     why: Exception | None = None
     less: dict[str, Any]
@@ -108,7 +110,7 @@ def session(built: Built, threads: int, provider: str) -> Any:
             why = why or error
         else:
             made.nnhal_weights = weights
-            left_alone_in_forks(made)
+            keep_alive_in_forks(made)
             return made
     raise OperationFailed(f"onnxruntime: the model cannot be prepared: {why}") from why
 
@@ -116,7 +118,7 @@ def session(built: Built, threads: int, provider: str) -> Any:
 class BoundMemory(Member):
     """Memory for one execution at a time, bound to a session."""
 
-    def __init__(self, made: Any, built: Built) -> None:
+    def __init__(self, made: Any, built: BuiltGraph) -> None:
         self._value, self._binding = engine().OrtValue.ortvalue_from_numpy, made.io_binding()
         self.inputs = [(n, name, np.zeros(shape, dtype)) for n, name, dtype, shape in built.inputs]
         self.outputs: list[Array] = []
@@ -164,7 +166,7 @@ class OnnxSession(Prepared):
 
     trimmable = True
 
-    def __init__(self, built: Built, threads: int, provider: str) -> None:
+    def __init__(self, built: BuiltGraph, threads: int, provider: str) -> None:
         made = session(built, threads, provider)
         self._built = built
         self._team: Team[BoundMemory] | None = Team(partial(BoundMemory, made, built), "onnxruntime: bindings")

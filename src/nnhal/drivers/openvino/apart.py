@@ -25,7 +25,7 @@ RISING = LAYERS | CURVES - {"HSwish"} | {"AvgPool", "Concat", "Convert", "FakeQu
 VIEWS = frozenset(("Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 
 
-def keep_apart(model: Any, opset: Any) -> None:
+def copy_shared_transpose_inputs(model: Any, opset: Any) -> None:
     """Give a Transpose a copy of its input if another reader may hold that in place.
 
     OpenVINO would remove a plain copy. This one is bit-identical: it multiplies the numbers below 0 by 1.
@@ -36,7 +36,7 @@ def keep_apart(model: Any, opset: Any) -> None:
     known: dict[tuple[int, int], list[tuple[int, ...]]] = {}  # the orders for which a tensor is copied
     for node in nodes.ordered:
         source = node.input_value(0) if node.get_type_name() == "Transpose" else None
-        if source is None or not of_float32(source) or all(leaves(other, node) for other in nodes.others(node)):
+        if source is None or not of_float32(source) or all(keeps_tensor(other, node) for other in nodes.others(node)):
             continue
         orders = known.setdefault(nodes.value(nodes.root(source)), [])
         if order(node) not in orders:
@@ -53,17 +53,17 @@ def keep_behind_pools(model: Any, opset: Any) -> None:
     HSwish, Abs, and the operations of which HSwish consists.
     """
     for pool in model.get_ordered_ops():
-        if pool.get_type_name() == "MaxPool" and not all(map(rising, readers(pool.output(0)))):
+        if pool.get_type_name() == "MaxPool" and not all(map(may_read_maximum_input, readers(pool.output(0)))):
             before = list(pool.output(0).get_target_inputs())
             same = opset.maximum(pool.output(0), np.finfo(np.float32).min).output(0)  # the initial value of a maximum
             for each in before:
                 each.replace_source_output(same)
 
 
-def rising(node: Any) -> bool:
+def may_read_maximum_input(node: Any) -> bool:
     """Whether a reader of a maximum may read the maximum's input instead."""
     if node.get_type_name() in VIEWS:
-        return all(map(rising, readers(node.output(0))))
+        return all(map(may_read_maximum_input, readers(node.output(0))))
     return node.get_type_name() in RISING
 
 
@@ -129,21 +129,21 @@ class ComputedNodes:
         while kind(source) not in GIVEN:
             yield source
             node = source.get_node()
-            if not (kind(source) in MOVING or does_nothing(node)):
+            if not (kind(source) in MOVING or is_removable(node)):
                 return
             inputs = node.input_values()
             source = next((x for x in inputs if kind(x) != "Constant"), inputs[0])
 
 
-def leaves(node: Any, transpose: Any) -> bool:
+def keeps_tensor(node: Any, transpose: Any) -> bool:
     """Whether a reader leaves a tensor in place."""
     name = node.get_type_name()
     if name in PAIRS:
-        return not does_nothing(node)
+        return not is_removable(node)
     return name in LEAVING or (name == "Transpose" and order(node) == order(transpose))  # OpenVINO merges both
 
 
-def does_nothing(node: Any) -> bool:
+def is_removable(node: Any) -> bool:
     """Whether a node may be a sum or product that OpenVINO removes: with a constant 0 or 1."""
     constants = [x.get_node().data for x in node.input_values() if kind(x) == "Constant"]
     return node.get_type_name() in PAIRS and any(data.flat[0] in (0, 1) for data in constants)

@@ -14,7 +14,7 @@ from nnhal.drivers.kit import for_each_shape, kept_graph
 from nnhal.drivers.kit.proof import ProvedDevice
 from nnhal.drivers.kit.real import FAST, RealGraph, RealTask, table_for
 from nnhal.drivers.openvino.engine import OpenVINOModel, compiled, restored, settings, version
-from nnhal.drivers.openvino.maths import Maths
+from nnhal.drivers.openvino.maths import MathOperations
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
 from nnhal.model.graph import Model
@@ -57,7 +57,7 @@ class OpenVINO(ProvedDevice):
     def consider(self, model: Model, hints: Hints) -> Considered:
         forms, own = self.asked(hints)
         settings_of(own)
-        return TABLE.consider(model, RealGraph(model, Maths()), RealTask, forms)
+        return TABLE.consider(model, RealGraph(model, MathOperations()), RealTask, forms)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         forms, own = self.asked(hints)
@@ -66,7 +66,7 @@ class OpenVINO(ProvedDevice):
         def make(known: Model) -> Prepared:
             graph = kept_graph(hints, RealGraph) if known is model else None
             if graph is None:
-                graph = RealGraph(known, Maths())
+                graph = RealGraph(known, MathOperations())
                 TABLE.lower(known, partial(RealTask, graph), forms)
             start = time.monotonic()
             made, kept = compiled(graph.inputs, graph.outputs(), graph.engine.constants, how)

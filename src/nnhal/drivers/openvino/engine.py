@@ -13,9 +13,9 @@ import numpy as np
 from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
 from nnhal.base.installed import version_of
 from nnhal.base.operands import Array
-from nnhal.drivers.kit.native import left_alone_in_forks, unowned
+from nnhal.drivers.kit.native import borrowed_array, keep_alive_in_forks
 from nnhal.drivers.kit.team import Member, Team
-from nnhal.drivers.openvino.apart import keep_apart
+from nnhal.drivers.openvino.apart import copy_shared_transpose_inputs
 from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
@@ -65,7 +65,7 @@ def opset() -> Any:
 def core() -> Any:
     """Return the object that owns OpenVINO's devices."""
     made = ov().Core()
-    left_alone_in_forks(made)
+    keep_alive_in_forks(made)
     return made
 
 
@@ -134,12 +134,12 @@ class InferRequest(Member):
                 own[...] = x
                 continue
             kept.append(x if x.flags.c_contiguous and x.flags.aligned else x.copy())
-            self._request.set_input_tensor(a.number, self._tensor(unowned(kept[-1]), shared_memory=True))
+            self._request.set_input_tensor(a.number, self._tensor(borrowed_array(kept[-1]), shared_memory=True))
         for a, own in self._outputs:
             if own is None:
                 kept.append(request.outputs[a.number])
                 room = kept[-1] if kept[-1] is not None else np.empty(a.shape, a.dtype)
-                self._request.set_output_tensor(a.number, self._tensor(unowned(room), shared_memory=True))
+                self._request.set_output_tensor(a.number, self._tensor(borrowed_array(room), shared_memory=True))
         start = time.monotonic_ns()
         try:
             if control.bounded:
@@ -170,7 +170,7 @@ class OpenVINOModel(Prepared):
 
     def __init__(self, compiled: Any, kept: Sequence[Array], checks: int, seconds: float = 0.0) -> None:
         self.compiled, self._kept, self._checks, self._seconds = compiled, kept, checks, seconds
-        left_alone_in_forks(self)
+        keep_alive_in_forks(self)
         ends = arguments(compiled.inputs), arguments(compiled.outputs), checks
         self._team: Team[InferRequest] | None = Team(partial(InferRequest, compiled, *ends), "openvino: infer requests")
 
@@ -220,7 +220,7 @@ def compiled(
     """
     try:
         model = ov().Model([opset().result(node) for node in outputs], [node for node in inputs if node is not None])
-        keep_apart(model, opset())
+        copy_shared_transpose_inputs(model, opset())
         kinds = {node.get_name(): node.get_type_name() for node in model.get_ops()}
         kept = [array for name, array in constants.items() if name in kinds]
         of_8_bits = {**how, "LP_TRANSFORMS_MODE": "YES"} if "FakeQuantize" in kinds.values() else how
@@ -237,7 +237,7 @@ def restored(files: CacheContent, how: Mapping[str, Any]) -> OpenVINOModel:
     # OpenVINO reads constants there as long as the model lives
     blob = np.frombuffer(files.model[0]["compiled"], np.uint8)
     try:
-        made = core().import_model(ov().Tensor(unowned(blob), shared_memory=True), "CPU", how)
+        made = core().import_model(ov().Tensor(borrowed_array(blob), shared_memory=True), "CPU", how)
         return OpenVINOModel(made, [blob], int.from_bytes(files.model[0]["checks"], "little"))
     except RuntimeError as error:
         raise OperationFailed(f"openvino: cannot restore the cache entry: {error}") from error

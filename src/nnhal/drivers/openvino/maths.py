@@ -8,9 +8,9 @@ import numpy as np
 
 from nnhal.base.operands import Array, Shape
 from nnhal.drivers.kit.forms import Refused
-from nnhal.drivers.kit.native import unowned
+from nnhal.drivers.kit.native import borrowed_array
 from nnhal.drivers.kit.real.constants import KnownConstants
-from nnhal.drivers.kit.real.engine import Node, Sliding
+from nnhal.drivers.kit.real.engine import Node, WindowAttributes
 from nnhal.drivers.openvino.engine import opset, ov
 
 LAYERS = frozenset({"avg_pool", "convolution", "convolution_backprop_data", "group_convolution"})
@@ -71,7 +71,7 @@ def last_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
-class Maths(KnownConstants):
+class MathOperations(KnownConstants):
     """An `ov.Model` under construction. Constants must live as long as it or a model compiled from it."""
 
     name = "OpenVINO"
@@ -88,7 +88,7 @@ class Maths(KnownConstants):
         return self.o.parameter(sizes, self.ov.Type(dtype))
 
     def constant(self, array: Array) -> Node:
-        node = self.ov.op.Constant(unowned(array), shared_memory=True)
+        node = self.ov.op.Constant(borrowed_array(array), shared_memory=True)
         self.constants[node.get_name()] = array
         return node
 
@@ -128,14 +128,14 @@ class Maths(KnownConstants):
     def quotient(self, x: Node, y: Node) -> Node:
         """Divide x by y, rounded once. OpenVINO keeps a marked division, and multiplies by the reciprocal for others."""
         if self.o.move(x) and not self.o.move(y):
-            x, y = self.beside_constant(x, y)
+            x, y = self.split_constant(x, y)
         elif self.o.move(y) and not self.o.move(x):
-            y, x = self.beside_constant(y, x)
+            y, x = self.split_constant(y, x)
         found = self.o.divide(x, y)
         found.get_rt_info()[UNCONVERTED] = True
         return found
 
-    def beside_constant(self, x: Node, constant: Node) -> tuple[Node, Node]:
+    def split_constant(self, x: Node, constant: Node) -> tuple[Node, Node]:
         """Return a computed node and a constant, one of which is divided by the other.
 
         The constant is chosen at execution. A layer that includes a division by a constant multiplies by the
@@ -229,7 +229,7 @@ class Maths(KnownConstants):
     def blocks(self, kind: str, x: Node, block: int) -> Node:
         return getattr(self.o, kind)(x, "blocks_first", block)
 
-    def one_column(self, x: Node, weights: Node, how: Sliding) -> tuple[Node, Sliding]:
+    def one_column(self, x: Node, weights: Node, how: WindowAttributes) -> tuple[Node, WindowAttributes]:
         """Use a stride of 1 if the output is one column wide: a kernel for AVX-512 is wrong with others."""
         shape, kernel = self.shape(x), self.shape(weights)
         if how.strides[1] == 1 or not shape or not kernel or None in (*shape, *kernel):
@@ -244,7 +244,7 @@ class Maths(KnownConstants):
         strides, after = (how.strides[0], 1), (bottom, reach - left - used)
         return x, how._replace(strides=strides, before=(top, left), after=after, same=False)
 
-    def picked(self, x: Node, weights: Node, how: Sliding) -> tuple[Node, Sliding]:
+    def picked(self, x: Node, weights: Node, how: WindowAttributes) -> tuple[Node, WindowAttributes]:
         """Use the pixels that a filter of one pixel needs, after a Pad: OpenVINO would move its stride before the Pad."""
         node, kernel = out(x).get_node(), self.shape(weights)
         while node.get_type_name() in PASSED_ON:
@@ -253,7 +253,7 @@ class Maths(KnownConstants):
             return x, how
         return self.slice(x, [0, 0], [2**31 - 1] * 2, how.strides, [2, 3]), how._replace(strides=(1, 1), same=False)
 
-    def convolution(self, x: Node, weights: Node, groups: int, how: Sliding) -> Node:
+    def convolution(self, x: Node, weights: Node, groups: int, how: WindowAttributes) -> Node:
         x, how = self.one_column(x, weights, how)
         x, how = self.picked(x, weights, how)
         told = list(how.strides), list(how.before), list(how.after), list(how.dilations), padding(how)
@@ -272,10 +272,10 @@ class Maths(KnownConstants):
     def matmul(self, x: Node, y: Node, turn_x: bool = False, turn_y: bool = False) -> Node:
         if self.shape(y) == (1, 1) and not turn_x:  # fused with a product before it, it does not compile
             return self.o.multiply(x, y)
-        rows, turned = self.by_output(y, turn_y)
+        rows, turned = self.weights_by_output(y, turn_y)
         return self.o.matmul(x, rows, turn_x, turned)
 
-    def by_output(self, factor: Node, turned: bool) -> tuple[Node, bool]:
+    def weights_by_output(self, factor: Node, turned: bool) -> tuple[Node, bool]:
         """Return a constant factor as a matrix with a row for each output, and whether it is one.
 
         OpenVINO packs constant factors, and finds a packed one by its address and its packed shape. If one product
@@ -287,11 +287,11 @@ class Maths(KnownConstants):
         last = len(self.known(factor)) - 1
         return factor if turned else self.transpose(factor, (*range(last - 1), last, last - 1)), True
 
-    def mean_pool(self, x: Node, how: Sliding, padded: bool = False) -> Node:
+    def mean_pool(self, x: Node, how: WindowAttributes, padded: bool = False) -> Node:
         pads = list(how.before), list(how.after)
         return self.o.avg_pool(x, list(how.strides), *pads, list(how.size or ()), not padded, auto_pad=padding(how))
 
-    def max_pool(self, x: Node, how: Sliding) -> Node:
+    def max_pool(self, x: Node, how: WindowAttributes) -> Node:
         pads, size = (list(how.before), list(how.after)), list(how.size or ())
         return self.o.max_pool(x, list(how.strides), [1, 1], *pads, size, auto_pad=padding(how)).output(0)
 
@@ -331,6 +331,6 @@ class Maths(KnownConstants):
         return [self.squeeze(made.output(n), 1) for n in range(1 + len(states))]
 
 
-def padding(how: Sliding) -> str:
+def padding(how: WindowAttributes) -> str:
     """Return OpenVINO's name of the padding."""
     return "same_upper" if how.same else "explicit"

@@ -22,7 +22,7 @@ from nnhal.hal.hidl.interfaces import ExecutionCallback, InlinedModel, PreparedM
 from nnhal.hal.request import Control, Request
 from nnhal.hal.utilities import OldCapabilities
 from nnhal.model.graph import Model
-from nnhal.model.stored import stored, unstored
+from nnhal.model.stored import pack_device_view, unpack_device_view
 
 STATED = Performance(1.1, 1.1)
 VERSION = "sample"
@@ -193,7 +193,7 @@ class PreparedV1_3(Interpreter):
     """A prepared model that can be cached: the model in the model file, constants in the data file."""
 
     def save(self, files: CacheContent) -> bool:
-        files.model[0]["model"] = stored(self.model)
+        files.model[0]["model"] = pack_device_view(self.model)
         for n, pool in enumerate(self.model.pools):
             files.data[0][f"pool {n}"] = pool.bytes()
         return True
@@ -217,7 +217,7 @@ class FullV1_3(Reference):
 
     def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
         pools = tuple(Memory.wrap(np.frombuffer(data, np.uint8)) for data in files.data[0].values())
-        return PreparedV1_3(unstored(files.model[0]["model"], pools))
+        return PreparedV1_3(unpack_device_view(files.model[0]["model"], pools))
 
 
 v1_0, v1_1, v1_2 = FullV1_0, FullV1_1, FullV1_2

@@ -20,8 +20,8 @@ from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.later import Later
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.graph import CONSTANTS, Location, Model
-from nnhal.model.parts import cut
-from nnhal.model.stored import stored, unstored
+from nnhal.model.parts import extract_part
+from nnhal.model.stored import pack_device_view, unpack_device_view
 from nnhal.model.validate import validate
 
 
@@ -45,7 +45,7 @@ class Staged(Device):
     def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
         values = files.data[0]["values"]
         more = (sealed_values(values),) if len(values) else ()
-        return StagedPrepared(unstored(files.model[0]["model"], (*files.pools, *more)), folds=not more)
+        return StagedPrepared(unpack_device_view(files.model[0]["model"], (*files.pools, *more)), folds=not more)
 
 
 class StagedPrepared(Prepared):
@@ -88,7 +88,7 @@ class StagedPrepared(Prepared):
 
 def _put(files: CacheContent, model: Model, pools: int) -> None:
     """Write a model, with the values outside the pools that a restoring driver has."""
-    files.model[0]["model"] = stored(model)
+    files.model[0]["model"] = pack_device_view(model)
     files.data[0]["values"] = model.pools[pools].bytes() if len(model.pools) > pools else b""
 
 
@@ -111,7 +111,7 @@ def folded(model: Model) -> Model | None:
             done.append(n)
     if not done:
         return None
-    part = cut(model, done)
+    part = extract_part(model, done)
     found = dict(zip(part.outputs, Interpreter(part.model).call(0, [], UNLIMITED), strict=True))
     operands, at, pool = list(main.operands), 0, bytearray()
     for operation in (main.operations[n] for n in done):

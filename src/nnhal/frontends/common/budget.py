@@ -12,7 +12,7 @@ from typing import NamedTuple
 from nnhal.base.errors import BadFile
 
 
-class Allowance(NamedTuple):
+class FileLimit(NamedTuple):
     """An allowance of `least` units of `what` for any file, plus `share` for each byte, at most `most`."""
 
     what: str
@@ -30,11 +30,11 @@ class Cost(Enum):
 
     __hash__ = object.__hash__  # each member exists once, and Enum's own hash is a call in Python
 
-    RECORDS = Allowance("bytes of records, of which some may overlap", 1024, 4, 1 << 32)
-    TABLES = Allowance("tables", 1000, 1 / 8, 1 << 20)  # the smallest table and its place in a vector
-    OPERATIONS = Allowance("operations", 2000, 1 / 32, 100_000)
-    MEMORY = Allowance("bytes of constants that are not in the file as they are", 128 << 20, 16, 1 << 32)
-    ELEMENTS = Allowance("elements of shapes, indices and lists", 4_000_000, 16, 1 << 32)
+    RECORDS = FileLimit("bytes of records, of which some may overlap", 1024, 4, 1 << 32)
+    TABLES = FileLimit("tables", 1000, 1 / 8, 1 << 20)  # the smallest table and its place in a vector
+    OPERATIONS = FileLimit("operations", 2000, 1 / 32, 100_000)
+    MEMORY = FileLimit("bytes of constants that are not in the file as they are", 128 << 20, 16, 1 << 32)
+    ELEMENTS = FileLimit("elements of shapes, indices and lists", 4_000_000, 16, 1 << 32)
 
 
 class Budget:

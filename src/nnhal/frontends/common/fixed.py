@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.operands import Array
 
@@ -17,7 +17,7 @@ def arrays(values: Values | None) -> dict[str, Array]:
     if values is None:
         return {}
     if not isinstance(values, Mapping):
-        raise InvalidArgument(f"values is {shown(values)}, must be a mapping of input names to numbers or arrays")
+        raise InvalidArgument(f"values is {safe_repr(values)}, must be a mapping of input names to numbers or arrays")
     found = {}
     for name, value in values.items():
         try:
@@ -25,7 +25,7 @@ def arrays(values: Values | None) -> dict[str, Array]:
         except ValueError:  # rows of different lengths
             array = np.asarray(None)
         if array.dtype.kind not in "biuf":
-            raise InvalidArgument(f"values: {name} is {shown(value)}, must be numbers or booleans")
+            raise InvalidArgument(f"values: {name} is {safe_repr(value)}, must be numbers or booleans")
         found[str(name)] = array
     return found
 
@@ -51,12 +51,12 @@ def fitted(name: str, array: Array, dtype: str, dims: Sequence[Any] | None) -> A
         same = np.isclose(made, array, 1e-3, 0, equal_nan=True) if made.dtype.kind == "f" else made == array
     if not np.all(same):
         raise InvalidArgument(
-            f"values: {name} is {shown(array.tolist())}, must fit {np.dtype(dtype).name} as in the file"
+            f"values: {name} is {safe_repr(array.tolist())}, must fit {np.dtype(dtype).name} as in the file"
         )
     return made
 
 
-def none_left(values: Mapping[str, Any], names: Sequence[str]) -> None:
+def is_all_fixed(values: Mapping[str, Any], names: Sequence[str]) -> None:
     """Raise InvalidArgument for a value whose name is not an input."""
     for name in values:
         if name not in names:

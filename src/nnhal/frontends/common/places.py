@@ -20,7 +20,7 @@ def moved(t: OperationWriter, terms: Sequence[Term], places: Array, fill: Any = 
     t.check_count(places.size)
     t.require(places.size, "has no elements")
     if terms[0].value.type == B8:
-        return t.truths(moved(t, [t.ones(term) for term in terms], places, int(fill)))
+        return t.nonzero_mask(moved(t, [t.ones(term) for term in terms], places, int(fill)))
     shape, start, result = places.shape or (1,), 0, None
     places = places.reshape(shape)
     if (places == NOWHERE).any():

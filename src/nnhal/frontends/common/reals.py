@@ -29,7 +29,7 @@ TINY = float(np.finfo(np.float32).tiny)
 NO_TAIL = 40.0  # beyond this, float32 cannot distinguish the tail of the normal distribution from 0
 
 
-class Reals:
+class RealArithmetic:
     """Arithmetic on float tensors and numbers, written as operations."""
 
     def __init__(self, t: OperationWriter) -> None:
@@ -73,14 +73,14 @@ class Reals:
 
 def cosine_of(t: OperationWriter, x: Term) -> Term:
     """Return 1 - 2 sin(x / 2)^2, without a sum that would round a large argument."""
-    r = Reals(t)
+    r = RealArithmetic(t)
     half = t.make("SIN", r("MUL", x, 0.5))
     return r.less(1.0, r("MUL", r("MUL", half, half), 2.0))
 
 
 def sign_of(t: OperationWriter, x: Term) -> Term:
     """Return 1 or -1; for 0 and NaN, their absolute value."""
-    r = Reals(t)
+    r = RealArithmetic(t)
     one, minus = (t.filled(t.known(x), n, OperandType(x.value.type)) for n in (1, -1))
     rest = r.choose(r.test("LESS", x, 0), minus, t.make("ABS", x))
     return r.choose(r.test("GREATER", x, 0), one, rest)
@@ -88,7 +88,7 @@ def sign_of(t: OperationWriter, x: Term) -> Term:
 
 def rounded(t: OperationWriter, x: Term) -> Term:
     """Round to whole numbers, halves to even: up if more than half is left, or exactly half above an odd number."""
-    r = Reals(t)
+    r = RealArithmetic(t)
     down = t.make("FLOOR", x)
     rest = r("SUB", x, down)
     even = r("MUL", t.make("FLOOR", r("MUL", down, 0.5)), 2.0)
@@ -97,7 +97,7 @@ def rounded(t: OperationWriter, x: Term) -> Term:
     return r.choose(up, r("ADD", down, 1.0), down)
 
 
-def log_of_one_and(r: Reals, x: Term) -> Term:
+def log_of_one_and(r: RealArithmetic, x: Term) -> Term:
     """Return log(1 + x) for x from 0 to 1, with float32's precision even if 1 + x rounds to 1."""
     s = r("DIV", x, r("ADD", x, 2.0))
     return r("MUL", s, r.polynomial(LOG_RATIO, r("MUL", s, s)))
@@ -110,7 +110,7 @@ def floor_remainder(t: OperationWriter, x: Term, y: Term) -> Term:
     value of a remainder just below it. The product is exact by its halves, so the remainder is rounded once. Quotients
     from 2**24 on have no exact remainder.
     """
-    r = Reals(t)
+    r = RealArithmetic(t)
     q = t.make("FLOOR", r("DIV", x, y))
     product = r("MUL", q, y)
     (q1, q2), (y1, y2) = halves(r, q), halves(r, y)
@@ -123,7 +123,7 @@ def floor_remainder(t: OperationWriter, x: Term, y: Term) -> Term:
     return r.choose(below, r("ADD", rest, y), r.choose(above, r("SUB", rest, y), rest))
 
 
-def halves(r: Reals, x: Term) -> tuple[Term, Term]:
+def halves(r: RealArithmetic, x: Term) -> tuple[Term, Term]:
     """Split x into two numbers of 12 bits whose sum is x."""
     wide = r("MUL", x, 4097.0)
     high = r("SUB", wide, r("SUB", wide, x))
@@ -140,7 +140,7 @@ def lowest(kind: OperandType, *, highest: bool = False) -> float | int:
 
 def normal_tail(t: OperationWriter, size: Term) -> Term:
     """Return the normal distribution's share above `size` >= 0, with a relative error that keeps small shares exact."""
-    r = Reals(t)
+    r = RealArithmetic(t)
     u = r.over(1.0, r("ADD", r("MUL", size, math.sqrt(1 / 8)), 1.0))
     fall = t.make("EXP", r("MUL", r("MUL", size, size), -0.5))
     return r("MUL", r("MUL", r("MUL", r.polynomial(ERFC, u), u), fall), 0.5)
@@ -148,7 +148,7 @@ def normal_tail(t: OperationWriter, size: Term) -> Term:
 
 def gelu_of(t: OperationWriter, x: Term, approximate: bool) -> Term:
     """Return x times the normal distribution's share below x, computed from the tail for small results; 0 for -inf."""
-    r = Reals(t)
+    r = RealArithmetic(t)
     if approximate:
         cubic = r("ADD", x, r("MUL", r("MUL", x, r("MUL", x, x)), 0.044715))
         bent = t.make("TANH", r("MUL", cubic, math.sqrt(2 / math.pi)))

@@ -27,7 +27,7 @@ def batched(t: OperationWriter, x: Term, indices: Term, axis: int, batches: int)
     order = [*range(batches), axis, *range(batches, axis), *range(axis + 1, len(shape))]
     whole = t.reshaped(axis_moved(t, x, order), (math.prod(shape[:batches]) * size, inner))
     starts = np.arange(math.prod(shape[:batches])).reshape(*shape[:batches], *[1] * (len(places) - batches)) * size
-    counted = added(t, inside(t, indices, size), starts)
+    counted = added(t, index_offsets(t, indices, size), starts)
     found = t.make("GATHER", whole, 0, t.reshaped(counted, (math.prod(places),)))
     rest = places[batches:]
     found = t.reshaped(found, (*places, *between, *shape[axis + 1 :]))
@@ -41,7 +41,7 @@ def batched(t: OperationWriter, x: Term, indices: Term, axis: int, batches: int)
     return axis_moved(t, found, back)
 
 
-def inside(t: OperationWriter, indices: Term, size: int, stride: int = 1) -> Term:
+def index_offsets(t: OperationWriter, indices: Term, size: int, stride: int = 1) -> Term:
     """Multiply indices by a stride. Refuses an index outside 0 to size - 1, which would refer to another element.
 
     If it is known only at execution, GATHER refuses it.
@@ -57,7 +57,7 @@ def inside(t: OperationWriter, indices: Term, size: int, stride: int = 1) -> Ter
     return t.make("GATHER", constant(Value(I32), places), 0, indices)
 
 
-def none_below(t: OperationWriter, numbers: Term) -> Term:
+def count_below(t: OperationWriter, numbers: Term) -> Term:
     """Replace numbers below 0 by 0."""
     if numbers.data is not None:
         return constant(Value(I32), np.maximum(np.asarray(numbers.data), 0))
@@ -71,7 +71,8 @@ def added(t: OperationWriter, indices: Term, numbers: Array) -> Term:
 
 
 def row_numbers(t: OperationWriter, indices: Term, sizes: Sequence[int]) -> Term:
-    """Convert index vectors (the last dimension) to row numbers in dimensions of these sizes; refuses like `inside`."""
+    """Convert index vectors (the last dimension) to row numbers in dimensions of these sizes; refuses like
+    `index_offsets`."""
     places = t.known(indices)
     count, depth = math.prod(places[:-1]), places[-1]
     t.require(math.prod(sizes) <= INT32_RANGE.max, f"has {math.prod(sizes)} rows, must have at most {INT32_RANGE.max}")
@@ -84,7 +85,7 @@ def row_numbers(t: OperationWriter, indices: Term, sizes: Sequence[int]) -> Term
     total: Term | None = None
     for n, size in enumerate(sizes):
         column = t.make("SLICE", table, t.integers([0, n]), t.integers([count, 1])) if depth > 1 else table
-        column = inside(t, column, size, math.prod(sizes[n + 1 :]))
+        column = index_offsets(t, column, size, math.prod(sizes[n + 1 :]))
         total = column if total is None else t.make("ADD", total, column, activation=0)
     if total is None:
         t.refuse("has no indices")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 from nnhal.base.operands import Shape
-from nnhal.frontends.common.terms import Inexpressible, Term, fits
+from nnhal.frontends.common.terms import Term, UnsupportedOperator, fits
 
 Span = tuple[int, int]
 ANY: Span = (-(1 << 31), (1 << 31) - 1)
@@ -41,6 +41,6 @@ def within(found: Span, terms: Sequence[Term]) -> Span:
     """Return a range that fits 32 bits; raise Inexpressible for another. terms: its sources."""
     if not fits(found):
         if any(term.doubtful for term in terms):
-            raise Inexpressible  # their operator was refused
-        raise Inexpressible("is of INT64 and may need more than the 32 bits that NNAPI's integers have")
+            raise UnsupportedOperator  # their operator was refused
+        raise UnsupportedOperator("is of INT64 and may need more than the 32 bits that NNAPI's integers have")
     return found

@@ -27,7 +27,7 @@ class WrittenGraph:
 
     inputs: "list[Term]"
     outputs: "list[Term]"
-    operations: "list[Emitted]"
+    operations: "list[EmittedOperation]"
     forms: list[EdgeForm]
 
     @property
@@ -42,7 +42,7 @@ class WrittenGraph:
         return list(zip([*self.inputs, *self.outputs], [*given, *self.forms], strict=True))
 
 
-class Inexpressible(Exception):
+class UnsupportedOperator(Exception):
     """An operator that NNAPI cannot express; the message is the reason.
 
     Without a message, it follows from another's.
@@ -104,7 +104,7 @@ class Variable(Struct, eq=False):
     current: Term | None = None
 
 
-class Emitted(NamedTuple):
+class EmittedOperation(NamedTuple):
     """An operation: an input is a term, or the type of an omitted one. bound: the operation with bound arguments."""
 
     type: str

@@ -20,7 +20,7 @@ def unsupported(label: str, problems: Problems, hint: str = "") -> UnsupportedMo
     return error
 
 
-def how(name: str, shape: tuple[int, ...]) -> str:
+def shape_hint(name: str, shape: tuple[int, ...]) -> str:
     """Return the option that sets the shape of an input, ready to copy."""
     import shlex
 
@@ -28,6 +28,8 @@ def how(name: str, shape: tuple[int, ...]) -> str:
     return f"--shape {option}, or shapes={{{name!r}: {shape!r}}}, with your sizes sets"
 
 
-def ask(left: Left) -> str:
+def shapes_needed_message(left: Left) -> str:
     """Return the message that asks for shapes."""
-    return "; ".join(f"{text} is open in the file, must be given; {how(name, shape)} it" for name, shape, text in left)
+    return "; ".join(
+        f"{text} is open in the file, must be given; {shape_hint(name, shape)} it" for name, shape, text in left
+    )

@@ -6,13 +6,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.codes import OperandType, type_name
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.operands import Array, Shape, Value, dtype_of
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Budget, Cost
-from nnhal.frontends.common.terms import Emitted, Inexpressible, OpenDimension, Term, constant, shaped
+from nnhal.frontends.common.terms import EmittedOperation, OpenDimension, Term, UnsupportedOperator, constant, shaped
 from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, Arg, Op, T, bind, types_for
 
@@ -32,7 +32,7 @@ class OperationWriter:
 
     def __init__(self, budget: Budget, label: str) -> None:
         self.budget, self.label = budget, label
-        self.emitted: list[Emitted] = []
+        self.emitted: list[EmittedOperation] = []
         self._real: dict[int, Term] = {}
 
     def out(self, number: int = 0) -> Value:
@@ -74,7 +74,7 @@ class OperationWriter:
         self.require(data.size == 1 and data.dtype != object, f"{what} must be one number")
         return data.reshape(-1)[0].item()
 
-    def pay(self) -> None:
+    def charge_constants(self) -> None:
         """Charge the file for the constants that were made for the operations."""
         for operation in self.emitted:
             for term in operation.inputs:
@@ -83,7 +83,9 @@ class OperationWriter:
                     term.made = False
 
     def refuse(self, reason: str) -> NoReturn:
-        raise Inexpressible(reason or "is refused without a reason")  # without a reason, it follows from another's
+        raise UnsupportedOperator(
+            reason or "is refused without a reason"
+        )  # without a reason, it follows from another's
 
     def require(self, condition: Any, reason: str) -> None:
         """Refuse the operator unless the condition holds."""
@@ -101,12 +103,12 @@ class OperationWriter:
         try:
             return np.broadcast_shapes(*map(tuple, shapes))
         except ValueError:
-            raise Inexpressible(f"shapes {', '.join(map(str, map(list, shapes)))} do not broadcast") from None
+            raise UnsupportedOperator(f"shapes {', '.join(map(str, map(list, shapes)))} do not broadcast") from None
 
     def integers(self, values: Sequence[int]) -> Term:
         """Return a constant TENSOR_INT32."""
         whole = all(int(n) == n for n in values)
-        self.require(whole, f"integers are {shown(list(values))}, must be whole numbers")
+        self.require(whole, f"integers are {safe_repr(list(values))}, must be whole numbers")
         fits = all(INT32_RANGE.min <= n <= INT32_RANGE.max for n in values)
         longest = max((abs(int(n)).bit_length() + 1 for n in values), default=0)
         self.require(fits, f"integers of {longest} bits do not fit into 32 bits")
@@ -115,7 +117,7 @@ class OperationWriter:
     def follows(self, term: Term) -> None:
         """Refuse the operator without a reason if the missing fact of a term follows from another's refusal."""
         if term.doubtful:
-            raise Inexpressible
+            raise UnsupportedOperator
 
     def shape(self, term: Term) -> Shape:
         """Return the shape of a term; refuse if not even the rank is known."""
@@ -151,7 +153,7 @@ class OperationWriter:
         """
         self.budget.spend(Cost.OPERATIONS, 1, self.label)
         if name not in OPS:
-            raise InvalidArgument(f"operation is {shown(name)}, must be one of NNAPI or of a registered extension")
+            raise InvalidArgument(f"operation is {safe_repr(name)}, must be one of NNAPI or of a registered extension")
         record = OPS[name]
         _look_at(record, given, named)
         arguments = _arrange(record, given, named)
@@ -161,7 +163,7 @@ class OperationWriter:
         bound = bind(record, values, outs, name)
         doubtful = any(t.doubtful for t in inputs if isinstance(t, Term))
         results = [Term(shaped(v, s), doubtful=doubtful) for v, s in zip(outs, bound.shapes, strict=True)]
-        self.emitted.append(Emitted(name, inputs, tuple(results), self.label, bound))
+        self.emitted.append(EmittedOperation(name, inputs, tuple(results), self.label, bound))
         return results
 
     def make(self, name: str, *given: Any, like: Term | Value | int | None = None, **named: Any) -> Term:
@@ -191,9 +193,9 @@ class OperationWriter:
             and len(sizes) == len(dims)
             and math.prod(sizes) == term.value.data.size
         ):
-            return viewed(term, sizes)
+            return reshaped_constant(term, sizes)
         if term.value.type == B8:  # NNAPI reshapes numbers only
-            return self._finished(self.truths(self.reshaped(self.ones(term), dims)), out)
+            return self._finished(self.nonzero_mask(self.reshaped(self.ones(term), dims)), out)
         shape = self.integers([-1 if d is None else d for d in dims])
         like = self.out() if out else replace(term.value, shape=None, data=None, name="")
         return self._finished(self.run("RESHAPE", term, shape, outs=[like])[0], out)
@@ -213,7 +215,7 @@ class OperationWriter:
         """Convert booleans to int32 0 and 1."""
         return self.make("SELECT", term, *[self.filled(self.known(term), n, I32) for n in (1, 0)], like=Value(I32))
 
-    def truths(self, term: Term) -> Term:
+    def nonzero_mask(self, term: Term) -> Term:
         """Return which numbers are not 0."""
         return self.make("NOT_EQUAL", term, self.scalar(0, term), like=Value(B8))
 
@@ -223,7 +225,7 @@ class OperationWriter:
 
     def scalar(self, value: Any, like: Term) -> Term:
         """Return a constant of one element with the type of an unquantised term."""
-        return constant(Value(like.value.type), held(value, like.value.type).reshape(1))
+        return constant(Value(like.value.type), number_array(value, like.value.type).reshape(1))
 
 
 def number(value: Any, kind: OperandType) -> Term:
@@ -233,25 +235,25 @@ def number(value: Any, kind: OperandType) -> Term:
     """
     scalars = {F32: OperandType.FLOAT32, F16: OperandType.FLOAT16, I32: OperandType.INT32}
     if kind not in scalars:
-        raise Inexpressible(
+        raise UnsupportedOperator(
             f"fills a tensor of {type_name(kind)}, which NNAPI supports for float32, float16 and int32 only"
         )
     scalar = scalars[OperandType(kind)]
-    return Term(Value(scalar, (), data=held(value, scalar)))
+    return Term(Value(scalar, (), data=number_array(value, scalar)))
 
 
-def held(value: Any, kind: int) -> Array:
+def number_array(value: Any, kind: int) -> Array:
     """Return one number as an array of a type; Inexpressible if it does not fit."""
     try:
         array = np.asarray(value, dtype_of(kind))
     except (OverflowError, ValueError, TypeError):
-        raise Inexpressible(f"{shown(value)} does not fit {type_name(kind)}") from None
+        raise UnsupportedOperator(f"{safe_repr(value)} does not fit {type_name(kind)}") from None
     if array.dtype.kind in "iub" and array.size == 1 and array.item() != value:
-        raise Inexpressible(f"{shown(value)} does not fit {type_name(kind)}")
+        raise UnsupportedOperator(f"{safe_repr(value)} does not fit {type_name(kind)}")
     return array
 
 
-def viewed(term: Term, shape: Sequence[int]) -> Term:
+def reshaped_constant(term: Term, shape: Sequence[int]) -> Term:
     """Return a constant in another shape, over the same bytes."""
     data = np.asarray(term.value.data).reshape(tuple(shape))
     return Term(replace(term.value, shape=tuple(shape), data=data), term.kind, data, term.blob)
@@ -262,10 +264,12 @@ def _look_at(record: Op, given: Sequence[Any], named: dict[str, Any]) -> None:
     for name in named:
         if not any(name in form.places for form in record.forms):
             names = dict.fromkeys(a.name for form in record.forms for a in form)
-            raise InvalidArgument(f"{record.name} has no argument {shown(name)}, must be one of {', '.join(names)}")
+            raise InvalidArgument(f"{record.name} has no argument {safe_repr(name)}, must be one of {', '.join(names)}")
     for place, value in [*enumerate(given), *named.items()]:
         if value is not None and not isinstance(value, ARGUMENTS):
-            raise InvalidArgument(f"{record.name}: argument {place} is {shown(value)}, must be a tensor or a number")
+            raise InvalidArgument(
+                f"{record.name}: argument {place} is {safe_repr(value)}, must be a tensor or a number"
+            )
 
 
 def _arrange(record: Op, given: Sequence[Any], named: dict[str, Any]) -> list[tuple[Arg, Any]]:
@@ -287,7 +291,7 @@ def _arrange(record: Op, given: Sequence[Any], named: dict[str, Any]) -> list[tu
         pairs = list(zip(form[: last + 1], values[: last + 1], strict=True))
         if all(_fits(a, value) for a, value in pairs):
             return pairs
-    raise Inexpressible(f"{record.name} needs an omitted input")
+    raise UnsupportedOperator(f"{record.name} needs an omitted input")
 
 
 def _fits(argument: Arg, value: Any) -> bool:
@@ -302,4 +306,4 @@ def _operand(record: Op, argument: Arg, value: Any, own: int | None) -> Term | i
     kind = next(iter(types_for(record, argument, own if own in record.types else None)))
     if value is None:
         return int(kind)
-    return Term(Value(kind, (), data=held(value, kind)))
+    return Term(Value(kind, (), data=number_array(value, kind)))

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec.structs import force_setattr
 
 from nnhal.base.codes import MAX_COPIED_CONSTANT
-from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded, clipped
+from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded, bounded_text
 from nnhal.base.memory import Memory
 from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
@@ -25,9 +25,9 @@ from nnhal.base.records import replace
 from nnhal.base.values import dimensions, shapes_by_name
 from nnhal.frontends.beside import BESIDE
 from nnhal.frontends.by_shape import OpenInputs
-from nnhal.frontends.common.fixed import Values, arrays, fitted, none_left
+from nnhal.frontends.common.fixed import Values, arrays, fitted, is_all_fixed
 from nnhal.frontends.common.terms import Term
-from nnhal.frontends.common.told import Left, ask, how, unsupported
+from nnhal.frontends.common.told import Left, shape_hint, shapes_needed_message, unsupported
 from nnhal.frontends.common.write import ModelWriter
 from nnhal.frontends.onnx.file import DTYPES, OnnxEdge, OnnxFile, OnnxTensor
 from nnhal.frontends.onnx.graph import PLAIN, TYPES, FileContext, NodeGraph
@@ -75,15 +75,16 @@ def load_opened(
     for term, edge in zip(graph.outputs, file.graph.outputs, strict=True):
         term.value = replace(term.value, name=edge.name)
     notes = [
-        f"{text} is open in the file and taken as {list(shape)}; {how(name, shape)} it" for name, shape, text in left
+        f"{text} is open in the file and taken as {list(shape)}; {shape_hint(name, shape)} it"
+        for name, shape, text in left
     ]
-    let_go(graph, file)
-    writer = ModelWriter(file.memories, file.budget, clipped(os.path.splitext(os.path.basename(label))[0]))
+    release_file(graph, file)
+    writer = ModelWriter(file.memories, file.budget, bounded_text(os.path.splitext(os.path.basename(label))[0]))
     model = writer.model(graph, (), metadata_of(file), notes, alike(file, wanted))
     try:
         validate(model)
     except InvalidModel as error:
-        raise (ShapeNeeded(f"{label}: {ask(left)}") if left else error) from None
+        raise (ShapeNeeded(f"{label}: {shapes_needed_message(left)}") if left else error) from None
     model._memo[BESIDE] = dict(zip(file.beside, file.memories[1:], strict=True))
     return model
 
@@ -118,7 +119,7 @@ def imported(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> tuple[
     return context, graph
 
 
-def let_go(graph: NodeGraph, file: OnnxFile) -> None:
+def release_file(graph: NodeGraph, file: OnnxFile) -> None:
     """Copy all constants out of a file if less than half of it is needed, so that its memory is released."""
     terms: dict[int, Term] = {}
     left = list(graph.operations)
@@ -167,7 +168,7 @@ def metadata_of(file: OnnxFile) -> Metadata | None:
 def with_constants(file: OnnxFile, values: Mapping[str, Array]) -> tuple[OnnxFile, dict[str, int]]:
     """Return the file with some inputs as constants, and the sizes of named dimensions that these determine."""
     graph, sizes = file.graph, dict[str, int]()
-    none_left(values, [edge.name for edge in graph.inputs])
+    is_all_fixed(values, [edge.name for edge in graph.inputs])
     constants, inputs = dict(graph.constants), []
     for edge in graph.inputs:
         if edge.name not in values:
@@ -190,7 +191,7 @@ def settled(file: OnnxFile, shapes: Shapes | None, sizes: dict[str, int]) -> tup
     sizes: of known names.
     """
     edges = file.graph.inputs
-    given = asked(file, shapes)
+    given = shapes_by_input(file, shapes)
     for edge in edges:
         for place, (dim, size) in enumerate(zip(edge.shape or (), given.get(edge.name, ()), strict=False)):
             if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
@@ -228,7 +229,7 @@ def alike(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> list[tupl
     return [(name, tuple(found)) for name, found in places.items() if len(found) > 1]
 
 
-def asked(file: OnnxFile, shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
+def shapes_by_input(file: OnnxFile, shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
     """Return the caller's shapes by name."""
     names = [edge.name for edge in file.graph.inputs]
     if shapes is None:
@@ -263,4 +264,4 @@ def look_for_the_cause(
     always = imported(file, shapes)[0].problems
     context.problems = {key: places for key, places in context.problems.items() if always.get(key) == places}
     if not context.problems:
-        raise ShapeNeeded(f"{context.file.label}: {ask(left)}")
+        raise ShapeNeeded(f"{context.file.label}: {shapes_needed_message(left)}")

@@ -13,7 +13,7 @@ MOST_FILES = 1024
 SPARE = 1 << 20  # unused bytes that a file may have, plus as many as it uses
 
 
-class Beside:
+class ExternalDataFiles:
     """The files that are named. folder: their place, None for a model without a folder."""
 
     def __init__(self, label: str, folder: str | None, budget: Budget) -> None:

@@ -11,7 +11,7 @@ from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.places import moved
 from nnhal.frontends.common.spans import ANY, hull
-from nnhal.frontends.common.terms import Inexpressible, OpenDimension, Term, constant
+from nnhal.frontends.common.terms import OpenDimension, Term, UnsupportedOperator, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE
 from nnhal.frontends.onnx.elementwise import FLOATS
 from nnhal.frontends.onnx.file import OnnxFileGraph
@@ -26,7 +26,7 @@ SHARE = 1 / 16  # of the operations that the file may still have; each node has 
 MOST_NESTED = 64
 
 
-def inside(t: NodeTask, source: OnnxFileGraph, given: Sequence[tuple[str, Value, str, bool]]) -> NodeGraph:
+def inner_graph(t: NodeTask, source: OnnxFileGraph, given: Sequence[tuple[str, Value, str, bool]]) -> NodeGraph:
     """Lower a graph for inputs (name, value, kind, scalar); Inexpressible without a reason if that fails."""
     t.require(t.graph.depth < MOST_NESTED, f"graphs are nested deeper than {MOST_NESTED}")
     t.budget.spend(Cost.ELEMENTS, len(source.nodes) + 1, t.label)
@@ -35,7 +35,7 @@ def inside(t: NodeTask, source: OnnxFileGraph, given: Sequence[tuple[str, Value,
         graph.give(name, value, kind, scalar=scalar)
     t.graph.context.lower(graph)
     if graph.failed:
-        raise Inexpressible
+        raise UnsupportedOperator
     return graph
 
 
@@ -47,7 +47,7 @@ def inline(t: NodeTask, source: OnnxFileGraph, given: Sequence[tuple[str, Term]]
     graph.operations = t.graph.operations
     t.graph.context.lower_open(graph)
     if graph.failed:
-        raise Inexpressible
+        raise UnsupportedOperator
     return [graph.term(edge.name) for edge in source.outputs]
 
 
@@ -84,7 +84,7 @@ def branch(t: NodeTask) -> None:
     sizes = t.known(condition)
     t.require(math.prod(sizes) == 1, f"the condition has shape {list(sizes)}, must be one element")
     condition = t.reshaped(condition, (1,))
-    graphs = [inside(t, t.inner(name), []) for name in ("then_branch", "else_branch")]
+    graphs = [inner_graph(t, t.inner(name), []) for name in ("then_branch", "else_branch")]
     counts = {len(graph.outputs) for graph in graphs}
     t.require(
         counts == {len(t.node.outputs)}, f"branches have {sorted(counts)} outputs, must have {len(t.node.outputs)}"
@@ -173,7 +173,7 @@ def unrolled(t: NodeTask, body: OnnxFileGraph, steps: int, carried: int, scanned
     for place, term in enumerate(values):
         t.same(term, place)
     for place, parts in enumerate(lists):
-        if not t.wants(carried + place):
+        if not t.is_output_used(carried + place):
             continue
         t.require(parts, "collects outputs of 0 iterations, which NNAPI has no tensor for")
         rows = [t.reshaped(t.usable(p, "a step's result"), (1, *t.known(p)[: t.rank(p)])) for p in parts]
@@ -207,7 +207,7 @@ def looped(t: NodeTask, body: OnnxFileGraph, carried: int) -> None:
     values = [replace(term.value, data=None) for term in operands]
     names = [edge.name for edge in body.inputs]
     while True:
-        graph = inside(t, body, list(zip(names, values, kinds, scalars, strict=True)))
+        graph = inner_graph(t, body, list(zip(names, values, kinds, scalars, strict=True)))
         made = graph.outputs
         shapes = [common(v.shape, r.value.shape) for v, r in zip(values[1:], made, strict=True)]
         if shapes == [v.shape for v in values[1:]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.common.reals import Reals, rounded
+from nnhal.frontends.common.reals import RealArithmetic, rounded
 from nnhal.frontends.common.terms import PLAIN_SCALE, UNTYPED, Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC
 from nnhal.frontends.onnx.file import OnnxNode
@@ -27,7 +27,7 @@ MOST = 255.0  # the range of DynamicQuantizeLinear's integers
 @node("DynamicQuantizeLinear", outputs=3, becomes="REDUCE_MIN, REDUCE_MAX, DIV, ADD, rounded; the integers as reals")
 def dynamically_quantised(t: NodeTask) -> None:
     """Return scale and zero point of the range from the least element, or 0, to the greatest, or 0."""
-    x, r = t.x(0), Reals(t)
+    x, r = t.x(0), RealArithmetic(t)
     t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT")
     shape = t.known(x)
     steps, scale, zero = in_steps(t, t.reshaped(x, (math.prod(shape),)))
@@ -42,7 +42,7 @@ def in_steps(t: NodeTask, x: Term) -> tuple[Term, Term, Term]:
     Returns:
         The integers above their zero point, with the shape of x; scale and zero point, [1]. All are reals.
     """
-    r, every = Reals(t), t.integers(list(range(len(t.known(x)))))
+    r, every = RealArithmetic(t), t.integers(list(range(len(t.known(x)))))
     low = r("MINIMUM", t.reshaped(t.make("REDUCE_MIN", x, every, True), (1,)), 0.0)
     high = r("MAXIMUM", t.reshaped(t.make("REDUCE_MAX", x, every, True), (1,)), 0.0)
     extent = r("SUB", high, low)
@@ -58,7 +58,7 @@ def hold(t: NodeTask, number: int, kind: str, reals: Term, *, scalar: bool) -> N
     t.results[number] = Term(Value(UNTYPED, reals.value.shape), kind, scalar=scalar, reals=reals)
 
 
-class HeldNode(NodeTask):
+class NodeOnReals(NodeTask):
     """A node on integers that are held as reals; its outputs are held as reals too."""
 
     def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:

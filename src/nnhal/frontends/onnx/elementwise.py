@@ -7,7 +7,7 @@ import numpy as np
 from nnhal.base.codes import Activation, OperandType
 from nnhal.base.operands import Value
 from nnhal.frontends.common.places import broadcast
-from nnhal.frontends.common.reals import Reals, floor_remainder
+from nnhal.frontends.common.reals import RealArithmetic, floor_remainder
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.whole import modulo as remainder
 from nnhal.frontends.common.whole import plain, power, truncated_quotient
@@ -41,7 +41,7 @@ def single_floats(t: NodeTask) -> Term:
     return t.real(x) if x.value.type == F16 else x
 
 
-def in_own(t: NodeTask, made: Term) -> Term:
+def in_own_type(t: NodeTask, made: Term) -> Term:
     """Convert a result to the type of the first input."""
     kind = t.raw(0).value.type
     return made if made.value.type == kind else t.make("CAST", made, like=Value(kind))
@@ -51,21 +51,21 @@ def in_own(t: NodeTask, made: Term) -> Term:
 def arithmetic(t: NodeTask) -> None:
     x, y = t.x(0), t.x(1)
     t.require(x.value.type in (*FLOATS, I32), f"of {x.kind} has no operation in NNAPI")
-    if x.value.type == F32 and into_layer(t):
+    if x.value.type == F32 and fuse_into_layer(t):
         return
     t.give(NAMES[t.name], x, y, activation=0, scalar=all_scalars(t))
 
 
-def into_layer(t: NodeTask) -> bool:
+def fuse_into_layer(t: NodeTask) -> bool:
     """Merge a constant for each channel into the layer before; return whether that was possible."""
     for place, other in ((0, 1), (1, 0)):
         value = t.raw(other).data
         if value is None or t.raw(place).data is not None or (t.name == "Sub" and place):
             continue
         if t.name == "Mul":
-            merged = t.merged_into(place, value, None)
+            merged = t.fuse_into_weights(place, value, None)
         else:
-            merged = t.merged_into(place, None, -value if t.name == "Sub" else value)
+            merged = t.fuse_into_weights(place, None, -value if t.name == "Sub" else value)
         if merged is not None:
             t.fresh(merged)
             return True
@@ -115,7 +115,7 @@ def raised(t: NodeTask) -> None:
     if x.value.type == I32:
         t.require(y.value.type == I32, "of integers must have integers as exponents")
         if y.data is None or (np.asarray(y.data) < 0).any():
-            x, y = no_fraction(t, x, y), t.make("ABS", y)
+            x, y = require_integers(t, x, y), t.make("ABS", y)
         t.result(0, power(t, x, y), x.kind, scalar=scalar)
     elif exponent == 2:
         t.give("MUL", x, x, activation=0, scalar=scalar)
@@ -127,11 +127,11 @@ def raised(t: NodeTask) -> None:
         t.give("POW", x, y, scalar=scalar)
 
 
-def no_fraction(t: NodeTask, x: Term, y: Term) -> Term:
+def require_integers(t: NodeTask, x: Term, y: Term) -> Term:
     """Return the bases, with 0 for those whose negative power is less than a whole number."""
     shape = t.together(t.known(x), t.known(y))
     x, y = broadcast(t, x, shape), broadcast(t, y, shape)
-    r = Reals(t)
+    r = RealArithmetic(t)
     small = t.make("LOGICAL_AND", r.test("LESS", y, 0), r.test("GREATER", t.make("ABS", x), 1))
     return r.choose(small, t.filled(shape, 0, OperandType(I32)), x)
 
@@ -264,7 +264,7 @@ def elu_of(t: NodeTask, x: Term, alpha: float) -> Term:
     """Return ELU. NNAPI has it as max(0, x) + min(0, alpha (e^x - 1)), which is the same only if alpha >= 0."""
     if alpha >= 0:
         return t.make("ELU", x, alpha)
-    r = Reals(t)
+    r = RealArithmetic(t)
     return r("ADD", t.make("RELU", x), r("MUL", t.make("ELU", r("MINIMUM", x, 0.0), 1.0), alpha))
 
 
@@ -272,13 +272,13 @@ def elu_of(t: NodeTask, x: Term, alpha: float) -> Term:
 def selu(t: NodeTask) -> None:
     """Write gamma times the ELU."""
     alpha, gamma = t.attr("alpha", 1.6732632423543772), t.attr("gamma", 1.0507009873554805)
-    t.result(0, Reals(t)("MUL", elu_of(t, floats(t), alpha), gamma), scalar=all_scalars(t))
+    t.result(0, RealArithmetic(t)("MUL", elu_of(t, floats(t), alpha), gamma), scalar=all_scalars(t))
 
 
 @node("Celu", single=True, becomes="MUL, ELU, MUL")
 def celu(t: NodeTask) -> None:
     """Write max(0, x) + min(0, alpha (e^(x / alpha) - 1))."""
-    x, alpha, r = floats(t), t.attr("alpha", 1.0), Reals(t)
+    x, alpha, r = floats(t), t.attr("alpha", 1.0), RealArithmetic(t)
     t.require(alpha > 0, f"alpha is {alpha}, must be above 0")
     t.result(0, r("MUL", t.make("ELU", r("MUL", x, 1 / alpha), 1.0), alpha), scalar=all_scalars(t))
 
@@ -287,7 +287,7 @@ def celu(t: NodeTask) -> None:
 def hard_sigmoid(t: NodeTask) -> None:
     """Write alpha x + beta, clamped to 0 and 1."""
     x = floats(t)
-    product = Reals(t)("MUL", x, t.attr("alpha", 0.2))
+    product = RealArithmetic(t)("MUL", x, t.attr("alpha", 0.2))
     line = t.make("ADD", product, t.scalar(t.attr("beta", 0.5), x), activation=int(Activation.RELU1))
     t.give("RELU", line, scalar=all_scalars(t))
 
@@ -295,7 +295,7 @@ def hard_sigmoid(t: NodeTask) -> None:
 @node("ThresholdedRelu", single=True, becomes="GREATER, SELECT")
 def thresholded(t: NodeTask) -> None:
     """Write x where it exceeds alpha, otherwise 0."""
-    x, r = floats(t), Reals(t)
+    x, r = floats(t), RealArithmetic(t)
     zeros = t.filled(t.known(x), 0, OperandType(x.value.type))
     t.result(0, r.choose(r.test("GREATER", x, t.attr("alpha", 1.0)), x, zeros), scalar=all_scalars(t))
 
@@ -369,7 +369,7 @@ def converted(t: NodeTask, x: Term, to: str) -> None:
 
 def bytes_as_reals(t: NodeTask, x: Term, wanted: OperandType) -> Term:
     """Convert numbers to 8 bits, as floats: the last bits of an integer; of a float, those of its integer part."""
-    r = Reals(t)
+    r = RealArithmetic(t)
     if x.value.type == B8:
         return r.choose(x, *(t.filled(t.known(x), n, OperandType(F32)) for n in (1, 0)))
     if x.value.type == I32:
@@ -380,7 +380,7 @@ def bytes_as_reals(t: NodeTask, x: Term, wanted: OperandType) -> Term:
 
 def in_range(t: NodeTask, x: Term, wanted: OperandType) -> Term:
     """Map whole numbers from -128 to 255 to the numbers of an 8-bit type with the same last bits."""
-    r = Reals(t)
+    r = RealArithmetic(t)
     if wanted == Q8:
         return r.choose(r.test("LESS", x, 0.0), r("ADD", x, 256.0), x)
     return r.choose(r.test("GREATER", x, 127.0), r("SUB", x, 256.0), x)
@@ -404,7 +404,7 @@ def identity(t: NodeTask) -> None:
     t.same(t.raw(0))
     stored = t.graph.context.stored.get(id(t.raw(0)))
     if stored is not None:
-        t.later.append(lambda: t.graph.context.stands_for(t.results[0], stored))
+        t.later.append(lambda: t.graph.context.note_real_term(t.results[0], stored))
 
 
 @node("ai.onnx.ml.Scaler", becomes="SUB, MUL")

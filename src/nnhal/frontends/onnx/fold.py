@@ -23,14 +23,14 @@ FAILURES = (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError,
 COMPUTED = frozenset(DTYPES)
 
 
-class Unfolded(Exception):
+class CannotFoldNode(Exception):
     """This node must be left to execution."""
 
 
-def must(condition: Any) -> None:
+def require_foldable(condition: Any) -> None:
     """Leave the node to execution unless the condition holds."""
     if not condition:
-        raise Unfolded
+        raise CannotFoldNode
 
 
 def folded(t: NodeTask, arrays: Sequence[Array], kinds: Sequence[str]) -> "list[tuple[Array, str]] | None":
@@ -53,7 +53,7 @@ def folded(t: NodeTask, arrays: Sequence[Array], kinds: Sequence[str]) -> "list[
                 results, kind = results
             results = results if isinstance(results, list) else [results]
             return [(_stored(np.asarray(each), kind), kind) for each in results]
-    except (*FAILURES, Unfolded):
+    except (*FAILURES, CannotFoldNode):
         return None
 
 
@@ -64,7 +64,9 @@ def _stored(result: Array, kind: str) -> Array:
             return result
         result = result.astype(np.float64 if kind in ("FLOAT", "FLOAT16", "DOUBLE") else np.int64)
     array = result.astype(np.dtype(DTYPES[kind]), copy=False)
-    must(array.dtype.kind == "f" or array.dtype == result.dtype or bool((array.astype(result.dtype) == result).all()))
+    require_foldable(
+        array.dtype.kind == "f" or array.dtype == result.dtype or bool((array.astype(result.dtype) == result).all())
+    )
     return array
 
 
@@ -85,7 +87,7 @@ def axes_of(t: NodeTask, given: Sequence[Array]) -> list[int] | None:
 
 def _unsqueeze(t: NodeTask, x: Array, *given: Array) -> Any:
     axes = axes_of(t, given) or []
-    must(len(axes) <= 8)
+    require_foldable(len(axes) <= 8)
     return np.expand_dims(x, tuple(axes)) if axes else x
 
 
@@ -96,8 +98,8 @@ def _squeeze(t: NodeTask, x: Array, *given: Array) -> Any:
 
 def _gather(t: NodeTask, x: Array, indices: Array) -> Any:
     axis = t.attr("axis", 0)
-    must(indices.dtype != object and x.ndim)
-    must(indices.size * (x.size // max(1, x.shape[axis])) <= max(MOST, x.size))
+    require_foldable(indices.dtype != object and x.ndim)
+    require_foldable(indices.size * (x.size // max(1, x.shape[axis])) <= max(MOST, x.size))
     return x.take(indices.astype(np.int64), axis)
 
 
@@ -126,7 +128,7 @@ def _slice(t: NodeTask, x: Array, *given: Array) -> Any:
 
 def sliced(start: int, end: int, step: int, size: int) -> slice:
     """Return a slice, clamped as in ONNX."""
-    must(step)
+    require_foldable(step)
     start += size if start < 0 else 0
     end += size if end < 0 else 0
     if step > 0:
@@ -137,7 +139,7 @@ def sliced(start: int, end: int, step: int, size: int) -> slice:
 
 def _reshape(t: NodeTask, x: Array, shape: Array) -> Any:
     wanted = whole(shape)
-    must(len(wanted) <= 8)
+    require_foldable(len(wanted) <= 8)
     if not t.attr("allowzero", 0):
         wanted = [x.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
     return x.reshape(wanted)
@@ -164,33 +166,33 @@ def _split(t: NodeTask, x: Array, *sizes: Array) -> Any:
     if not parts:
         step = -(-x.shape[axis] // count)
         parts = [min(step, x.shape[axis] - n * step) for n in range(count)]
-    must(len(parts) == count and min(parts) >= 0 and sum(parts) == x.shape[axis])
+    require_foldable(len(parts) == count and min(parts) >= 0 and sum(parts) == x.shape[axis])
     return np.split(x, np.cumsum(parts)[:-1], axis)
 
 
 def _tile(_: NodeTask, x: Array, times: Array) -> Any:
     counts = whole(times)
-    must(len(counts) == x.ndim and min(counts, default=1) >= 0 and x.size * math.prod(counts) <= MOST)
+    require_foldable(len(counts) == x.ndim and min(counts, default=1) >= 0 and x.size * math.prod(counts) <= MOST)
     return np.tile(x, counts)
 
 
 def _expand(_: NodeTask, x: Array, shape: Array) -> Any:
     full = np.broadcast_shapes(x.shape, tuple(whole(shape)))
-    must(math.prod(full) <= MOST)
+    require_foldable(math.prod(full) <= MOST)
     return np.broadcast_to(x, full)
 
 
 def _gather_elements(t: NodeTask, x: Array, indices: Array) -> Any:
     axis = t.attr("axis", 0) % max(1, x.ndim)
-    must(x.ndim == indices.ndim > 0)
+    require_foldable(x.ndim == indices.ndim > 0)
     cut = tuple(slice(None) if n == axis else slice(size) for n, size in enumerate(indices.shape))
     return np.take_along_axis(x[cut], indices, axis)
 
 
 def _gather_nd(t: NodeTask, x: Array, indices: Array) -> Any:
-    must(not t.attr("batch_dims", 0) and indices.dtype != object)
+    require_foldable(not t.attr("batch_dims", 0) and indices.dtype != object)
     depth = indices.shape[-1]
-    must(math.prod(indices.shape[:-1]) * math.prod(x.shape[depth:]) <= max(MOST, x.size))
+    require_foldable(math.prod(indices.shape[:-1]) * math.prod(x.shape[depth:]) <= max(MOST, x.size))
     return x[tuple(np.moveaxis(indices.astype(np.int64), -1, 0))]
 
 
@@ -235,7 +237,7 @@ def plain(function: Callable[..., Any]) -> Fold:
     """Wrap a function of the arrays alone."""
 
     def computed(_: NodeTask, *xs: Array) -> Any:
-        must(math.prod(np.broadcast_shapes(*(x.shape for x in xs))) <= max(MOST, *(x.size for x in xs)))
+        require_foldable(math.prod(np.broadcast_shapes(*(x.shape for x in xs))) <= max(MOST, *(x.size for x in xs)))
         return function(*xs)
 
     return computed
@@ -247,7 +249,7 @@ def exact(function: Callable[..., Any]) -> Callable[..., Any]:
     def computed(*xs: Array) -> Any:
         if all(x.dtype.kind == "f" for x in xs):
             return function(*xs)
-        must(max(x.size for x in xs) <= MOST)
+        require_foldable(max(x.size for x in xs) <= MOST)
         return function(*(x.astype(object) for x in xs))
 
     return computed
@@ -268,49 +270,51 @@ def _quotient(x: Array, y: Array) -> Any:
     """Divide integers, rounding towards 0."""
     if x.dtype.kind == "f":
         return x / y
-    must((y != 0).all())
+    require_foldable((y != 0).all())
     down = np.abs(x.astype(np.int64)) // np.abs(y.astype(np.int64))
     return down * np.sign(x).astype(np.int64) * np.sign(y).astype(np.int64)
 
 
 def _modulo(t: NodeTask, x: Array, y: Array) -> Any:
-    must(x.dtype.kind == "f" or (y != 0).all())
+    require_foldable(x.dtype.kind == "f" or (y != 0).all())
     return np.fmod(x, y) if t.attr("fmod", 0) else np.mod(x, y)
 
 
 def _cast(t: NodeTask, x: Array) -> Any:
     kind = KINDS.get(t.attr("to", 0), "")
-    must(kind in DTYPES)
+    require_foldable(kind in DTYPES)
     dtype = np.dtype(DTYPES[kind])
     if x.dtype == object:
-        must(kind in ("INT64", "INT32"))
+        require_foldable(kind in ("INT64", "INT32"))
         return x, kind
     if kind == "BOOL":
         return x != 0, kind
     if dtype.kind in "iu":
-        must(x.dtype.kind != "f" or (np.isfinite(x).all() and np.abs(x).max(initial=0) < 2**62))
+        require_foldable(x.dtype.kind != "f" or (np.isfinite(x).all() and np.abs(x).max(initial=0) < 2**62))
         cast = np.trunc(x).astype(np.int64) if x.dtype.kind == "f" else x.astype(np.int64)
         limits = np.iinfo(dtype)
-        must(cast.size == 0 or (limits.min <= cast.min() and (kind == "UINT64" or cast.max() <= limits.max)))
+        require_foldable(
+            cast.size == 0 or (limits.min <= cast.min() and (kind == "UINT64" or cast.max() <= limits.max))
+        )
         return cast, kind
     return x.astype(dtype), kind
 
 
 def _range(_: NodeTask, start: Array, limit: Array, delta: Array) -> Any:
     first, last, step = (x.reshape(()) for x in (start, limit, delta))
-    must(step != 0 and abs(float(last) - float(first)) / abs(float(step)) <= MOST)
+    require_foldable(step != 0 and abs(float(last) - float(first)) / abs(float(step)) <= MOST)
     count = max(0, math.ceil((last.item() - first.item()) / step.item()))
     return (first + np.arange(count) * step).astype(start.dtype)
 
 
 def _filled(t: NodeTask, shape: Array) -> Any:
     sizes = whole(shape)
-    must(min(sizes, default=0) >= 0 and math.prod(sizes) <= MOST and len(sizes) <= 8)
+    require_foldable(min(sizes, default=0) >= 0 and math.prod(sizes) <= MOST and len(sizes) <= 8)
     if "value" not in t.node.attributes:
         return np.zeros(sizes, np.float32), "FLOAT"
     tensor = t.tensor("value")
     value = t.graph.array(tensor)
-    must(value is not None and value.size == 1)
+    require_foldable(value is not None and value.size == 1)
     return np.full(sizes, np.asarray(value).reshape(())), tensor.kind
 
 
@@ -327,49 +331,49 @@ def reduced(function: Callable[..., Any]) -> Fold:
 
 
 def _total(x: Array, **more: Any) -> Any:
-    must(x.dtype.kind == "f" or (x.size <= MOST and np.abs(x.astype(np.float64)).sum() < 2**62))
+    require_foldable(x.dtype.kind == "f" or (x.size <= MOST and np.abs(x.astype(np.float64)).sum() < 2**62))
     return np.sum(x, **more)
 
 
 def _product(x: Array, **more: Any) -> Any:
-    must(x.dtype.kind == "f" or np.abs(x.astype(np.float64)).prod() < 2**62)
+    require_foldable(x.dtype.kind == "f" or np.abs(x.astype(np.float64)).prod() < 2**62)
     return np.prod(x, **more)
 
 
 def _nonzero(_: NodeTask, x: Array) -> Any:
-    must(x.size <= MOST)
+    require_foldable(x.size <= MOST)
     return np.array(np.nonzero(x)), "INT64"
 
 
 def _where(_: NodeTask, condition: Array, x: Array, y: Array) -> Any:
-    must(math.prod(np.broadcast_shapes(condition.shape, x.shape, y.shape)) <= max(MOST, x.size, y.size))
+    require_foldable(math.prod(np.broadcast_shapes(condition.shape, x.shape, y.shape)) <= max(MOST, x.size, y.size))
     return np.where(condition, x, y)
 
 
 def _one_hot(t: NodeTask, indices: Array, depth: Array, values: Array) -> Any:
     axis, count = t.attr("axis", -1), int(depth.reshape(()))
-    must(count > 0 and indices.size * count <= MOST)
+    require_foldable(count > 0 and indices.size * count <= MOST)
     hits = np.where(indices < 0, indices + count, indices)[..., None] == np.arange(count)
     return np.moveaxis(np.where(hits, values[1], values[0]), -1, axis)
 
 
 def _arg(function: Callable[..., Any]) -> Fold:
     def computed(t: NodeTask, x: Array) -> Any:
-        must(not t.attr("select_last_index", 0))
+        require_foldable(not t.attr("select_last_index", 0))
         return function(x, axis=t.attr("axis", 0), keepdims=bool(t.attr("keepdims", 1))), "INT64"
 
     return computed
 
 
 def _cumulative(t: NodeTask, x: Array, axis: Array) -> Any:
-    must(not t.attr("exclusive", 0) and not t.attr("reverse", 0) and x.size <= MOST)
+    require_foldable(not t.attr("exclusive", 0) and not t.attr("reverse", 0) and x.size <= MOST)
     return np.cumsum(x, int(axis.reshape(())))
 
 
 def _quantised(t: NodeTask, x: Array, scale: Array, *zero: Array) -> Any:
     number = t.attr("output_dtype", 0)
     kind = t.raw(2).kind if zero else KINDS.get(number, "") if number else "UINT8"
-    must(x.dtype == scale.dtype == np.float32 and kind in DTYPES and not t.attr("block_size", 0))
+    require_foldable(x.dtype == scale.dtype == np.float32 and kind in DTYPES and not t.attr("block_size", 0))
     limits = np.iinfo(DTYPES[kind])
     sizes = [1] * x.ndim
     if scale.size > 1:

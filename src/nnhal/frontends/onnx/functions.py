@@ -2,8 +2,16 @@
 
 import math
 
-from nnhal.frontends.common.reals import Reals, cosine_of, gelu_of, log_of_one_and, normal_tail, rounded, sign_of
-from nnhal.frontends.onnx.elementwise import floats, in_own, single_floats
+from nnhal.frontends.common.reals import (
+    RealArithmetic,
+    cosine_of,
+    gelu_of,
+    log_of_one_and,
+    normal_tail,
+    rounded,
+    sign_of,
+)
+from nnhal.frontends.onnx.elementwise import floats, in_own_type, single_floats
 from nnhal.frontends.onnx.task import NodeTask, all_scalars, node
 from nnhal.ops.schema import I32
 
@@ -11,7 +19,7 @@ from nnhal.ops.schema import I32
 @node("Erf", single=True, becomes="EXP and a polynomial; near 0 a polynomial in x²")
 def erf(t: NodeTask) -> None:
     """Write twice the normal distribution's share; away from 0, from the tail."""
-    x, r = floats(t), Reals(t)
+    x, r = floats(t), RealArithmetic(t)
     size = t.make("ABS", x)
     far = r.less(1.0, r("MUL", normal_tail(t, r("MUL", size, math.sqrt(2))), 2.0))
     square = r("MUL", x, x)
@@ -40,7 +48,7 @@ def cosine(t: NodeTask) -> None:
 @node("Tan", single=True, becomes="SIN and DIV")
 def tangent(t: NodeTask) -> None:
     """Write sin(x) / cos(x)."""
-    x, r = floats(t), Reals(t)
+    x, r = floats(t), RealArithmetic(t)
     half = t.make("SIN", r("MUL", x, 0.5))
     t.result(0, r("DIV", t.make("SIN", x), r.less(1.0, r("MUL", r("MUL", half, half), 2.0))), scalar=all_scalars(t))
 
@@ -62,7 +70,7 @@ def round_(t: NodeTask) -> None:
 @node("Softplus", single=True, becomes="EXP of -|x|, a polynomial for the logarithm, RELU")
 def softplus(t: NodeTask) -> None:
     """Write max(x, 0) + log(1 + e^-|x|)."""
-    x, r = floats(t), Reals(t)
+    x, r = floats(t), RealArithmetic(t)
     fall = t.make("EXP", t.make("NEG", t.make("ABS", x)))
     t.result(0, r("ADD", t.make("RELU", x), log_of_one_and(r, fall)), scalar=all_scalars(t))
 
@@ -70,10 +78,10 @@ def softplus(t: NodeTask) -> None:
 @node("Mish", single=True, becomes="EXP, ADD, MUL, DIV")
 def mish(t: NodeTask) -> None:
     """Write x tanh(softplus(x)), which is x n / (n + 2) with n = e^x (e^x + 2)."""
-    x, r = single_floats(t), Reals(t)
+    x, r = single_floats(t), RealArithmetic(t)
     power = t.make("EXP", r("MINIMUM", x, NO_BEND))
     n = r("MUL", power, r("ADD", power, 2.0))
-    t.result(0, in_own(t, r("MUL", x, r("DIV", n, r("ADD", n, 2.0)))), scalar=all_scalars(t))
+    t.result(0, in_own_type(t, r("MUL", x, r("DIV", n, r("ADD", n, 2.0)))), scalar=all_scalars(t))
 
 
 NO_BEND = 20.0  # from here on, float32 cannot distinguish mish(x) from x
@@ -82,7 +90,7 @@ NO_BEND = 20.0  # from here on, float32 cannot distinguish mish(x) from x
 @node("Softsign", single=True, becomes="ABS, ADD, DIV")
 def softsign(t: NodeTask) -> None:
     """Write x / (1 + |x|)."""
-    x, r = floats(t), Reals(t)
+    x, r = floats(t), RealArithmetic(t)
     t.result(0, r("DIV", x, r("ADD", t.make("ABS", x), 1.0)), scalar=all_scalars(t))
 
 
@@ -92,7 +100,7 @@ def hyperbolic(t: NodeTask) -> None:
 
     Half of e^|x| is e^(|x| / 2) times half of itself, which overflows only if the result does.
     """
-    x, r = floats(t), Reals(t)
+    x, r = floats(t), RealArithmetic(t)
     root = t.make("EXP", r("MUL", t.make("ABS", x), 0.5))
     up = r("MUL", root, r("MUL", root, 0.5))
     down = r.over(0.25, up)
@@ -109,12 +117,12 @@ def hyperbolic(t: NodeTask) -> None:
 def is_nan(t: NodeTask) -> None:
     """Compare each element with itself: only NaN differs."""
     x = floats(t)
-    t.result(0, Reals(t).test("NOT_EQUAL", x, x), "BOOL", scalar=all_scalars(t))
+    t.result(0, RealArithmetic(t).test("NOT_EQUAL", x, x), "BOOL", scalar=all_scalars(t))
 
 
 @node("Swish", single=True, becomes="LOGISTIC, MUL")
 def swish(t: NodeTask) -> None:
     """Write x times the sigmoid of alpha x."""
-    x, r, alpha = floats(t), Reals(t), t.attr("alpha", 1.0)
+    x, r, alpha = floats(t), RealArithmetic(t), t.attr("alpha", 1.0)
     inner = x if alpha == 1 else r("MUL", x, alpha)
     t.result(0, r("MUL", x, t.make("LOGISTIC", inner)), scalar=all_scalars(t))

@@ -14,9 +14,9 @@ from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.terms import (
     PLAIN_SCALE,
     UNTYPED,
-    Emitted,
-    Inexpressible,
+    EmittedOperation,
     Term,
+    UnsupportedOperator,
     WrittenGraph,
     constant,
     fits,
@@ -53,35 +53,35 @@ class FileContext(Struct, eq=False):
         default_factory=dict
     )  # results from constants, by their derivation, so that each is made once
 
-    def seen_as(self, rows: Term, pictures: Term) -> None:
+    def note_reshaped_term(self, rows: Term, pictures: Term) -> None:
         """Record that a term of rows is a reshaped term of pictures."""
         self.pictures[id(rows)] = pictures
         self.kept += [rows, pictures]
 
-    def stands_inside(self, inner: Term, outer: Term) -> None:
+    def note_inner_term(self, inner: Term, outer: Term) -> None:
         """Record that a term of an inner graph is one of the enclosing graph."""
         self.trials.outer[id(inner)] = outer
         self.kept += [inner, outer]
 
-    def stands_for(self, real: Term, stored: Term) -> None:
+    def note_real_term(self, real: Term, stored: Term) -> None:
         """Record that a term holds the real values of another."""
         self.stored[id(real)] = stored
         self.kept.append(real)
 
 
-class OperationList(list[Emitted]):
+class OperationList(list[EmittedOperation]):
     """Operations in order, indexed by their output terms."""
 
-    def __init__(self, given: Sequence[Emitted] = ()) -> None:
+    def __init__(self, given: Sequence[EmittedOperation] = ()) -> None:
         super().__init__(given)
         self._places: dict[int, int] = {}
         self._seen = 0
 
-    def gives(self, term: Term) -> bool:
+    def produces(self, term: Term) -> bool:
         """Whether one of them produces a term."""
-        return self.giver(term) is not None
+        return self.producer(term) is not None
 
-    def giver(self, term: Term) -> Emitted | None:
+    def producer(self, term: Term) -> EmittedOperation | None:
         """Return the one that produces a term."""
         for n in range(self._seen, len(self)):
             self._note(n)
@@ -91,7 +91,7 @@ class OperationList(list[Emitted]):
             return None
         return self[place]
 
-    def change(self, place: int, operation: Emitted) -> None:
+    def change(self, place: int, operation: EmittedOperation) -> None:
         """Replace one of them."""
         self[place] = operation
         self._note(place)
@@ -133,10 +133,10 @@ class NodeGraph(WrittenGraph):
         self.inputs.append(term)
         return term
 
-    def giver(self, term: Term) -> Emitted | None:
+    def producer(self, term: Term) -> EmittedOperation | None:
         """Return the operation that produces a term, in this graph or an enclosing one."""
-        found = self.operations.giver(term)
-        return found if found is not None or self.outer is None else self.outer.giver(term)
+        found = self.operations.producer(term)
+        return found if found is not None or self.outer is None else self.outer.producer(term)
 
     def problem(self, name: str, reason: str, place: str = "") -> None:
         """Record something that cannot be expressed."""
@@ -180,7 +180,7 @@ class NodeGraph(WrittenGraph):
 
     def _captured(self, name: str) -> Term:
         if self.outer is None:
-            raise Inexpressible(f"reads {short(name)!r}, which no node writes")
+            raise UnsupportedOperator(f"reads {short(name)!r}, which no node writes")
         outer = self.outer.term(name)
         if self.open_to_outer:
             return outer
@@ -190,7 +190,7 @@ class NodeGraph(WrittenGraph):
             replace(outer.value, data=None), outer.kind, scalar=outer.scalar, span=outer.span, doubtful=outer.doubtful
         )
         self.captures[name] = (outer, inner)
-        self.context.stands_inside(inner, outer)
+        self.context.note_inner_term(inner, outer)
         return inner
 
     # --------------------------------------------------------------------------------------------------------- the end
@@ -201,7 +201,7 @@ class NodeGraph(WrittenGraph):
         copied = replace(term.value, data=None)
         bound = bind(OPS["CAST"], [term.value], [copied], "CAST")
         result = Term(replace(copied, shape=bound.shapes[0] or copied.shape), term.kind, scalar=term.scalar)
-        self.operations.append(Emitted("CAST", (term,), (result,), "copy", bound))
+        self.operations.append(EmittedOperation("CAST", (term,), (result,), "copy", bound))
         return result
 
     def finish(self, names: Sequence[str], kinds: Sequence[str]) -> None:
@@ -211,7 +211,7 @@ class NodeGraph(WrittenGraph):
         for name, kind in zip(names, kinds, strict=True):
             try:
                 term = self.term(name)
-            except Inexpressible as error:
+            except UnsupportedOperator as error:
                 self.problem(f"output {short(name)!r}", str(error))
                 continue
             if term.doubtful:
@@ -262,6 +262,6 @@ class NodeGraph(WrittenGraph):
 WIDE = "is of INT64 and may need more than the 32 bits that NNAPI's integers have"
 
 
-def within(numbers: Sequence[int]) -> bool:
+def fit_int32(numbers: Sequence[int]) -> bool:
     """Whether all of these numbers fit 32 bits."""
     return all(INT32_RANGE.min <= n <= INT32_RANGE.max for n in numbers)

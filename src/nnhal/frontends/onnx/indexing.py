@@ -8,7 +8,7 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.places import NOWHERE, moved
-from nnhal.frontends.common.rows import inside, row_numbers
+from nnhal.frontends.common.rows import index_offsets, row_numbers
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS
 from nnhal.frontends.onnx.fold import FAILURES
@@ -43,7 +43,7 @@ def gather(t: NodeTask) -> None:
     else:
         chosen = from_begin(t, indices, size)
     made = t.make("GATHER", t.ones(x) if x.value.type == B8 else x, axis, chosen)
-    made = t.truths(made) if x.value.type == B8 else made
+    made = t.nonzero_mask(made) if x.value.type == B8 else made
     if indices.scalar:
         dims = [*shape[:axis], *shape[axis + 1 :]]
         t.result(0, t.reshaped(made, dims or [1]), x.kind, scalar=not dims)
@@ -93,11 +93,11 @@ def gather_elements(t: NodeTask) -> None:
         if i != axis:
             starts += grid[i] * math.prod(shape[i + 1 :])
     flat = t.reshaped(from_begin(t, indices, shape[axis]), (math.prod(places),))
-    rows = inside(t, flat, shape[axis], stride)
+    rows = index_offsets(t, flat, shape[axis], stride)
     rows = t.make("ADD", rows, constant(Value(I32), starts.reshape(-1).astype(np.int32)), activation=0)
     bare = t.ones(x) if x.value.type == B8 else x
     made = t.reshaped(t.make("GATHER", t.reshaped(bare, (math.prod(shape),)), 0, rows), places)
-    t.result(0, t.truths(made) if x.value.type == B8 else made, x.kind)
+    t.result(0, t.nonzero_mask(made) if x.value.type == B8 else made, x.kind)
 
 
 @node("GatherND", inputs=2, becomes="GATHER of rows counted through")
@@ -120,7 +120,7 @@ def gather_nd(t: NodeTask) -> None:
     rows = t.reshaped(bare, (math.prod(shape[:depth]), math.prod(shape[depth:])))
     dims = (*places[:-1], *shape[depth:])
     found = t.reshaped(t.make("GATHER", rows, 0, flat), dims or (1,))
-    t.result(0, t.truths(found) if x.value.type == B8 else found, x.kind, scalar=not dims)
+    t.result(0, t.nonzero_mask(found) if x.value.type == B8 else found, x.kind, scalar=not dims)
 
 
 @node("ScatterND", inputs=3, becomes="GATHER and SELECT, of indices that are constant; ADD, MUL, MAXIMUM, MINIMUM")

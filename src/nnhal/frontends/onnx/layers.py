@@ -11,10 +11,10 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.places import transposed
-from nnhal.frontends.common.reals import Reals
+from nnhal.frontends.common.reals import RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, viewed
-from nnhal.frontends.onnx.elementwise import FLOATS, floats, in_own, single_floats
+from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, reshaped_constant
+from nnhal.frontends.onnx.elementwise import FLOATS, floats, in_own_type, single_floats
 from nnhal.frontends.onnx.movement import filled_around, part_of
 from nnhal.frontends.onnx.task import NodeTask, node
 
@@ -54,7 +54,7 @@ def spatial(t: NodeTask, x: Term) -> tuple[Term, int]:
     """Return a tensor as pictures, and its rank in the file. A row of elements becomes a picture of height 1."""
     rank = t.rank(x)
     t.require(rank in (3, 4), f"of {rank - 2} dimensions has no operation in NNAPI, which supports pictures and rows")
-    return (x if rank == 4 else t.as_four(x)), rank
+    return (x if rank == 4 else t.as_pictures(x)), rank
 
 
 def window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int | None]) -> LayerWindow:
@@ -112,7 +112,7 @@ def ordered(t: NodeTask, weights: Term, order: Sequence[int], shape: Sequence[in
     """Permute weights; use the file's bytes if the order does not move any."""
     kept = [i for i in order if shape[i] != 1]
     if kept == sorted(kept) and weights.data is not None:
-        return viewed(weights, [shape[i] for i in order])
+        return reshaped_constant(weights, [shape[i] for i in order])
     if weights.data is not None:
         data, how = np.asarray(weights.value.data), ("ordered", tuple(order), tuple(shape))
         return t.derived(weights, how, lambda: data.reshape(tuple(shape)).transpose(order))
@@ -139,11 +139,11 @@ def filter_of(t: NodeTask, weights: Term, depth: int, w: LayerWindow) -> Filter:
     filter_ = ordered(t, weights, (0, 2, 3, 1), shape)
     if w.dilation != [1, 1]:
         t.require(filter_.data is not None, "in groups has no dilation in NNAPI")
-        filter_ = constant(filter_.value, spread(t, np.asarray(filter_.value.data), w))
+        filter_ = constant(filter_.value, dilated_filter(t, np.asarray(filter_.value.data), w))
     return Filter("GROUPED_CONV_2D", filter_, {"groups": groups})
 
 
-def spread(t: NodeTask, data: Array, w: LayerWindow) -> Array:
+def dilated_filter(t: NodeTask, data: Array, w: LayerWindow) -> Array:
     """Insert the zeros of a dilated filter."""
     shape = (data.shape[0], *w.reach, data.shape[3])
     t.require(
@@ -170,7 +170,7 @@ def convolution(t: NodeTask) -> None:
     x, w = narrowed(t, x, w, 0.0)
     more = {"nchw": True, **filter_.more}
     made = t.make(filter_.name, x, filter_.term, bias, **w.padding(), **w.strides(), activation=0, **more)
-    t.from_four(made, rank)
+    t.from_pictures(made, rank)
 
 
 @node("ConvTranspose", inputs=(2, 3), becomes="TRANSPOSE_CONV_2D, in NCHW; in groups one for each")
@@ -202,14 +202,14 @@ def transposed_convolution(t: NodeTask) -> None:
         filter_ = weights if groups == 1 else part_of(t, weights, 0, n * depth, depth)
         if data is not None:
             piece = np.asarray(data).reshape(shape)[n * depth : (n + 1) * depth].transpose(1, 2, 3, 0)
-            filter_ = constant(weights.value, np.ascontiguousarray(spread(t, piece, w)))
+            filter_ = constant(weights.value, np.ascontiguousarray(dilated_filter(t, piece, w)))
         else:
             filter_ = transposed(t, t.reshaped(filter_, (depth, *shape[1:])), (1, 2, 3, 0))
         own = constant(Value(x.value.type), np.ascontiguousarray(bias[n * inner : (n + 1) * inner]))
         parts.append(
             t.make("TRANSPOSE_CONV_2D", part, filter_, own, **w.padding(), **w.strides(), activation=0, nchw=True)
         )
-    t.from_four(parts[0] if groups == 1 else t.make("CONCATENATION", *parts, 1, like=parts[0]), rank)
+    t.from_pictures(parts[0] if groups == 1 else t.make("CONCATENATION", *parts, 1, like=parts[0]), rank)
 
 
 def transposed_window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int]) -> LayerWindow:
@@ -273,8 +273,8 @@ def pool(t: NodeTask) -> None:
     size = {"filter_w": w.size[1], "filter_h": w.size[0]}
     made = t.make(name, x, **w.padding(), **w.strides(), **size, activation=0, nchw=True)
     if t.name == "LpPool":
-        made = Reals(t)("MUL", made, math.sqrt(math.prod(kernel)))
-    t.from_four(made, rank)
+        made = RealArithmetic(t)("MUL", made, math.sqrt(math.prod(kernel)))
+    t.from_pictures(made, rank)
 
 
 def rounded_up(t: NodeTask, w: LayerWindow, sizes: Sequence[int]) -> LayerWindow:
@@ -323,7 +323,7 @@ def batch_normalisation(t: NodeTask) -> None:
     factor = scale / np.sqrt(variance + t.attr("epsilon", 1e-5))
     shift = bias - mean * factor
     sides = (1, -1, *[1] * (t.rank(x) - 2))[: t.rank(x)]
-    merged = t.merged_into(0, factor.reshape(sides), shift.reshape(sides))
+    merged = t.fuse_into_weights(0, factor.reshape(sides), shift.reshape(sides))
     if merged is not None:
         t.fresh(merged)
         return
@@ -349,7 +349,7 @@ def instance_normalisation(t: NodeTask) -> None:
 @node("LayerNormalization", inputs=(2, 3), outputs=(1, 3), becomes="MEAN, SUB, MUL, SQRT, DIV, ADD")
 def layer_normalisation(t: NodeTask) -> None:
     """Normalise over the dimensions from an axis on."""
-    x, r = single_floats(t), Reals(t)
+    x, r = single_floats(t), RealArithmetic(t)
     shape = t.shape(x)
     axis = t.axis(t.attr("axis", -1), len(shape))
     axes, rows, others = list(range(axis, len(shape))), x, [t.x(n) for n in (1, 2) if t.given(n)]
@@ -363,7 +363,7 @@ def layer_normalisation(t: NodeTask) -> None:
     centred = r("SUB", rows, mean)
     variance = t.make("MEAN", r("MUL", centred, centred), t.integers(axes), True)
     deviation = t.make("SQRT", r("ADD", variance, t.attr("epsilon", 1e-5)))
-    normal = r("MUL", in_own(t, r("DIV", centred, deviation)), others[0])
+    normal = r("MUL", in_own_type(t, r("DIV", centred, deviation)), others[0])
     t.result(0, t.reshaped(r("ADD", normal, others[1]) if len(others) > 1 else normal, shape))
 
 
@@ -388,13 +388,13 @@ def group_normalisation(t: NodeTask) -> None:
 @node("LpNormalization", becomes="REDUCE_SUM, SQRT, MAXIMUM, DIV")
 def lp_normalisation(t: NodeTask) -> None:
     """Divide by the length of the vector along an axis; a vector of length 0 is unchanged."""
-    x, r = single_floats(t), Reals(t)
+    x, r = single_floats(t), RealArithmetic(t)
     axis, p = t.axis(t.attr("axis", -1), t.rank(x)), t.attr("p", 2)
     t.require(p in (1, 2), f"p is {p}, must be 1 or 2")
     terms = t.make("ABS", x) if p == 1 else r("MUL", x, x)
     length = t.make("REDUCE_SUM", terms, t.integers([axis]), True)
     length = length if p == 1 else t.make("SQRT", length)
-    t.result(0, in_own(t, r("DIV", x, r("MAXIMUM", length, float(np.finfo(np.float32).tiny)))))
+    t.result(0, in_own_type(t, r("DIV", x, r("MAXIMUM", length, float(np.finfo(np.float32).tiny)))))
 
 
 @node("LRN", becomes="LOCAL_RESPONSE_NORMALIZATION along the channels")
@@ -409,11 +409,11 @@ def local_response(t: NodeTask) -> None:
 @node("MeanVarianceNormalization", becomes="MEAN, SUB, MUL, SQRT, DIV")
 def mean_variance(t: NodeTask) -> None:
     """Normalise over axes."""
-    x, r = single_floats(t), Reals(t)
+    x, r = single_floats(t), RealArithmetic(t)
     axes = t.integers(t.attr_ints("axes") or [0, 2, 3])
     centred = r("SUB", x, t.make("MEAN", x, axes, True))
     deviation = t.make("SQRT", t.make("MEAN", r("MUL", centred, centred), axes, True))
-    t.result(0, in_own(t, r("DIV", centred, r("ADD", deviation, 1e-9))))
+    t.result(0, in_own_type(t, r("DIV", centred, r("ADD", deviation, 1e-9))))
 
 
 @node("Softmax", "LogSoftmax", becomes="SOFTMAX, LOG_SOFTMAX; before version 13 of rows")

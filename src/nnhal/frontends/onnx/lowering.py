@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from nnhal.base.errors import BadFile, InvalidModel, NnhalError, clipped
+from nnhal.base.errors import BadFile, InvalidModel, NnhalError, bounded_text
 from nnhal.base.names import short
 from nnhal.base.operands import Value
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.common.terms import UNTYPED, Inexpressible, Term
+from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator
 from nnhal.frontends.common.writing import MOST_DIMENSIONS
 from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table)
     control,
@@ -144,7 +144,7 @@ def _folded(graph: NodeGraph, node: OnnxNode, version: int) -> bool:
         for number, (array, kind) in enumerate(results[: len(node.outputs)]):
             task.known_result(array, number, kind)
         task.commit()
-    except (Inexpressible, InvalidModel):
+    except (UnsupportedOperator, InvalidModel):
         return False
     if key is not None and all(node.outputs):
         context.derived[key] = [graph.terms[name] for name in node.outputs]
@@ -194,7 +194,7 @@ def _ways(
         yield partial(dynamic.CentredNode, graph, node, version), entry.lower
         return
     if node.op in dynamic.HELD and not node.domain and any(_held(graph, name) for name in node.inputs):
-        yield partial(dynamic.HeldNode, graph, node, version), entry.lower
+        yield partial(dynamic.NodeOnReals, graph, node, version), entry.lower
         return
     plain = partial(NodeTask, graph, node, version)
     if not node.domain and any(id(graph.terms.get(name)) in graph.context.stored for name in node.inputs):
@@ -218,12 +218,12 @@ def _attempt(task: Task, lowered: Callable[[NodeTask], None]) -> str | None:
         made = task()
         lowered(made)
         made.commit()
-    except (Inexpressible, InvalidModel) as error:
+    except (UnsupportedOperator, InvalidModel) as error:
         return str(error)
     except NnhalError:
         raise
     except UNFIT as error:  # of numpy, about arrays of a malformed file
-        return f"its arguments do not fit one another: {clipped(str(error), 200)}"
+        return f"its arguments do not fit one another: {bounded_text(str(error), 200)}"
     return None
 
 

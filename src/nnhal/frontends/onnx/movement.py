@@ -7,10 +7,10 @@ import numpy as np
 
 from nnhal.base.operands import Value
 from nnhal.frontends.common.places import NOWHERE, moved, transposed
-from nnhal.frontends.common.terms import Emitted, OpenDimension, Term, constant, stored
+from nnhal.frontends.common.terms import EmittedOperation, OpenDimension, Term, constant, stored
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE, MOST_DIMENSIONS
 from nnhal.frontends.onnx.file import DTYPES
-from nnhal.frontends.onnx.fold import Unfolded, sliced
+from nnhal.frontends.onnx.fold import CannotFoldNode, sliced
 from nnhal.frontends.onnx.positions import lower_by_places
 from nnhal.frontends.onnx.task import NodeTask, node
 from nnhal.ops.schema import B8, F16, F32, I32
@@ -60,8 +60,8 @@ def reshape(t: NodeTask) -> None:
 def settled(t: NodeTask, x: Term, wanted: Sequence[int | OpenDimension]) -> list[int | None]:
     """Return the shape of x, with the dimensions that are the same for any open sizes, even in place of -1."""
 
-    def giver(term: Term) -> Emitted | None:
-        return next((made for made in t.emitted if term in made.outputs), None) or t.graph.giver(term)
+    def giver(term: Term) -> EmittedOperation | None:
+        return next((made for made in t.emitted if term in made.outputs), None) or t.graph.producer(term)
 
     left = None
     known = math.prod(n for n in wanted if isinstance(n, int) and n != -1)
@@ -216,7 +216,7 @@ def split(t: NodeTask) -> None:
         return
     start = 0
     for n, part in enumerate(parts):
-        if t.wants(n):
+        if t.is_output_used(n):
             t.result(n, part_of(t, x, axis, start, part), x.kind)
         start += part
 
@@ -268,7 +268,7 @@ def slice_(t: NodeTask) -> None:
             continue
         try:
             index[axis] = sliced(low, high, step, size)
-        except Unfolded:
+        except CannotFoldNode:
             t.refuse("has a step of 0")
     ranges = [range(*each.indices(size)) if size is not None else None for each, size in zip(index, shape, strict=True)]
     left = [len(r) if r is not None else None for r in ranges]

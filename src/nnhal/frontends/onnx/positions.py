@@ -9,8 +9,8 @@ import math
 import numpy as np
 
 from nnhal.frontends.common.places import moved
-from nnhal.frontends.common.terms import Inexpressible
-from nnhal.frontends.onnx.fold import FAILURES, MOVES, Unfolded
+from nnhal.frontends.common.terms import UnsupportedOperator
+from nnhal.frontends.onnx.fold import FAILURES, MOVES, CannotFoldNode
 from nnhal.frontends.onnx.task import NodeTask
 
 
@@ -27,8 +27,8 @@ def lower_by_places(t: NodeTask) -> None:
     given = [t.data(n, f"input {n}") for n in range(count, len(t.node.inputs)) if t.given(n)]
     try:
         found = MOVES[t.name](t, *numbered, *given)
-    except (*FAILURES, Unfolded) as error:
-        raise Inexpressible(f"its arguments do not fit a tensor of shape {list(numbered[0].shape)}") from error
+    except (*FAILURES, CannotFoldNode) as error:
+        raise UnsupportedOperator(f"its arguments do not fit a tensor of shape {list(numbered[0].shape)}") from error
     for number, places in enumerate(found if isinstance(found, list) else [found]):
         array = np.asarray(places).astype(np.int64)
         t.result(number, moved(t, terms, array), terms[0].kind, scalar=array.ndim == 0)

@@ -114,7 +114,7 @@ def einsum(t: NodeTask) -> None:
     """Contract tensors from the first to the last; no letter may occur twice in one of them."""
     text = t.attr("equation", "").replace(" ", "")
     terms = [floats(t, place) for place in range(len(t.node.inputs))]
-    parts, out = spelled(t, text, [t.rank(term) for term in terms])
+    parts, out = equation_letters(t, text, [t.rank(term) for term in terms])
     sizes: dict[str, int] = {}
     for part, term in zip(parts, terms, strict=True):
         for letter, size in zip(part, t.known(term), strict=False):
@@ -134,7 +134,7 @@ def einsum(t: NodeTask) -> None:
     t.result(0, ordered(t, term, letters, list(out)), scalar=not out)
 
 
-def spelled(t: NodeTask, text: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+def equation_letters(t: NodeTask, text: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     """Return the letters of each input and of the output. An ellipsis becomes characters that no equation has."""
     given, arrow, out = text.partition("->")
     parts = given.split(",")

@@ -17,12 +17,12 @@ from nnhal.base.codes import Activation
 from nnhal.base.operands import Array, ChannelQuant, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.common.terms import PLAIN_SCALE, Inexpressible, Term, constant
+from nnhal.frontends.common.terms import PLAIN_SCALE, Term, UnsupportedOperator, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS
 from nnhal.frontends.onnx.file import KINDS as FILE_KINDS
 from nnhal.frontends.onnx.file import OnnxNode
 from nnhal.frontends.onnx.graph import NodeGraph
-from nnhal.frontends.onnx.layers import narrowed, ordered, spread, window
+from nnhal.frontends.onnx.layers import dilated_filter, narrowed, ordered, window
 from nnhal.frontends.onnx.products import is_row
 from nnhal.frontends.onnx.task import NodeTask, all_scalars, node
 from nnhal.ops.schema import F32, I32, Q8, Q8PC, Q8S
@@ -32,7 +32,7 @@ SHIFT = 128  # between the stored values of the two types
 BIAS_SLACK = 1e-5  # the relative difference that the scale of a bias may have from that of the products
 
 
-class Steps(NamedTuple):
+class QuantParams(NamedTuple):
     """Quantisation parameters: type, scale and zero point."""
 
     type: int
@@ -44,12 +44,12 @@ class Steps(NamedTuple):
         return Value(self.type, None, self.scale, self.zero_point)
 
 
-def steps_of(value: Value) -> Steps:
+def quant_params_of(value: Value) -> QuantParams:
     """Return the parameters of a tensor."""
-    return Steps(value.type, value.scale, value.zero_point)
+    return QuantParams(value.type, value.scale, value.zero_point)
 
 
-def steps_at(t: NodeTask, scale: int, zero: int, kind: str = "") -> Steps:
+def quant_params_at(t: NodeTask, scale: int, zero: int, kind: str = "") -> QuantParams:
     """Return the scale and zero point of inputs, one number each. kind: for a node without a zero point."""
     found = np.asarray(t.data(scale, "the scale"))
     t.require(
@@ -58,29 +58,29 @@ def steps_at(t: NodeTask, scale: int, zero: int, kind: str = "") -> Steps:
     number = float(found.reshape(-1)[0])
     t.require(math.isfinite(number) and number > 0, f"has scale {number:g}, must be above 0")
     if not t.given(zero):
-        return Steps(KINDS[kind or "UINT8"], number, 0)
+        return QuantParams(KINDS[kind or "UINT8"], number, 0)
     of = t.raw(zero).kind
     t.require(of in KINDS, f"stores values as {of}, must be UINT8 or INT8")
-    return Steps(KINDS[of], number, int(np.asarray(t.data(zero, "the zero point")).reshape(-1)[0]))
+    return QuantParams(KINDS[of], number, int(np.asarray(t.data(zero, "the zero point")).reshape(-1)[0]))
 
 
 # ---------------------------------------------------------------------------------------------------- QuantizeLinear & co.
 
 
-def steps_behind(t: NodeTask) -> Steps:
+def quant_params_behind(t: NodeTask) -> QuantParams:
     """Return the parameters of a QuantizeLinear. Without a zero point, `output_dtype` determines the type."""
     number = t.attr("output_dtype", 0)
     kind = FILE_KINDS.get(number, f"type {number}") if number else "UINT8"
     t.require(kind in KINDS, f"stores values as {kind}, must be UINT8 or INT8")
-    return steps_at(t, 1, 2, kind)
+    return quant_params_at(t, 1, 2, kind)
 
 
 @node("QuantizeLinear", inputs=(2, 3), becomes="QUANTIZE; nothing where the operation before stores its result so")
 def quantise(t: NodeTask) -> None:
     """Quantise real values."""
-    steps, x = steps_behind(t), t.x(0)
+    steps, x = quant_params_behind(t), t.x(0)
     stored = t.graph.context.stored.get(id(x))
-    if stored is not None and steps_of(stored.value) == steps and stored.value.data is None:
+    if stored is not None and quant_params_of(stored.value) == steps and stored.value.data is None:
         t.same(stored)
         return
     t.require(x.value.type == F32, f"has {x.kind}, must have FLOAT")
@@ -106,12 +106,12 @@ def dequantise(t: NodeTask) -> None:
         real, stored = dequantised(t, raw)
         t.result(0, real, "FLOAT", scalar=raw.scalar)
         if stored is not None:
-            t.later.append(lambda: t.graph.context.stands_for(t.results[0], stored))
+            t.later.append(lambda: t.graph.context.note_real_term(t.results[0], stored))
         return
-    steps = steps_at(t, 1, 2, raw.kind if raw.kind in KINDS else "")
+    steps = quant_params_at(t, 1, 2, raw.kind if raw.kind in KINDS else "")
     found = seen_as(t, raw, steps)
     if found is None:
-        own = steps_of(raw.value)
+        own = quant_params_of(raw.value)
         x = t.x(0)
         plain = t.make("DEQUANTIZE", t.reshaped(x, (math.prod(t.known(x)),)), like=Value(F32))
         if own.scale != PLAIN_SCALE:
@@ -121,17 +121,17 @@ def dequantise(t: NodeTask) -> None:
         t.result(0, t.reshaped(real, t.known(x)), "FLOAT", scalar=raw.scalar)
         return
     t.result(0, converted(t, found, Value(F32)), "FLOAT", scalar=raw.scalar)
-    t.later.append(lambda: t.graph.context.stands_for(t.results[0], found))
+    t.later.append(lambda: t.graph.context.note_real_term(t.results[0], found))
 
 
-def seen_as(t: NodeTask, raw: Term, steps: Steps) -> Term | None:
+def seen_as(t: NodeTask, raw: Term, steps: QuantParams) -> Term | None:
     """Return an 8-bit tensor with these parameters: itself, or an input of the model that nothing has read yet.
 
     Returns None if it has other parameters.
     """
     t.require(raw.value.type in ASYMMETRIC, f"of {raw.kind} that is computed, must be UINT8 or INT8")
     t.require(raw.value.type == steps.type, f"is {raw.kind} and has a zero point of another type")
-    if steps_of(raw.value) == steps:
+    if quant_params_of(raw.value) == steps:
         return raw
     plain = (raw.value.scale, raw.value.zero_point) == (PLAIN_SCALE, 0)
     if (
@@ -162,10 +162,10 @@ def dequantised(t: NodeTask, raw: Term) -> tuple[Term, Term | None]:
     centred = data.astype(np.int64) - zero.astype(np.int64).reshape(sizes if scale.size > 1 else ())
     factor = scale.reshape(sizes) if scale.size > 1 else scale.reshape(())
     real = constant(Value(F32), (centred.astype(np.float32) * factor).astype(np.float32))
-    return real, kept_as(data, scale.reshape(-1), zero.reshape(-1), axis, raw)
+    return real, stored_as(data, scale.reshape(-1), zero.reshape(-1), axis, raw)
 
 
-def kept_as(data: Array, scales: Array, zeros: Array, axis: int, raw: Term) -> Term | None:
+def stored_as(data: Array, scales: Array, zeros: Array, axis: int, raw: Term) -> Term | None:
     """Return stored constants in an NNAPI type, None if there is no such type."""
     if not (np.isfinite(scales).all() and (scales > 0).all()):
         return None
@@ -199,10 +199,10 @@ class StoredNode(NodeTask):
             stored = graph.context.stored.get(id(term))
             usual = stored is not None and stored.value.type in ASYMMETRIC and stored.value.data is None
             if stored is None or not usual or id(term) in graph.context.rectified:
-                raise Inexpressible
+                raise UnsupportedOperator
             self._stored[place] = stored
-        if len({steps_of(term.value) for term in self._stored.values()}) > 1:
-            raise Inexpressible
+        if len({quant_params_of(term.value) for term in self._stored.values()}) > 1:
+            raise UnsupportedOperator
 
     def raw(self, place: int) -> Term:
         """Return input `place` as stored."""
@@ -210,32 +210,32 @@ class StoredNode(NodeTask):
 
     def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
         """Set output `number` to the real values of a term with the input's parameters."""
-        if steps_of(term.value) != steps_of(self._stored[0].value):
-            raise Inexpressible
+        if quant_params_of(term.value) != quant_params_of(self._stored[0].value):
+            raise UnsupportedOperator
         one = scalar and term.value.shape == (1,)
         if term.scalar != one and not any(term is out for made in self.emitted for out in made.outputs):
             term = self._view(term)
         term.kind, term.scalar = self._stored[0].kind, one
         super().result(number, converted(self, term, Value(F32)), "FLOAT", scalar=scalar)
-        self.later.append(lambda: self.graph.context.stands_for(self.results[number], term))
+        self.later.append(lambda: self.graph.context.note_real_term(self.results[number], term))
 
     def same(self, term: Term, number: int = 0) -> None:
         """Set output `number` to an existing term."""
-        raise Inexpressible
+        raise UnsupportedOperator
 
 
 MOVED = frozenset(("Concat", "DepthToSpace", "Flatten", "GlobalMaxPool", "MaxPool", "Relu", "Reshape", "Slice",
                    "SpaceToDepth", "Split", "Squeeze", "Transpose", "Unsqueeze"))  # fmt: skip
 
 
-class WantedSteps(NamedTuple):
+class WantedQuantParams(NamedTuple):
     """The parameters of the QuantizeLinear behind a node, and the activation before it."""
 
-    steps: Steps
+    steps: QuantParams
     activation: Activation
 
 
-def wanted(t: NodeTask) -> WantedSteps | None:
+def wanted(t: NodeTask) -> WantedQuantParams | None:
     """Return them for a node that only a QuantizeLinear reads, maybe through a Relu."""
     graph, name, activation = t.graph, t.node.outputs[0], Activation.NONE
     for _ in range(2):
@@ -244,8 +244,8 @@ def wanted(t: NodeTask) -> WantedSteps | None:
             return None
         if reader.op == "QuantizeLinear" and reader.inputs[0] == name and not reader.domain:
             try:
-                return WantedSteps(steps_behind(NodeTask(graph, reader, t.opset)), activation)
-            except Inexpressible:
+                return WantedQuantParams(quant_params_behind(NodeTask(graph, reader, t.opset)), activation)
+            except UnsupportedOperator:
                 return None
         if reader.op != "Relu" or reader.domain or activation:
             return None
@@ -253,28 +253,28 @@ def wanted(t: NodeTask) -> WantedSteps | None:
     return None
 
 
-def give(t: NodeTask, made: Term, out: WantedSteps) -> None:
+def give(t: NodeTask, made: Term, out: WantedQuantParams) -> None:
     """Set the node's output to the real values of a stored term."""
     made.kind, made.scalar = kind_of(out.steps), all_scalars(t)
     t.result(0, converted(t, made, Value(F32)), "FLOAT", scalar=made.scalar)
     if out.activation:
         t.graph.context.rectified.add(id(t.results[0]))
-    t.later.append(lambda: t.graph.context.stands_for(t.results[0], made))
+    t.later.append(lambda: t.graph.context.note_real_term(t.results[0], made))
 
 
 def stored_inputs(t: NodeTask, places: Sequence[int]) -> list[Term]:
     """Return the stored values of inputs; Inexpressible without a reason if one has none."""
     found = [t.graph.context.stored.get(id(t.raw(place))) for place in places]
     if any(each is None for each in found):
-        raise Inexpressible
+        raise UnsupportedOperator
     return [each for each in found if each is not None]
 
 
-Quantised = Callable[[NodeTask, WantedSteps], None]
+Quantised = Callable[[NodeTask, WantedQuantParams], None]
 QUANTISED: dict[str, Quantised] = {}
 
 
-def on_stored(*names: str) -> Callable[[Quantised], Quantised]:
+def on_stored_values(*names: str) -> Callable[[Quantised], Quantised]:
     """Register a function that lowers plain nodes on stored values."""
 
     def add(function: Quantised) -> Quantised:
@@ -288,23 +288,23 @@ def lower_stored(t: NodeTask) -> None:
     """Lower a plain node on stored values; Inexpressible without a reason if that is not possible."""
     found = wanted(t)
     if found is None or t.name not in QUANTISED:
-        raise Inexpressible
+        raise UnsupportedOperator
     QUANTISED[t.name](t, found)
 
 
-def alike(x: Term, out: Steps) -> None:
+def alike(x: Term, out: QuantParams) -> None:
     """Check the types: NNAPI's operations return the type of their input."""
     if x.value.type != out.type:
-        raise Inexpressible
+        raise UnsupportedOperator
 
 
-def kind_of(steps: Steps) -> str:
+def kind_of(steps: QuantParams) -> str:
     """Return ONNX's name of the type."""
     return "UINT8" if steps.type == Q8 else "INT8"
 
 
-@on_stored("Add", "Sub", "Mul")
-def arithmetic(t: NodeTask, out: WantedSteps) -> None:
+@on_stored_values("Add", "Sub", "Mul")
+def arithmetic(t: NodeTask, out: WantedQuantParams) -> None:
     """Combine two stored tensors."""
     x, y = stored_inputs(t, (0, 1))
     alike(x, out.steps)
@@ -313,43 +313,43 @@ def arithmetic(t: NodeTask, out: WantedSteps) -> None:
     give(t, made, out)
 
 
-@on_stored("Sigmoid", "Tanh", "Softmax")
-def fixed(t: NodeTask, out: WantedSteps) -> None:
+@on_stored_values("Sigmoid", "Tanh", "Softmax")
+def fixed(t: NodeTask, out: WantedQuantParams) -> None:
     """Lower nodes whose results have fixed parameters in NNAPI."""
     (x,) = stored_inputs(t, (0,))
     alike(x, out.steps)
     if out.activation:
-        raise Inexpressible
+        raise UnsupportedOperator
     if t.name == "Softmax":
         rank = t.rank(x)
         axis = t.axis(t.attr("axis", 1 if t.opset < 13 else -1), rank)
         if t.opset < 13 and axis != rank - 1:
-            raise Inexpressible
+            raise UnsupportedOperator
         (made,) = t.run("SOFTMAX", x, 1.0, axis, outs=[out.steps.value()])
     else:
         (made,) = t.run({"Sigmoid": "LOGISTIC", "Tanh": "TANH"}[t.name], x, outs=[out.steps.value()])
     give(t, made, out)
 
 
-@on_stored("Concat")
-def concatenated(t: NodeTask, out: WantedSteps) -> None:
+@on_stored_values("Concat")
+def concatenated(t: NodeTask, out: WantedQuantParams) -> None:
     """Concatenate; each input may have different parameters."""
     terms = stored_inputs(t, range(len(t.node.inputs)))
     for term in terms:
         alike(term, out.steps)
     if out.activation:
-        raise Inexpressible
+        raise UnsupportedOperator
     axis = t.axis(t.attr("axis", 0), t.rank(terms[0]))
     (made,) = t.run("CONCATENATION", *terms, axis, outs=[out.steps.value()])
     give(t, made, out)
 
 
-@on_stored("GlobalAveragePool", "AveragePool")
-def averaged(t: NodeTask, out: WantedSteps) -> None:
+@on_stored_values("GlobalAveragePool", "AveragePool")
+def averaged(t: NodeTask, out: WantedQuantParams) -> None:
     """Write a mean of pictures, whose result has the same parameters in NNAPI."""
     (x,) = stored_inputs(t, (0,))
-    if steps_of(x.value) != out.steps or t.rank(x) != 4:
-        raise Inexpressible
+    if quant_params_of(x.value) != out.steps or t.rank(x) != 4:
+        raise UnsupportedOperator
     kernel = list(t.known(x)[2:]) if t.name == "GlobalAveragePool" else t.attr_ints("kernel_shape")
     w = window(t, kernel, t.shape(x)[2:])
     plain = (
@@ -358,7 +358,7 @@ def averaged(t: NodeTask, out: WantedSteps) -> None:
         and not (t.attr("count_include_pad", 0) and any(map(sum, w.pads)))
     )
     if not plain or len(kernel) != 2:
-        raise Inexpressible
+        raise UnsupportedOperator
     size = {"filter_w": w.size[1], "filter_h": w.size[0]}
     how = {**w.padding(), **w.strides(), **size}
     (made,) = t.run("AVERAGE_POOL_2D", x, **how, activation=int(out.activation), nchw=True, outs=[out.steps.value()])
@@ -400,7 +400,7 @@ def real_bias(t: NodeTask, place: int) -> Array | None:
         return None
     data = t.raw(place).data
     if data is None or data.dtype != np.float32 or not is_row(data):
-        raise Inexpressible
+        raise UnsupportedOperator
     return data
 
 
@@ -411,16 +411,16 @@ class StoredLayer(NamedTuple):
     weights: Term
     bias: Array | None
     real: bool
-    out: Steps
+    out: QuantParams
     activation: Activation
 
 
-def usable(layer: StoredLayer) -> StoredLayer:
+def with_matching_weights(layer: StoredLayer) -> StoredLayer:
     """Return the layer with weights of the input's type; Inexpressible if NNAPI has no such type."""
     if layer.x.value.type not in ASYMMETRIC or layer.weights.value.type not in (Q8, Q8S, Q8PC):
-        raise Inexpressible
+        raise UnsupportedOperator
     if layer.weights.value.data is None:
-        raise Inexpressible
+        raise UnsupportedOperator
     alike(layer.x, layer.out)
     return layer._replace(weights=filter_for(layer.x, layer.weights))
 
@@ -430,10 +430,10 @@ def convolved(t: NodeTask, layer: StoredLayer) -> Term:
     x, weights = layer.x, layer.weights
     channel = weights.value.channel
     if channel is not None and channel.axis != 0:
-        raise Inexpressible
+        raise UnsupportedOperator
     shape, sizes = list(t.known(weights)), t.shape(x)
     if len(shape) != 4 or len(sizes) != 4:
-        raise Inexpressible
+        raise UnsupportedOperator
     units, inner, *kernel = shape
     groups, w = t.attr("group", 1), window(t, kernel, sizes[2:])
     t.require(groups >= 1 and inner * groups == sizes[1] and units % groups == 0, f"{groups} groups do not fit")
@@ -448,8 +448,8 @@ def convolved(t: NodeTask, layer: StoredLayer) -> Term:
     filter_.value = replace(filter_.value, channel=channel and ChannelQuant(channel.scales, axis))
     if groups > 1 and inner > 1 and w.dilation != [1, 1]:
         if weights.value.zero_point:
-            raise Inexpressible
-        filter_ = constant(replace(filter_.value, data=None), spread(t, np.asarray(filter_.value.data), w))
+            raise UnsupportedOperator
+        filter_ = constant(replace(filter_.value, data=None), dilated_filter(t, np.asarray(filter_.value.data), w))
     x, w = narrowed(t, x, w, x.value.zero_point)
     bias = bias_for(t, x, filter_, units, layer.bias, np.zeros(0) if layer.real else None)
     how = {**w.padding(), **w.strides(), **more}
@@ -462,7 +462,7 @@ def multiplied(t: NodeTask, layer: StoredLayer, *, turned: bool) -> Term:
     """Multiply rows by constant weights, on stored values. turned: whether those are [units, size]."""
     x, weights = layer.x, layer.weights
     if weights.value.channel is not None or t.rank(weights) != 2:
-        raise Inexpressible
+        raise UnsupportedOperator
     data = np.asarray(weights.value.data)
     w = weights if turned else constant(replace(weights.value, data=None), np.ascontiguousarray(data.T))
     units, size = t.known(w)
@@ -475,22 +475,24 @@ def multiplied(t: NodeTask, layer: StoredLayer, *, turned: bool) -> Term:
     return made if len(sizes) == 2 else t.reshaped(made, (*lead, units))
 
 
-@on_stored("Conv")
-def convolution(t: NodeTask, out: WantedSteps) -> None:
+@on_stored_values("Conv")
+def convolution(t: NodeTask, out: WantedQuantParams) -> None:
     """Lower a Conv between DequantizeLinear and QuantizeLinear."""
     x, w = stored_inputs(t, (0, 1))
-    layer = usable(StoredLayer(x, w, real_bias(t, 2), True, out.steps, out.activation))
+    layer = with_matching_weights(StoredLayer(x, w, real_bias(t, 2), True, out.steps, out.activation))
     give(t, convolved(t, layer), out)
 
 
-@on_stored("MatMul", "Gemm")
-def product(t: NodeTask, out: WantedSteps) -> None:
+@on_stored_values("MatMul", "Gemm")
+def product(t: NodeTask, out: WantedQuantParams) -> None:
     """Lower a product between DequantizeLinear and QuantizeLinear."""
     x, w = stored_inputs(t, (0, 1))
     plain = t.name == "MatMul" or (t.attr("alpha", 1.0) == t.attr("beta", 1.0) == 1 and not t.attr("transA", 0))
     if not plain:
-        raise Inexpressible
-    layer = usable(StoredLayer(x, w, real_bias(t, 2) if t.name == "Gemm" else None, True, out.steps, out.activation))
+        raise UnsupportedOperator
+    layer = with_matching_weights(
+        StoredLayer(x, w, real_bias(t, 2) if t.name == "Gemm" else None, True, out.steps, out.activation)
+    )
     give(t, multiplied(t, layer, turned=t.name == "Gemm" and bool(t.attr("transB", 0))), out)
 
 
@@ -507,17 +509,17 @@ def stored_input(t: NodeTask, place: int, scale: int, zero: int, axis: int = 0) 
             if t.given(zero)
             else np.zeros(scales.size, data.dtype)
         )
-        found = kept_as(data, scales, np.broadcast_to(zeros, scales.shape), axis % max(1, data.ndim), raw)
+        found = stored_as(data, scales, np.broadcast_to(zeros, scales.shape), axis % max(1, data.ndim), raw)
         if found is None:
             t.refuse(f"input {place} is {raw.kind} with scales and zero points that NNAPI has no type for")
         return found
-    seen = seen_as(t, t.usable(raw, f"input {place}"), steps_at(t, scale, zero, raw.kind))
+    seen = seen_as(t, t.usable(raw, f"input {place}"), quant_params_at(t, scale, zero, raw.kind))
     if seen is None:
         t.refuse(f"input {place} has a different scale from its scale input, which no operation of NNAPI supports")
     return seen
 
 
-def finish(t: NodeTask, made: Term, steps: Steps, *, scalar: bool = False) -> None:
+def finish(t: NodeTask, made: Term, steps: QuantParams, *, scalar: bool = False) -> None:
     """Set the node's output to a stored term."""
     t.result(0, made, kind_of(steps), scalar=scalar)
 
@@ -525,23 +527,27 @@ def finish(t: NodeTask, made: Term, steps: Steps, *, scalar: bool = False) -> No
 @node("QLinearConv", inputs=(8, 9), becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, quantised, in NCHW")
 def linear_convolution(t: NodeTask) -> None:
     """Convolve with the parameters of input, weights and output."""
-    x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), steps_at(t, 6, 7)
+    x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), quant_params_at(t, 6, 7)
     bias = np.asarray(t.data(8, "the bias")) if t.given(8) else None
     try:
-        layer = usable(StoredLayer(x, w, bias, False, out, Activation.NONE))
+        layer = with_matching_weights(StoredLayer(x, w, bias, False, out, Activation.NONE))
         finish(t, convolved(t, layer), out)
-    except Inexpressible as error:
+    except UnsupportedOperator as error:
         t.refuse(str(error) or "has types or a rank that NNAPI's quantised layers reject")
 
 
 @node("QLinearMatMul", inputs=8, becomes="FULLY_CONNECTED, quantised; of real values BATCH_MATMUL")
 def linear_product(t: NodeTask) -> None:
     """Multiply with the parameters of both inputs (of the second, maybe for each column) and of the output."""
-    x, w, out = stored_input(t, 0, 1, 2, -2), stored_input(t, 3, 4, 5, -1), steps_at(t, 6, 7)
+    x, w, out = stored_input(t, 0, 1, 2, -2), stored_input(t, 3, 4, 5, -1), quant_params_at(t, 6, 7)
     try:
-        finish(t, multiplied(t, usable(StoredLayer(x, w, None, False, out, Activation.NONE)), turned=False), out)
+        finish(
+            t,
+            multiplied(t, with_matching_weights(StoredLayer(x, w, None, False, out, Activation.NONE)), turned=False),
+            out,
+        )
         return
-    except Inexpressible:
+    except UnsupportedOperator:
         pass
     a, b = (t.make("DEQUANTIZE", each, like=Value(F32)) for each in (x, w))
     t.require(t.rank(a) == t.rank(b) <= 4, "has ranks that NNAPI's quantised products reject")
@@ -554,22 +560,22 @@ def linear_gemm(t: NodeTask) -> None:
     """Multiply with a stored output."""
     t.require(t.given(7) and t.given(8), "has an output of real values, must have a stored one")
     turned = bool(t.attr("transB", 0))
-    x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5, 0 if turned else 1), steps_at(t, 7, 8)
+    x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5, 0 if turned else 1), quant_params_at(t, 7, 8)
     t.require(
         t.attr("alpha", 1.0) == 1 and not t.attr("transA", 0), "has alpha or transA, which NNAPI's operation lacks"
     )
     bias = np.asarray(t.data(6, "the bias")) if t.given(6) else None
     try:
-        layer = usable(StoredLayer(x, w, bias, False, out, Activation.NONE))
+        layer = with_matching_weights(StoredLayer(x, w, bias, False, out, Activation.NONE))
         finish(t, multiplied(t, layer, turned=turned), out)
-    except Inexpressible as error:
+    except UnsupportedOperator as error:
         t.refuse(str(error) or "has types that NNAPI's quantised layers reject")
 
 
 @node("com.microsoft.QLinearAdd", "com.microsoft.QLinearMul", inputs=8, becomes="ADD, MUL, quantised")
 def linear_arithmetic(t: NodeTask) -> None:
     """Combine with the parameters of both inputs and of the output."""
-    x, y, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), steps_at(t, 6, 7)
+    x, y, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), quant_params_at(t, 6, 7)
     t.require(x.value.type == y.value.type == out.type, "has inputs and output of several types, must have one")
     name = t.name.removeprefix("com.microsoft.QLinear").upper()
     finish(t, t.run(name, x, y, activation=0, outs=[out.value()])[0], out, scalar=x.scalar and y.scalar)
@@ -580,7 +586,7 @@ def linear_arithmetic(t: NodeTask) -> None:
 )
 def linear_function(t: NodeTask) -> None:
     """Compute through real values, which rounds once."""
-    x, out = stored_input(t, 0, 1, 2), steps_at(t, 3, 4)
+    x, out = stored_input(t, 0, 1, 2), quant_params_at(t, 3, 4)
     real = t.make("DEQUANTIZE", x, like=Value(F32))
     if t.name.endswith("Sigmoid"):
         made = t.make("LOGISTIC", real)
@@ -592,7 +598,7 @@ def linear_function(t: NodeTask) -> None:
 @node("com.microsoft.QLinearGlobalAveragePool", inputs=5, becomes="MEAN of real values")
 def linear_mean(t: NodeTask) -> None:
     """Compute through real values, which rounds once."""
-    x, out = stored_input(t, 0, 1, 2), steps_at(t, 3, 4)
+    x, out = stored_input(t, 0, 1, 2), quant_params_at(t, 3, 4)
     rank = t.rank(x)
     axes = list(range(1, rank - 1)) if t.attr("channels_last", 0) else list(range(2, rank))
     made = t.make("MEAN", t.make("DEQUANTIZE", x, like=Value(F32)), t.integers(axes), True)
@@ -602,7 +608,7 @@ def linear_mean(t: NodeTask) -> None:
 @node("com.microsoft.QLinearConcat", inputs=(5, None), becomes="CONCATENATION, quantised")
 def linear_concat(t: NodeTask) -> None:
     """Concatenate inputs with different parameters."""
-    out = steps_at(t, 0, 1)
+    out = quant_params_at(t, 0, 1)
     terms = [stored_input(t, n, n + 1, n + 2) for n in range(2, len(t.node.inputs), 3)]
     t.require(all(term.value.type == out.type for term in terms), "has inputs of several types, must have one")
     axis = t.axis(t.attr("axis", 0), t.rank(terms[0]))

@@ -16,7 +16,7 @@ from nnhal.base.names import short
 from nnhal.base.operands import Array
 from nnhal.frontends.common.budget import Budget, Cost
 from nnhal.frontends.common.terms import Blob
-from nnhal.frontends.onnx.beside import Beside
+from nnhal.frontends.onnx.beside import ExternalDataFiles
 from nnhal.frontends.onnx.file import (
     DTYPES,
     KINDS,
@@ -50,10 +50,10 @@ class _OnnxReader:
         array = memory.bytes()
         self.memory, self.array, self.data = memory, array, memoryview(array.data)
         self.label, self.budget = label, Budget(label, array.size)
-        self.beside = Beside(label, folder, self.budget)
+        self.beside = ExternalDataFiles(label, folder, self.budget)
         self.depth = 0
 
-    def lies(self, place: str, what: str) -> NoReturn:
+    def malformed(self, place: str, what: str) -> NoReturn:
         """Raise the error for a malformed part of the file."""
         place = place if len(place) <= LONGEST else f"{place[: LONGEST // 2]} .. {place[-LONGEST // 2 :]}"
         raise BadFile(": ".join(filter(None, (self.label, place, what))))
@@ -80,7 +80,7 @@ class _OnnxReader:
         except BadFile:
             raise
         except ValueError as error:
-            self.lies(place, str(error))
+            self.malformed(place, str(error))
         except TypeError as error:
             raise BadFile(f"{self.label}: {place}: has a field of the wrong type") from error
 
@@ -91,7 +91,7 @@ class _OnnxReader:
         try:
             return bytes(self.data[start : start + length]).decode()
         except UnicodeDecodeError:
-            self.lies(place, f"has a text at byte {start} that is not UTF-8")
+            self.malformed(place, f"has a text at byte {start} that is not UTF-8")
 
     def integers(self, value: Any, into: list[int], place: str) -> None:
         """Append the integers of a repeated field, single or packed."""
@@ -141,11 +141,11 @@ class _OnnxReader:
             },
         )
         if len(graphs) != 1:
-            self.lies("", f"has {len(graphs)} graphs, must have one")
+            self.malformed("", f"has {len(graphs)} graphs, must have one")
         version = max((opsets.get(domain, 0) for domain in OWN_DOMAINS), default=0)
         if version < LEAST_OPSET:
             said = f"operators of version {version}" if version else "no version of its operators (opset_import)"
-            self.lies("", f"has {said}, must be {LEAST_OPSET} or later: onnx.version_converter makes one of it")
+            self.malformed("", f"has {said}, must be {LEAST_OPSET} or later: onnx.version_converter makes one of it")
         found = dict(self.function(at, n, opsets) for n, at in enumerate(functions))
         graph = self.graph(graphs[0], "")
         memories = (self.memory, *self.beside.memories())
@@ -211,7 +211,7 @@ class _OnnxReader:
     def graph(self, at: tuple[int, int], place: str) -> OnnxFileGraph:
         """Read a GraphProto. The nodes of inner graphs are sorted with those of the enclosing one."""
         if self.depth >= MAX_DEPTH:
-            self.lies(place, f"graphs are nested deeper than {MAX_DEPTH}")
+            self.malformed(place, f"graphs are nested deeper than {MAX_DEPTH}")
         self.depth += 1
         name: list[str] = [""]
         nodes: list[OnnxNode] = []
@@ -222,9 +222,9 @@ class _OnnxReader:
         def constant(a: tuple[int, int]) -> None:
             tensor = self.tensor(a, f"initializer {len(constants)}{inside}")
             if not tensor.name:
-                self.lies(place, f"initializer {len(constants)} has no name")
+                self.malformed(place, f"initializer {len(constants)} has no name")
             if tensor.name in constants:
-                self.lies(place, f"initializer {short(tensor.name)!r} occurs twice, must occur once")
+                self.malformed(place, f"initializer {short(tensor.name)!r} occurs twice, must occur once")
             constants[tensor.name] = tensor
 
         def edge(number: int, what: str) -> Callable[[tuple[int, int]], None]:
@@ -241,7 +241,7 @@ class _OnnxReader:
                 11: edge(11, "input"),
                 12: edge(12, "output"),
                 13: edge(13, "value_info"),
-                15: lambda _: self.lies(place, "has a sparse initializer, must be a dense one"),
+                15: lambda _: self.malformed(place, "has a sparse initializer, must be a dense one"),
             },
         )
         self.depth -= 1
@@ -258,7 +258,7 @@ class _OnnxReader:
         for what, edges in (("input", inputs), ("output", outputs)):
             for n, edge in enumerate(edges):
                 if not edge.name:
-                    self.lies("", f"{what} {n} has no name")
+                    self.malformed("", f"{what} {n} has no name")
 
     def edge(self, at: tuple[int, int], place: str) -> OnnxEdge:
         """Read a ValueInfoProto."""
@@ -286,7 +286,7 @@ class _OnnxReader:
         dims: list[Any] = []
         self.message(shapes[-1], place, {1: lambda a: dims.append(self.dim(a, place))})
         if len(dims) > MAX_RANK:
-            self.lies(place, f"has {len(dims)} dimensions, must have at most {MAX_RANK}")
+            self.malformed(place, f"has {len(dims)} dimensions, must have at most {MAX_RANK}")
         return kind, tuple(dims)
 
     def dim(self, at: tuple[int, int], place: str) -> int | str | None:
@@ -299,7 +299,7 @@ class _OnnxReader:
         def size(value: Any) -> None:
             number = signed(value)
             if number >= MOST_DIM:
-                self.lies(place, f"has a dimension of {number}, must be less than {MOST_DIM}")
+                self.malformed(place, f"has a dimension of {number}, must be less than {MOST_DIM}")
             found.append(number if number >= 0 else None)
 
         def name(value: Any) -> None:
@@ -320,7 +320,7 @@ class _OnnxReader:
         def attribute(a: tuple[int, int]) -> None:
             name, value = self.attribute(a, called())
             if name in attributes:
-                self.lies(called(), f"attribute {short(name)!r} occurs twice, must occur once")
+                self.malformed(called(), f"attribute {short(name)!r} occurs twice, must occur once")
             attributes[name] = value
 
         def called() -> str:
@@ -333,7 +333,7 @@ class _OnnxReader:
         takes |= {1: lambda a: inputs.append(self.text(a, place)), 2: lambda a: outputs.append(self.text(a, place))}
         self.message(at, place, {**takes, 5: attribute})
         if not texts.get(4):
-            self.lies(place, "has no op_type")
+            self.malformed(place, "has no op_type")
         domain = texts.get(7, "")
         return OnnxNode(
             f"#{number}{inside}",
@@ -394,7 +394,7 @@ class _OnnxReader:
             if kind == 5:
                 return self.graph(single[6], place)
         except (TypeError, KeyError):
-            self.lies(place, "has no value of its declared type")
+            self.malformed(place, "has no value of its declared type")
         if kind in (6, 7, 8):
             return tuple(many[kind + 1])
         if kind == 9:
@@ -426,7 +426,7 @@ class _OnnxReader:
             {
                 1: lambda v: self.integers(v, dims, place),
                 2: kinds.append,
-                3: lambda _: self.lies(place, "is a segment of a tensor, must be a whole one"),
+                3: lambda _: self.malformed(place, "is a segment of a tensor, must be a whole one"),
                 **{n: into.append for n, into in typed.items()},
                 8: lambda a: name.append(self.text(a, place)),
                 9: raw.append,
@@ -437,12 +437,12 @@ class _OnnxReader:
         where = f"{place} ({short(name[-1])})" if name[-1] else place
         kind = KINDS.get(kinds[-1])
         if kind is None:
-            self.lies(where, f"has data_type {kinds[-1]}, must be one of {', '.join(map(str, KINDS))}")
+            self.malformed(where, f"has data_type {kinds[-1]}, must be one of {', '.join(map(str, KINDS))}")
         if len(dims) > MAX_RANK:
-            self.lies(where, f"has {len(dims)} dimensions, must have at most {MAX_RANK}")
+            self.malformed(where, f"has {len(dims)} dimensions, must have at most {MAX_RANK}")
         for dim in dims:
             if not 0 <= dim < MOST_DIM:
-                self.lies(where, f"has a dimension of {dim}, must be 0 to {MOST_DIM - 1}")
+                self.malformed(where, f"has a dimension of {dim}, must be 0 to {MOST_DIM - 1}")
         shape = tuple(dims)
         if kind not in DTYPES:
             return OnnxTensor(name[-1], kind, shape)
@@ -452,7 +452,7 @@ class _OnnxReader:
         if raw:
             start, length = raw[-1]
             if length != size:
-                self.lies(where, f"raw_data has {length} bytes, must have {size} for {kind} {list(shape)}")
+                self.malformed(where, f"raw_data has {length} bytes, must have {size} for {kind} {list(shape)}")
             return OnnxTensor(name[-1], kind, shape, Blob(start, length))
         return self.in_fields(name[-1], kind, shape, typed, where)
 
@@ -472,7 +472,7 @@ class _OnnxReader:
                 try:
                     found.append(numbers(self.array[part[0] : sum(part)]))
                 except ValueError as error:
-                    self.lies(place, str(error))
+                    self.malformed(place, str(error))
             else:
                 self.budget.spend(Cost.ELEMENTS, 8, place)
                 found.append(np.array([signed(int(part))], np.int64))
@@ -483,7 +483,7 @@ class _OnnxReader:
         elif kind != "UINT64":
             limits = (0, 1) if kind == "BOOL" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
             if values.size and not (limits[0] <= values.min() and values.max() <= limits[1]):
-                self.lies(place, f"has a value that is not {kind}, must be {limits[0]} to {limits[1]}")
+                self.malformed(place, f"has a value that is not {kind}, must be {limits[0]} to {limits[1]}")
         return OnnxTensor(
             name,
             kind,
@@ -510,7 +510,7 @@ class _OnnxReader:
     def counted(self, found: int, wanted: int, place: str) -> None:
         """Raise BadFile if the number of values does not match the tensor's shape."""
         if found != wanted:
-            self.lies(place, f"has {found} values, must have {wanted}")
+            self.malformed(place, f"has {found} values, must have {wanted}")
 
 
 def _implied(single: Mapping[int, Any], many: Mapping[int, list[Any]]) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.common.reals import Reals
+from nnhal.frontends.common.reals import RealArithmetic
 from nnhal.frontends.common.terms import Blob, Term, constant
 from nnhal.frontends.onnx.dynamic import in_steps
 from nnhal.frontends.onnx.elementwise import floats
@@ -114,7 +114,7 @@ class Sequences:
     def finish(self, outputs: Sequence[Term], *states: Sequence[Term]) -> None:
         """Set the node's outputs: the sequence of each direction, then the last states."""
         t = self.t
-        if t.wants(0):
+        if t.is_output_used(0):
             parts = []
             for n, made in enumerate(outputs):
                 there = reversed_along(t, made, 0) if self.backward[n] else made
@@ -124,7 +124,7 @@ class Sequences:
                 whole = t.make("TRANSPOSE", whole, t.integers([2, 0, 1, 3]))
             t.result(0, whole)
         for number, each in enumerate(states, 1):
-            if t.wants(number):
+            if t.is_output_used(number):
                 parts = [t.reshaped(last, (1, self.batch, self.units)) for last in each]
                 whole = parts[0] if len(parts) == 1 else t.make("CONCATENATION", *parts, 0, like=parts[0])
                 if self.batch_first:
@@ -192,7 +192,7 @@ class QuantisedSequences(Sequences):
 
     def layer(self, place: int, direction: int) -> Callable[[Term], Term]:
         """Return a function that multiplies a matrix by rows, quantised over their range at each call."""
-        t, r = self.t, Reals(self.t)
+        t, r = self.t, RealArithmetic(self.t)
         weights = (self.weights, self.recurrent)[place - 1][direction]
         held = constant(Value(F32), np.ascontiguousarray(weights))
         none = constant(Value(F32), np.zeros(len(weights), np.float32))
@@ -229,7 +229,7 @@ def dynamically_quantised_lstm(t: NodeTask) -> None:
 
 def quantised_lstm_steps(t: NodeTask, s: QuantisedSequences, n: int) -> tuple[list[Term], Term]:
     """Return the states after each time step of a direction, and the last cell state."""
-    r = Reals(t)
+    r = RealArithmetic(t)
     flat = t.reshaped(s.over(n), (s.steps * s.batch, s.size))
     bias = np.split(s.bias[n], 2)
     given = r("ADD", s.layer(1, n)(flat), constant(Value(F32), bias[0] + bias[1]))
@@ -292,7 +292,7 @@ def gru(t: NodeTask) -> None:
 
 def gru_steps(t: NodeTask, s: Sequences, n: int) -> list[Term]:
     """Return the states after each time step of a direction. Gates are update, reset, hidden."""
-    r, units, after = Reals(t), s.units, bool(t.attr("linear_before_reset", 0))
+    r, units, after = RealArithmetic(t), s.units, bool(t.attr("linear_before_reset", 0))
     both = slice(2 * units)
     hidden = slice(2 * units, None)
     own, other = np.split(s.bias[n], 2)

@@ -10,10 +10,10 @@ import numpy as np
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Value
 from nnhal.frontends.common.places import NOWHERE, axis_moved, broadcast, merged, moved
-from nnhal.frontends.common.reals import Reals
+from nnhal.frontends.common.reals import RealArithmetic
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.writing import MOST_DIMENSIONS
-from nnhal.frontends.onnx.elementwise import in_own, single_floats
+from nnhal.frontends.onnx.elementwise import in_own_type, single_floats
 from nnhal.frontends.onnx.indexing import reversed_along
 from nnhal.frontends.onnx.movement import axes_in, part_of
 from nnhal.frontends.onnx.task import NodeTask, node
@@ -41,13 +41,13 @@ def sum_of_sizes(t: NodeTask) -> None:
 @node("ReduceSumSquare", inputs=(1, 2), becomes="MUL, REDUCE_SUM")
 def sum_of_squares(t: NodeTask) -> None:
     """Sum the squares."""
-    finish(t, flat(t, lambda x: Reals(t)("MUL", x, x)), "REDUCE_SUM")
+    finish(t, flat(t, lambda x: RealArithmetic(t)("MUL", x, x)), "REDUCE_SUM")
 
 
 @node("ReduceL2", inputs=(1, 2), becomes="MUL, REDUCE_SUM, SQRT")
 def length(t: NodeTask) -> None:
     """Write the root of the sum of squares."""
-    finish(t, flat(t, lambda x: Reals(t)("MUL", x, x)), "REDUCE_SUM", "SQRT")
+    finish(t, flat(t, lambda x: RealArithmetic(t)("MUL", x, x)), "REDUCE_SUM", "SQRT")
 
 
 @node("ReduceLogSum", inputs=(1, 2), becomes="REDUCE_SUM, LOG")
@@ -59,7 +59,7 @@ def log_sum(t: NodeTask) -> None:
 @node("ReduceLogSumExp", inputs=(1, 2), becomes="REDUCE_MAX, SUB, EXP, REDUCE_SUM, LOG, ADD")
 def log_sum_exp(t: NodeTask) -> None:
     """Subtract the greatest element first, so that no power overflows."""
-    x, r = single_floats(t), Reals(t)
+    x, r = single_floats(t), RealArithmetic(t)
     axes, keep = over(t, x), bool(t.attr("keepdims", 1))
     if not axes:
         left(t, t.copied(x), x, axes, keep=keep)
@@ -107,7 +107,7 @@ def left(t: NodeTask, made: Term, x: Term, axes: Sequence[int], *, keep: bool) -
     """Set the node's output, with or without the dimensions of 1."""
     shape = t.shape(x)[: t.rank(t.raw(0))]
     dims = [1 if i in axes else d for i, d in enumerate(shape) if keep or i not in axes]
-    t.result(0, t.reshaped(in_own(t, made), dims or [1]), t.raw(0).kind, scalar=not dims)
+    t.result(0, t.reshaped(in_own_type(t, made), dims or [1]), t.raw(0).kind, scalar=not dims)
 
 
 def reduced(t: NodeTask, x: Term, name: str, axes: Sequence[int]) -> Term:
@@ -208,7 +208,7 @@ def top(t: NodeTask) -> None:
     t.require(size is None or 0 < k <= size, f"k is {k}, must be 1 to {size}")
     order = [i for i in range(len(shape)) if i != axis] + [axis]
     turned = axis_moved(t, x, order)
-    counted, least = t.wants(1), not t.attr("largest", 1)
+    counted, least = t.is_output_used(1), not t.attr("largest", 1)
     lead = t.shape(turned)[:-1]
     if len(order) > MOST_DIMENSIONS:
         turned = t.reshaped(turned, (math.prod(t.known(turned)[:-1]), size))

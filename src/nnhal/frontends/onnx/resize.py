@@ -18,7 +18,7 @@ CLOSE = 1e-4  # of an element: the difference that NNAPI's positions may have fr
 LINEAR, NEAREST = "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"
 
 
-class Taps(NamedTuple):
+class SampleTaps(NamedTuple):
     """The sources of each element along an axis: indices and weights, [taps, size], and its position in the input."""
 
     places: Array
@@ -50,7 +50,7 @@ def resize(t: NodeTask) -> None:
     t.require(not t.attr("antialias", 0), "smooths (antialias), which NNAPI does not support")
     every = grids_of(t, x)
     stays = all(grid.size == grid.new for grid in every)  # ONNX Runtime copies then, regardless of the scales
-    grids = {} if stays else {axis: grid for axis, grid in enumerate(every) if not same(grid)}
+    grids = {} if stays else {axis: grid for axis, grid in enumerate(every) if not is_unchanged(grid)}
     found = {axis: taps(t, mode, grid) for axis, grid in grids.items()}
     outside = [
         axis for axis, tap in found.items() if tap.at.min() < -CLOSE or tap.at.max() > grids[axis].size - 1 + CLOSE
@@ -108,7 +108,7 @@ def grids_of(t: NodeTask, x: Term) -> list[Grid]:
     return grids
 
 
-def same(grid: Grid) -> bool:
+def is_unchanged(grid: Grid) -> bool:
     """Whether an axis is unchanged; as in ONNX Runtime, regardless of the selected part."""
     return grid.size == grid.new and grid.scale == 1
 
@@ -138,7 +138,7 @@ def positions(t: NodeTask, grid: Grid) -> Array:
     return np.array([half * (start + end) * last])
 
 
-def taps(t: NodeTask, mode: str, grid: Grid) -> Taps:
+def taps(t: NodeTask, mode: str, grid: Grid) -> SampleTaps:
     """Return the sources of the elements of an axis."""
     at, last = positions(t, grid), grid.size - 1
     if mode == "nearest":
@@ -153,12 +153,12 @@ def taps(t: NodeTask, mode: str, grid: Grid) -> Taps:
         }
         t.require(how in rounds, f"nearest_mode is {how}, must be one of {', '.join(rounds)}")
         places = np.clip(rounds[how](single), 0, last).astype(np.int64)
-        return Taps(places[None], np.ones((1, grid.new)), at)
+        return SampleTaps(places[None], np.ones((1, grid.new)), at)
     if mode == "linear":
         inside = np.clip(at, 0, last)
         low = np.floor(inside).astype(np.int64)
         share = inside - low
-        return Taps(np.stack([low, np.minimum(low + 1, last)]), np.stack([1 - share, share]), at)
+        return SampleTaps(np.stack([low, np.minimum(low + 1, last)]), np.stack([1 - share, share]), at)
     sharp = t.attr("cubic_coeff_a", SHARP)
     low = np.floor(at)
     s = at - low
@@ -169,10 +169,10 @@ def taps(t: NodeTask, mode: str, grid: Grid) -> Taps:
     if t.attr("exclude_outside", 0):
         shares = np.where((places >= 0) & (places <= last), shares, 0)
         shares = shares / shares.sum(0)
-    return Taps(np.clip(places, 0, last), shares, at)
+    return SampleTaps(np.clip(places, 0, last), shares, at)
 
 
-def own_operation(t: NodeTask, x: Term, mode: str, grids: dict[int, Grid], found: dict[int, Taps]) -> Term | None:
+def own_operation(t: NodeTask, x: Term, mode: str, grids: dict[int, Grid], found: dict[int, SampleTaps]) -> Term | None:
     """Return NNAPI's operation if it selects the same elements."""
     sizes = t.shape(x)
     if mode == "cubic" or len(sizes) != 4 or x.value.type == I32 or min(grids) < 2 or None in sizes[2:]:
@@ -190,7 +190,7 @@ def own_operation(t: NodeTask, x: Term, mode: str, grids: dict[int, Grid], found
     return None
 
 
-def agrees(mode: str, grid: Grid, wanted: Taps | None, *, align: bool, half: bool) -> bool:
+def agrees(mode: str, grid: Grid, wanted: SampleTaps | None, *, align: bool, half: bool) -> bool:
     """Whether NNAPI's operation selects the same elements along an axis, in float32.
 
     wanted: None for an unchanged axis.
@@ -212,7 +212,7 @@ def agrees(mode: str, grid: Grid, wanted: Taps | None, *, align: bool, half: boo
     return bool(np.abs(found - target).max() <= CLOSE * min(1.0, 16 / grid.size))
 
 
-def along(t: NodeTask, x: Term, axis: int, tap: Taps) -> Term:
+def along(t: NodeTask, x: Term, axis: int, tap: SampleTaps) -> Term:
     """Return the elements along an axis, each a weighted sum of others."""
     if t.rank(x) > MOST_DIMENSIONS:
         shape = t.known(x)
@@ -225,14 +225,14 @@ def along(t: NodeTask, x: Term, axis: int, tap: Taps) -> Term:
             continue
         part = t.make("GATHER", x, axis, constant(Value(I32), places.astype(np.int32)))
         if not (shares == 1).all():
-            part = t.make("MUL", part, spread_out(t, x, axis, shares), activation=0)
+            part = t.make("MUL", part, constant_along(t, x, axis, shares), activation=0)
         total = part if total is None else t.make("ADD", total, part, activation=0)
     if total is None:
         t.refuse("has no elements")
     return total
 
 
-def spread_out(t: NodeTask, x: Term, axis: int, shares: Sequence[float] | Array) -> Term:
+def constant_along(t: NodeTask, x: Term, axis: int, shares: Sequence[float] | Array) -> Term:
     """Return a constant for each element along an axis."""
     shape = [1] * t.rank(x)
     shape[axis] = -1

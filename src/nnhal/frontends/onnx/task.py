@@ -11,8 +11,8 @@ from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.places import broadcast, merged
-from nnhal.frontends.common.terms import UNTYPED, Emitted, Inexpressible, OpenDimension, Term, constant
-from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, OperationWriter, viewed
+from nnhal.frontends.common.terms import UNTYPED, EmittedOperation, OpenDimension, Term, UnsupportedOperator, constant
+from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, OperationWriter, reshaped_constant
 from nnhal.frontends.onnx.file import AttributeReference, OnnxFileGraph, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.graph import KIND_OF, TYPES, NodeGraph
 from nnhal.frontends.onnx.wide import span_of
@@ -217,7 +217,7 @@ class NodeTask(OperationWriter):
 
     # ---------------------------------------------------------------------------------------------------------- outputs
 
-    def wants(self, number: int) -> bool:
+    def is_output_used(self, number: int) -> bool:
         """Whether output `number` is named and read."""
         outputs = self.node.outputs
         return number < len(outputs) and self.graph.uses[outputs[number]] > 0
@@ -278,7 +278,7 @@ class NodeTask(OperationWriter):
         """Add results and operations to the graph."""
         there = len(self.node.outputs)
         for number, name in enumerate(self.node.outputs):
-            if not name or (number not in self.results and not self.wants(number)):
+            if not name or (number not in self.results and not self.is_output_used(number)):
                 continue
             self.require(number in self.results, f"output {number} is read, which NNAPI has no operation for")
         for number, term in self.results.items():
@@ -290,7 +290,7 @@ class NodeTask(OperationWriter):
                 and term.span is None
             ):
                 term.span = span_of(self, number, term)
-        self.pay()
+        self.charge_constants()
         made = {id(out) for operation in self.emitted for out in operation.outputs} | {id(term) for term in self.own}
         for term in self.results.values():
             if id(term) not in made:
@@ -305,22 +305,22 @@ class NodeTask(OperationWriter):
 
     # ------------------------------------------------------------------------------------------------- rows as pictures
 
-    def as_four(self, x: Term) -> Term:
+    def as_pictures(self, x: Term) -> Term:
         """Return rows of elements [n, c, w] as pictures [n, c, 1, w]: the source pictures, if there are any."""
         found = self.graph.context.pictures.get(id(x))
-        if found is not None and self.graph.operations.gives(found):
+        if found is not None and self.graph.operations.produces(found):
             return found
         n, c, w = self.shape(x)
         return self.reshaped(x, (n, c, 1, w))
 
-    def from_four(self, made: Term, rank: int) -> None:
+    def from_pictures(self, made: Term, rank: int) -> None:
         """Set the node's output from pictures, as rows if it has 3 dimensions in the file."""
         if rank == 4:
             self.result(0, made)
             return
         n, c, _, w = self.shape(made)
         self.result(0, self.reshaped(made, (n, c, w)))
-        self.later.append(lambda: self.graph.context.seen_as(self.results[0], made))
+        self.later.append(lambda: self.graph.context.note_reshaped_term(self.results[0], made))
 
     # --------------------------------------------------------------------------------------------- the operation before
 
@@ -346,7 +346,7 @@ class NodeTask(OperationWriter):
         self.graph.operations.change(n, again)
         return again.outputs[0]
 
-    def merged_into(self, place: int, factor: Array | None, shift: Array | None) -> Term | None:
+    def fuse_into_weights(self, place: int, factor: Array | None, shift: Array | None) -> Term | None:
         """Fuse a factor and a shift for each channel of input `place` into the weights of its layer.
 
         Returns None if it is not produced by a layer with constant weights and without activation.
@@ -382,17 +382,17 @@ class NodeTask(OperationWriter):
         if shift is not None:
             values = values + shift.reshape(-1)
         inputs[2] = constant(bias.value, values.astype(np.float32))
-        operations.change(n, again_with(made, inputs))
+        operations.change(n, with_inputs(made, inputs))
         if last != n:
             reshaped = operations[last]
-            operations.change(last, again_with(reshaped, [operations[n].outputs[0], *reshaped.inputs[1:]]))
+            operations.change(last, with_inputs(reshaped, [operations[n].outputs[0], *reshaped.inputs[1:]]))
         return operations[last].outputs[0]
 
 
 NEAR = 9  # operations that are searched for the source of an input
 
 
-def with_argument(made: Emitted, name: str, value: int) -> Emitted | None:
+def with_argument(made: EmittedOperation, name: str, value: int) -> EmittedOperation | None:
     """Return an operation with another value of an argument, if that is 0 so far."""
     places = [start for argument, start, _ in made.bound.form.slots(len(made.inputs)) if argument.name == name]
     given = made.inputs[places[0]] if places else None
@@ -400,10 +400,10 @@ def with_argument(made: Emitted, name: str, value: int) -> Emitted | None:
         return None
     inputs = list(made.inputs)
     inputs[places[0]] = Term(replace(given.value, data=np.asarray(int(value), np.int32)))
-    return again_with(made, inputs)
+    return with_inputs(made, inputs)
 
 
-def again_with(made: Emitted, inputs: Sequence[Term | int]) -> Emitted:
+def with_inputs(made: EmittedOperation, inputs: Sequence[Term | int]) -> EmittedOperation:
     """Return an operation with other inputs and new outputs."""
     values = [each.value if isinstance(each, Term) else None for each in inputs]
     bound = bind(OPS[made.type], values, [replace(out.value, shape=None) for out in made.outputs], made.type)
@@ -454,15 +454,15 @@ class RowNode(NodeTask):
                 continue
             term = super().raw(place)
             four = pictures.get(id(term))
-            if four is not None and graph.operations.gives(four):
+            if four is not None and graph.operations.produces(four):
                 self._four[place] = four
                 found += 1
             elif term.data is not None and term.data.ndim == 3 and term.value.type != UNTYPED:
-                self._four[place] = viewed(term, (*term.data.shape[:2], 1, term.data.shape[2]))
+                self._four[place] = reshaped_constant(term, (*term.data.shape[:2], 1, term.data.shape[2]))
             elif term.data is None or term.data.size != 1 or term.data.ndim > 3:
-                raise Inexpressible
+                raise UnsupportedOperator
         if not found:
-            raise Inexpressible
+            raise UnsupportedOperator
 
     def raw(self, place: int) -> Term:
         """Return input `place`, as pictures."""
@@ -484,7 +484,7 @@ class RowNode(NodeTask):
         """Set output `number` from pictures."""
         n, c, _, w = self.shape(made)
         super().result(number, self.reshaped(made, (n, c, w)), kind)
-        self.later.append(lambda: self.graph.context.seen_as(self.results[number], made))
+        self.later.append(lambda: self.graph.context.note_reshaped_term(self.results[number], made))
 
 
 def all_scalars(t: NodeTask) -> bool:

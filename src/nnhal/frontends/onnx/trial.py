@@ -10,14 +10,14 @@ from fractions import Fraction
 
 from nnhal.base.errors import NnhalError
 from nnhal.base.operands import Value, fixed
-from nnhal.frontends.common.terms import Emitted, OpenDimension, Term, shaped
+from nnhal.frontends.common.terms import EmittedOperation, OpenDimension, Term, shaped
 from nnhal.ops import OPS
 from nnhal.ops.schema import bind
 
 TRIED = 7, 11, 85, 601, 1205, 10_001, 80_003  # start sizes of the trials
 ENOUGH = 2  # of these that must give a result
 APART = 6  # so that no size is even or a multiple of 3
-Giver = Callable[[Term], Emitted | None]
+Giver = Callable[[Term], EmittedOperation | None]
 
 
 class Trials:
@@ -85,7 +85,7 @@ class TrialSizes:
                 self._look(waiting.pop(), made)
         return self._found[id(term)][1]
 
-    def _needed(self, term: Term, made: Emitted | None) -> list[Term]:
+    def _needed(self, term: Term, made: EmittedOperation | None) -> list[Term]:
         """Return the terms that must be known first."""
         if id(term) in self._found or fixed(term.value.shape) is not None:
             return []
@@ -93,7 +93,7 @@ class TrialSizes:
         terms = [x for x in made.inputs if isinstance(x, Term)] if made else [] if outer is None else [outer]
         return [x for x in terms if id(x) not in self._found and x.graph is None]
 
-    def _look(self, term: Term, made: Emitted | None) -> None:
+    def _look(self, term: Term, made: EmittedOperation | None) -> None:
         if id(term) in self._found:
             return
         known, outer = fixed(term.value.shape), self._trials.outer.get(id(term))
@@ -105,7 +105,7 @@ class TrialSizes:
             for out, shape in zip(made.outputs, self._shapes(made), strict=True):
                 self._found[id(out)] = out, shape
 
-    def _shapes(self, made: Emitted) -> list[tuple[int, ...] | None]:
+    def _shapes(self, made: EmittedOperation) -> list[tuple[int, ...] | None]:
         inputs = [self._value(x) if isinstance(x, Term) else None for x in made.inputs]
         try:
             bound = bind(OPS[made.type], inputs, [shaped(out.value, None) for out in made.outputs])

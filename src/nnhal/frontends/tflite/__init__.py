@@ -14,18 +14,18 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded, clipped
+from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded, bounded_text
 from nnhal.base.memory import Memory
 from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.base.values import dimensions, shapes_by_name
 from nnhal.frontends.by_shape import OpenInputs
-from nnhal.frontends.common.fixed import Values, arrays, fitted, none_left
-from nnhal.frontends.common.terms import UNTYPED, Inexpressible, Term
-from nnhal.frontends.common.told import Left, ask, how, unsupported
+from nnhal.frontends.common.fixed import Values, arrays, fitted, is_all_fixed
+from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator
+from nnhal.frontends.common.told import Left, shape_hint, shapes_needed_message, unsupported
 from nnhal.frontends.common.write import ModelWriter
-from nnhal.frontends.source import Source, is_onnx, opened
+from nnhal.frontends.source import Source, is_onnx, open_source
 from nnhal.frontends.tflite.file import DTYPES, File, FileSubgraph, SignatureDef
 from nnhal.frontends.tflite.graph import ImportContext, ImportGraph, typed
 from nnhal.frontends.tflite.lowering import lower
@@ -57,7 +57,7 @@ def load(
         InvalidArgument: The file does not have the signature or an input.
         ShapeNeeded: The file leaves shapes open that must be given.
     """
-    return load_opened(*opened(source), signature=signature, shapes=shapes, values=values)
+    return load_opened(*open_source(source), signature=signature, shapes=shapes, values=values)
 
 
 def load_opened(
@@ -82,16 +82,17 @@ def load_opened(
     for term, name in zip(graph.outputs, results, strict=True):
         term.value = replace(term.value, name=name)
     notes = [
-        f"{text} is open in the file and taken as {list(shape)}; {how(name, shape)} it" for name, shape, text in left
+        f"{text} is open in the file and taken as {list(shape)}; {shape_hint(name, shape)} it"
+        for name, shape, text in left
     ]
     if signature is None:
         notes = _signature_note(file) + notes
-    writer = ModelWriter([memory], file.budget, clipped(os.path.splitext(os.path.basename(label))[0]))
+    writer = ModelWriter([memory], file.budget, bounded_text(os.path.splitext(os.path.basename(label))[0]))
     model = writer.model(graph, states, metadata_of(file, subgraph.index), notes)
     try:
         validate(model)
     except InvalidModel as error:
-        raise (ShapeNeeded(f"{label}: {ask(left)}") if left else error) from None
+        raise (ShapeNeeded(f"{label}: {shapes_needed_message(left)}") if left else error) from None
     return model
 
 
@@ -161,18 +162,18 @@ def _look_for_the_cause(
     always = _imported(context.file, subgraph, names, shapes)[0].problems
     context.problems = {key: places for key, places in context.problems.items() if always.get(key) == places}
     if not context.problems:
-        raise ShapeNeeded(f"{context.file.label}: {ask(left)}")
+        raise ShapeNeeded(f"{context.file.label}: {shapes_needed_message(left)}")
 
 
 def signatures(source: Source) -> list[str]:
     """Return the names of a file's entry points."""
-    label, memory = opened(source)
+    label, memory = open_source(source)
     return [s.key for s in read(memory.bytes(), label).signatures]
 
 
 def chosen(source: Source, signature: str | None = None) -> tuple[File, FileSubgraph]:
     """Return the contents of a file, and the subgraph of an entry point, even if NNAPI cannot express it."""
-    label, memory = opened(source)
+    label, memory = open_source(source)
     file = read(memory.bytes(), label)
     entry = _signature(file, signature)
     return file, file.subgraphs[entry.subgraph if entry else 0]
@@ -209,7 +210,7 @@ def _with_constants(
     file: File, subgraph: FileSubgraph, names: list[str], values: Mapping[str, Array]
 ) -> tuple[File, FileSubgraph, list[str]]:
     """Return the file, and the subgraph and the names of its inputs, with some inputs as constants."""
-    none_left(values, names)
+    is_all_fixed(values, names)
     tensors, left = list(subgraph.tensors), []
     for index, name in zip(subgraph.inputs, names, strict=True):
         if name not in values:
@@ -259,7 +260,7 @@ def _values(
     for index, name, shape in zip(subgraph.inputs, names, shapes, strict=True):
         try:
             value = typed(subgraph.tensors[index])
-        except Inexpressible as error:
+        except UnsupportedOperator as error:
             context.problems[f"input {error}", ""] = []
             value = Value(UNTYPED)
         dims = tuple(None if d in OPEN else d for d in shape) or (1,)

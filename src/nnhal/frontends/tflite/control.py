@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Shape, Value
 from nnhal.base.records import replace
-from nnhal.frontends.common.terms import Inexpressible, Term
+from nnhal.frontends.common.terms import Term, UnsupportedOperator
 from nnhal.frontends.tflite.graph import ImportGraph
 from nnhal.frontends.tflite.task import OperatorTask, entry
 
@@ -15,7 +15,7 @@ def called(t: OperatorTask, number: int, given: Sequence[Value]) -> ImportGraph:
     check_types(t, number, [t.raw(len(t.operator.inputs) - len(given) + place) for place in range(len(given))])
     graph = t.graph.context.import_subgraph(number, given, t.label)
     if graph.failed:
-        raise Inexpressible
+        raise UnsupportedOperator
     return graph
 
 
@@ -35,7 +35,7 @@ def reference(graph: ImportGraph) -> Term:
     return Term(Value(OperandType.SUBGRAPH, data=graph.facts), graph=graph)
 
 
-def truth(t: OperatorTask, term: Term) -> Term:
+def as_condition(t: OperatorTask, term: Term) -> Term:
     """Return a condition of shape [1]."""
     t.require(term.value.shape == (1,), f"the condition has shape {term.value.shape}, must be one element")
     return term
@@ -44,7 +44,7 @@ def truth(t: OperatorTask, term: Term) -> Term:
 @entry("IF", inputs=(1, None), outputs=(1, None))
 def branch(t: OperatorTask) -> None:
     """Write IF; both branches have the same operands."""
-    o, condition = t.options("IfOptions"), truth(t, t.x(0))
+    o, condition = t.options("IfOptions"), as_condition(t, t.x(0))
     operands = t.xs(1)
     values = [replace(term.value, data=None) for term in operands]
     graphs = [called(t, o(name), values) for name in ("ThenSubgraphIndex", "ElseSubgraphIndex")]
@@ -85,7 +85,7 @@ def composite(t: OperatorTask) -> None:
     check_types(t, number, given)
     graph = t.graph.context.expand(number, given, t.graph, t.label)
     if graph.failed:
-        raise Inexpressible
+        raise UnsupportedOperator
     made, wanted = len(graph.outputs), len(t.operator.outputs)
     t.require(made == wanted, f"subgraph {number} has {made} outputs, must have {wanted}")
     t.emitted += graph.operations

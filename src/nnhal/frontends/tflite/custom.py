@@ -10,10 +10,10 @@ import numpy as np
 
 from nnhal.base.codes import Padding, type_name
 from nnhal.base.custom_operators import CUSTOM_OPERATORS, CustomOperator
-from nnhal.base.errors import BadFile, DriverFailed, InvalidModel, told
+from nnhal.base.errors import BadFile, DriverFailed, InvalidModel, error_text
 from nnhal.base.operands import Value
-from nnhal.base.stacks import is_authors, note_stack
-from nnhal.frontends.common.terms import Inexpressible, Term, constant
+from nnhal.base.stacks import is_driver_code, store_stack
+from nnhal.frontends.common.terms import Term, UnsupportedOperator, constant
 from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.layers import bias_of, four, weights_of
 from nnhal.frontends.tflite.task import OperatorEntry, OperatorTask, entry
@@ -73,13 +73,13 @@ def _told_whose(hook: CustomOperator) -> Callable[[OperatorTask], None]:
     def lower(t: OperatorTask) -> None:
         try:
             hook.lower(t)
-        except (Inexpressible, InvalidModel, BadFile):  # the hook refuses the operator, or the file
+        except (UnsupportedOperator, InvalidModel, BadFile):  # the hook refuses the operator, or the file
             raise
         except Exception as error:  # a mistake of the hook's author
             where = f"{t.graph.file.label}: {t.label}"
-            failed = DriverFailed(f"{where}: {_name(hook)} raised {told(error)}{_line(error)}")
+            failed = DriverFailed(f"{where}: {_name(hook)} raised {error_text(error)}{_line(error)}")
             failed.__cause__ = error
-            note_stack(failed)
+            store_stack(failed)
             raise failed from error
         for number in range(len(t.operator.outputs)):
             problem = _wrong(t, number)
@@ -96,7 +96,7 @@ def _wrong(t: OperatorTask, number: int) -> str:
     given, wanted = t.results[number].value.type, t.graph.source.tensors[t.operator.outputs[number]].type
     try:
         there = t.declared(number).type
-    except Inexpressible:
+    except UnsupportedOperator:
         return ""
     return "" if given == there else f"{type_name(given)} for output {number}, must be {wanted} as in the file"
 
@@ -107,7 +107,7 @@ def _name(hook: CustomOperator) -> str:
 
 def _line(error: Exception) -> str:
     """Return the place in the author's code that raised the error, or called the function that did."""
-    frames = [each for each in extract_tb(error.__traceback__) if is_authors(each.filename)]
+    frames = [each for each in extract_tb(error.__traceback__) if is_driver_code(each.filename)]
     return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
 
 

@@ -21,14 +21,14 @@ KINDS = frozenset(("INT32", "INT64", "BOOL", "FLOAT32"))
 FAILURES = (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError, MemoryError)
 
 
-class Unfoldable(Exception):
+class CannotFold(Exception):
     """This call must be left to execution."""
 
 
-def must(condition: Any) -> None:
+def require_foldable(condition: Any) -> None:
     """Leave it to execution unless the condition holds."""
     if not condition:
-        raise Unfoldable
+        raise CannotFold
 
 
 def fold(
@@ -46,9 +46,9 @@ def fold(
         with np.errstate(all="ignore"):
             results = _cast(arrays[0], kinds[0]) if name == "CAST" else function(options, *arrays)
             results = results if isinstance(results, list) else [results]
-            must(len(results) == len(kinds))
+            require_foldable(len(results) == len(kinds))
             stored = [_stored(np.asarray(r), kind) for r, kind in zip(results, kinds, strict=True)]
-    except (*FAILURES, Unfoldable):
+    except (*FAILURES, CannotFold):
         return None
     budget.spend(Cost.ELEMENTS, sum(r.size for r in stored))
     return stored
@@ -56,13 +56,13 @@ def fold(
 
 def _stored(result: Array, kind: str) -> Array:
     """Convert a result to the type of its output; leave it to execution if the value does not fit."""
-    must(result.size <= MOST)
+    require_foldable(result.size <= MOST)
     if result.dtype == object:
         if any(n is None for n in result.reshape(-1)):
             return result
         result = result.astype(np.float64 if kind == "FLOAT32" else np.int64)
     array = result.astype(np.dtype(DTYPES[kind]))
-    must(array.dtype.kind == "f" or bool((array.astype(result.dtype) == result).all()))
+    require_foldable(array.dtype.kind == "f" or bool((array.astype(result.dtype) == result).all()))
     return array
 
 
@@ -71,7 +71,7 @@ def _stored(result: Array, kind: str) -> Array:
 
 def axis_of(axis: Array) -> int:
     """Return an axis that is an input."""
-    must(axis.size == 1)
+    require_foldable(axis.size == 1)
     return int(axis.item())
 
 
@@ -86,13 +86,13 @@ def _pack(o: Options, *xs: Array) -> Any:
 
 def _unpack(o: Options, x: Array) -> Any:
     axis = o.read("UnpackOptions")("Axis")
-    must(x.shape[axis] <= MOST)
+    require_foldable(x.shape[axis] <= MOST)
     return list(np.moveaxis(x, axis, 0))
 
 
 def _concatenate(o: Options, *xs: Array) -> Any:
     fields = o.read("ConcatenationOptions")
-    must(fields("FusedActivationFunction") == 0)
+    require_foldable(fields("FusedActivationFunction") == 0)
     return np.concatenate([x.astype(object) for x in xs], fields("Axis"))
 
 
@@ -100,9 +100,11 @@ def _gather(o: Options, x: Array, indices: Array) -> Any:
     fields = o.read("GatherOptions")
     batches, axis = fields("BatchDims"), fields("Axis") % x.ndim
     batches += indices.ndim if batches < 0 else 0
-    must(indices.min(initial=0) >= 0 and 0 <= batches <= axis and x.shape[:batches] == indices.shape[:batches])
+    require_foldable(
+        indices.min(initial=0) >= 0 and 0 <= batches <= axis and x.shape[:batches] == indices.shape[:batches]
+    )
     left = math.prod(x.shape[batches:axis]) * math.prod(x.shape[axis:][1:])
-    must(left * indices.size <= MOST)
+    require_foldable(left * indices.size <= MOST)
     indices = indices.astype(np.int64)
     if not batches:
         return x.take(indices, axis)
@@ -118,23 +120,23 @@ def rows(x: Array, count: int) -> Array:
 
 def _gather_nd(_: Options, x: Array, indices: Array) -> Any:
     depth = indices.shape[-1]
-    must((indices >= 0).all() and (indices < x.shape[:depth]).all())
-    must(math.prod(indices.shape[:-1]) * math.prod(x.shape[depth:]) <= MOST)
+    require_foldable((indices >= 0).all() and (indices < x.shape[:depth]).all())
+    require_foldable(math.prod(indices.shape[:-1]) * math.prod(x.shape[depth:]) <= MOST)
     return x[tuple(np.moveaxis(indices.astype(np.int64), -1, 0))]
 
 
 def _slice(_: Options, x: Array, begin: Array, size: Array) -> Any:
     starts, sizes = numbers(begin), numbers(size)
-    must(len(starts) == len(sizes) == x.ndim)
+    require_foldable(len(starts) == len(sizes) == x.ndim)
     for start, count, room in zip(starts, sizes, x.shape, strict=True):
-        must(0 <= start <= room and -1 <= count <= room - start)
+        require_foldable(0 <= start <= room and -1 <= count <= room - start)
     return x[tuple(slice(s, None if n == -1 else s + n) for s, n in zip(starts, sizes, strict=True))]
 
 
 def _strided_slice(o: Options, x: Array, begin: Array, end: Array, strides: Array) -> Any:
     fields = o.read("StridedSliceOptions")
     masks = [fields(n) for n in ("EllipsisMask", "NewAxisMask", "ShrinkAxisMask", "BeginMask", "EndMask")]
-    must(not fields("Offset"))
+    require_foldable(not fields("Offset"))
     index: list[Any] = []
     for i, (first, last, stride) in enumerate(zip(numbers(begin), numbers(end), numbers(strides), strict=True)):
         ellipsis, new, shrink, all_before, all_behind = (mask >> i & 1 for mask in masks)
@@ -167,7 +169,7 @@ def _transpose(_: Options, x: Array, order: Array) -> Any:
 
 
 def _tile(_: Options, x: Array, times: Array) -> Any:
-    must(min(numbers(times), default=1) >= 0 and x.size * math.prod(numbers(times)) <= MOST)
+    require_foldable(min(numbers(times), default=1) >= 0 and x.size * math.prod(numbers(times)) <= MOST)
     return np.tile(x, numbers(times))
 
 
@@ -177,12 +179,12 @@ def _broadcast_to(_: Options, x: Array, shape: Array) -> Any:
 
 def _split(o: Options, axis: Array, x: Array) -> Any:
     count = o.read("SplitOptions")("NumSplits")
-    must(0 < count <= MOST)
+    require_foldable(0 < count <= MOST)
     return np.split(x, count, axis_of(axis))
 
 
 def _split_sizes(_: Options, x: Array, sizes: Array, axis: Array) -> Any:
-    must(min(numbers(sizes), default=0) >= 0 and sum(numbers(sizes)) == x.shape[axis_of(axis)])
+    require_foldable(min(numbers(sizes), default=0) >= 0 and sum(numbers(sizes)) == x.shape[axis_of(axis)])
     return np.split(x, np.cumsum(sizes)[:-1].astype(np.int64), axis_of(axis))
 
 
@@ -193,10 +195,10 @@ def _reverse(_: Options, x: Array, axes: Array) -> Any:
 def _reverse_sequence(o: Options, x: Array, lengths: Array) -> Any:
     fields = o.read("ReverseSequenceOptions")
     batch, steps = fields("BatchDim") % x.ndim, fields("SeqDim") % x.ndim
-    must(batch != steps and lengths.shape == (x.shape[batch],))
+    require_foldable(batch != steps and lengths.shape == (x.shape[batch],))
     moved = np.moveaxis(x, (batch, steps), (0, 1)).copy()
     for row, length in zip(moved, numbers(lengths), strict=True):
-        must(0 <= length <= len(row))
+        require_foldable(0 <= length <= len(row))
         row[:length] = row[:length][::-1].copy()
     return np.moveaxis(moved, (0, 1), (batch, steps))
 
@@ -204,8 +206,8 @@ def _reverse_sequence(o: Options, x: Array, lengths: Array) -> Any:
 def _mirror(o: Options, x: Array, paddings: Array) -> Any:
     mode = ("reflect", "symmetric")[o.read("MirrorPadOptions")("Mode")]
     widths = paddings.astype(np.int64).reshape(x.ndim, 2).tolist()
-    must(all(0 <= n <= size for pair, size in zip(widths, x.shape, strict=True) for n in pair))
-    must(math.prod(size + sum(pair) for pair, size in zip(widths, x.shape, strict=True)) <= MOST)
+    require_foldable(all(0 <= n <= size for pair, size in zip(widths, x.shape, strict=True) for n in pair))
+    require_foldable(math.prod(size + sum(pair) for pair, size in zip(widths, x.shape, strict=True)) <= MOST)
     return np.pad(x, widths, mode)  # type: ignore[call-overload]
 
 
@@ -233,7 +235,7 @@ def _batch_to_space(_: Options, x: Array, block: Array, crops: Array) -> Any:
         batch, *(n * s for n, s in zip(x.shape[1:], sides, strict=False)), *x.shape[1 + count :]
     )
     edges = crops.astype(np.int64).reshape(count, 2).tolist()
-    must(min(numbers(crops)) >= 0)
+    require_foldable(min(numbers(crops)) >= 0)
     cuts = tuple(slice(a, n - b) for n, (a, b) in zip(whole.shape[1:], edges, strict=False))
     return whole[(slice(None), *cuts)]
 
@@ -277,8 +279,8 @@ def plain(function: Callable[..., Any], options: str = "") -> Fold:
     """Wrap a function of the arrays alone. options: those that may fuse an activation."""
 
     def folded(o: Options, *xs: Array) -> Any:
-        must(not options or o.read(options)("FusedActivationFunction") == 0)
-        must(math.prod(np.broadcast_shapes(*(x.shape for x in xs))) <= MOST)
+        require_foldable(not options or o.read(options)("FusedActivationFunction") == 0)
+        require_foldable(math.prod(np.broadcast_shapes(*(x.shape for x in xs))) <= MOST)
         return function(*xs)
 
     return folded
@@ -288,18 +290,18 @@ def _quotient(x: Array, y: Array) -> Any:
     """Divide integers, rounding towards 0."""
     if x.dtype.kind == "f":
         return x / y
-    must((y != 0).all())
+    require_foldable((y != 0).all())
     whole = np.abs(x.astype(np.int64)) // np.abs(y.astype(np.int64))
     return whole * np.sign(x).astype(np.int64) * np.sign(y).astype(np.int64)
 
 
 def _floor_quotient(x: Array, y: Array) -> Any:
-    must((y != 0).all())
+    require_foldable((y != 0).all())
     return np.floor(x / y) if x.dtype.kind == "f" else x.astype(np.int64) // y
 
 
 def _modulo(x: Array, y: Array) -> Any:
-    must(x.dtype.kind == "i" and (y != 0).all())
+    require_foldable(x.dtype.kind == "i" and (y != 0).all())
     return x.astype(np.int64) % y
 
 
@@ -313,7 +315,7 @@ def _cast(x: Array, kind: str) -> Any:
     """Cast: floats to integers towards 0, numbers to whether they are not 0."""
     if kind in ("FLOAT32", "BOOL"):
         return x.astype(DTYPES[kind])
-    must(x.dtype.kind != "f" or (np.isfinite(x).all() and np.abs(x).max(initial=0) < 2**31))
+    require_foldable(x.dtype.kind != "f" or (np.isfinite(x).all() and np.abs(x).max(initial=0) < 2**31))
     return np.trunc(x).astype(np.int64) if x.dtype.kind == "f" else x.astype(np.int64)
 
 
@@ -322,7 +324,7 @@ def reduced(function: Callable[..., Any]) -> Fold:
 
     def folded(o: Options, x: Array, axes: Array) -> Any:
         keep, over = bool(o.read("ReducerOptions")("KeepDims")), {axis % x.ndim for axis in numbers(axes)}
-        must(math.prod(n for i, n in enumerate(x.shape) if i not in over) <= MOST)
+        require_foldable(math.prod(n for i, n in enumerate(x.shape) if i not in over) <= MOST)
         return function(x, axis=tuple(over), keepdims=keep)
 
     return folded
@@ -330,17 +332,17 @@ def reduced(function: Callable[..., Any]) -> Fold:
 
 def _span(_: Options, start: Array, limit: Array, delta: Array) -> Any:
     first, last, step = (x.reshape(()) for x in (start, limit, delta))
-    must(first.dtype.kind == "i" and step != 0 and abs(int(last) - int(first)) // abs(int(step)) <= MOST)
+    require_foldable(first.dtype.kind == "i" and step != 0 and abs(int(last) - int(first)) // abs(int(step)) <= MOST)
     return np.arange(int(first), int(last), int(step))
 
 
 def _filled(_: Options, dims: Array, value: Array) -> Any:
-    must(min(numbers(dims), default=0) >= 0 and math.prod(numbers(dims)) <= MOST)
+    require_foldable(min(numbers(dims), default=0) >= 0 and math.prod(numbers(dims)) <= MOST)
     return np.full(numbers(dims), value.reshape(()))
 
 
 def _broadcast_args(_: Options, x: Array, y: Array) -> Any:
-    must(max(x.size, y.size) <= MAX_RANK)
+    require_foldable(max(x.size, y.size) <= MAX_RANK)
     return np.array(np.broadcast_shapes(tuple(numbers(x)), tuple(numbers(y))), np.int64)
 
 

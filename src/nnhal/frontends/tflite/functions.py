@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from nnhal.frontends.common.reals import ATAN, TINY, Reals, cosine_of, gelu_of, rounded, sign_of
+from nnhal.frontends.common.reals import ATAN, TINY, RealArithmetic, cosine_of, gelu_of, rounded, sign_of
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.writing import ASYMMETRIC
 from nnhal.frontends.tflite.task import OperatorTask, entry
@@ -45,7 +45,7 @@ def gelu(t: OperatorTask) -> None:
 @entry("ATAN2", inputs=2, single=True, becomes="DIV and a polynomial, in the eighth of the circle, then SELECT")
 def angle(t: OperatorTask) -> None:
     """Write atan2 of equal shapes."""
-    y, x, r = real(t, 0), real(t, 1), Reals(t)
+    y, x, r = real(t, 0), real(t, 1), RealArithmetic(t)
     height, width = t.make("ABS", y), t.make("ABS", x)
     long = r("MAXIMUM", r("MAXIMUM", height, width), TINY)
     slope = r("DIV", r("MINIMUM", height, width), long)
@@ -58,7 +58,7 @@ def angle(t: OperatorTask) -> None:
 @entry("FAKE_QUANT", single=True, becomes="MAXIMUM, MINIMUM, then FLOOR of quantisation steps")
 def fake_quantise(t: OperatorTask) -> None:
     """Clamp to a range in which 0 is a quantisation step, and round to a step."""
-    o, x, r = t.options("FakeQuantOptions"), real(t), Reals(t)
+    o, x, r = t.options("FakeQuantOptions"), real(t), RealArithmetic(t)
     low, high, bits = o("Min"), o("Max"), o("NumBits")
     t.require(low <= 0 <= high and low < high and 2 <= bits <= MOST_BITS, f"has range {low} to {high} in {bits} bits")
     least, most = np.float32(bool(o("NarrowRange"))), np.float32(2**bits - 1)

@@ -6,7 +6,7 @@ import numpy as np
 
 from nnhal.base.operands import Value
 from nnhal.frontends.common.places import axis_moved, broadcast
-from nnhal.frontends.common.rows import added, batched, inside, none_below, row_numbers
+from nnhal.frontends.common.rows import added, batched, count_below, index_offsets, row_numbers
 from nnhal.frontends.common.terms import constant
 from nnhal.frontends.tflite.positions import lower_by_places
 from nnhal.frontends.tflite.task import OperatorTask, entry
@@ -42,7 +42,7 @@ def gather_nd(t: OperatorTask) -> None:
     bare_x = t.ones(x) if x.value.type == B8 else x
     rows = t.reshaped(bare_x, (math.prod(shape[:depth]), math.prod(shape[depth:])))
     found = t.reshaped(t.make("GATHER", rows, 0, flat), (*places[:-1], *shape[depth:]) or (1,))
-    t.result(0, t.truths(found) if x.value.type == B8 else found)
+    t.result(0, t.nonzero_mask(found) if x.value.type == B8 else found)
 
 
 @entry("REVERSE_SEQUENCE", inputs=2, becomes="GATHER of steps counted through")
@@ -56,7 +56,7 @@ def reverse_sequence(t: OperatorTask) -> None:
     front = axis_moved(t, x, order)
     batches, count = shape[batch], shape[steps]
     numbers = constant(Value(I32), np.arange(count, dtype=np.int32).reshape(1, count))
-    lengths = inside(t, none_below(t, lengths), count + 1)
+    lengths = index_offsets(t, count_below(t, lengths), count + 1)
     last = t.make("SUB", t.reshaped(lengths, (batches, 1)), t.scalar(1, lengths), activation=0)
     mirrored = t.make("SUB", last, numbers, activation=0)
     same = t.make("LESS", mirrored, t.scalar(0, mirrored), like=Value(B8))

@@ -12,9 +12,9 @@ from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.terms import (
     PLAIN_SCALE,
     UNTYPED,
-    Emitted,
-    Inexpressible,
+    EmittedOperation,
     Term,
+    UnsupportedOperator,
     Variable,
     WrittenGraph,
     constant,
@@ -104,7 +104,7 @@ class ImportGraph(WrittenGraph):
     ) -> None:
         self.context, self.source, self.inner, self.starts = context, source, inner, starts
         self.file = context.file
-        self.operations: list[Emitted] = []
+        self.operations: list[EmittedOperation] = []
         self.terms: dict[int, Term] = {}
         self.inputs: list[Term] = []
         self.outputs: list[Term] = []
@@ -165,14 +165,14 @@ class ImportGraph(WrittenGraph):
                 data = np.zeros(tensor.shape, dtype)
         try:
             value = self.declared(index)
-        except Inexpressible:
+        except UnsupportedOperator:
             return Term(Value(UNTYPED, tensor.shape), tensor.type, data)
         return constant(value, data, tensor.type, blob)
 
     def variable(self, key: Any, name: str) -> Variable:
         """Return a variable of the model, by its key."""
         if self.inner:
-            raise Inexpressible("states within IF and WHILE do not persist between executions in NNAPI")
+            raise UnsupportedOperator("states within IF and WHILE do not persist between executions in NNAPI")
         return self.context.variables.setdefault(key, Variable(name))
 
     def emit_copy(self, term: Term) -> Term:
@@ -181,7 +181,7 @@ class ImportGraph(WrittenGraph):
         copied = replace(term.value, data=None)
         bound = bind(OPS["CAST"], [term.value], [copied], "CAST")
         result = Term(replace(copied, shape=bound.shapes[0] or copied.shape), term.kind, scalar=term.scalar)
-        self.operations.append(Emitted("CAST", (term,), (result,), "copy", bound))
+        self.operations.append(EmittedOperation("CAST", (term,), (result,), "copy", bound))
         return result
 
     def finish(self) -> None:
@@ -226,18 +226,18 @@ def typed(tensor: FileTensor) -> Value:
     if tensor.type in PLAIN:
         return Value(PLAIN[tensor.type], None, name=name)
     if tensor.type not in QUANTISED:
-        raise Inexpressible(f"{tensor.name!r} is {tensor.type}, which NNAPI has no type for")
+        raise UnsupportedOperator(f"{tensor.name!r} is {tensor.type}, which NNAPI has no type for")
     quant = tensor.quant
     if quant is None:
         return Value(QUANTISED[tensor.type], None, PLAIN_SCALE, name=name)
     if len(quant.scales) > 1:
         if tensor.type != "INT8" or any(quant.zero_points):
             if tensor.type != "INT8":
-                raise Inexpressible(f"{tensor.name!r} is {tensor.type} per channel, must be INT8 for NNAPI")
-            raise Inexpressible(
+                raise UnsupportedOperator(f"{tensor.name!r} is {tensor.type} per channel, must be INT8 for NNAPI")
+            raise UnsupportedOperator(
                 f"{tensor.name!r} has zero points other than 0 per channel, which NNAPI has no type for"
             )
         return Value(Q8PC, None, channel=ChannelQuant(quant.scales, quant.axis), name=name)
     if tensor.type == "INT16" and quant.zero_points[0]:
-        raise Inexpressible(f"{tensor.name!r} is INT16 with zero point {quant.zero_points[0]}, must be 0")
+        raise UnsupportedOperator(f"{tensor.name!r} is INT16 with zero point {quant.zero_points[0]}, must be 0")
     return Value(QUANTISED[tensor.type], None, quant.scales[0], quant.zero_points[0], name=name)

@@ -9,7 +9,7 @@ from nnhal.base.operands import ChannelQuant, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.places import broadcast
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import ASYMMETRIC, viewed
+from nnhal.frontends.common.writing import ASYMMETRIC, reshaped_constant
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import F32, I32, Q8PC
@@ -62,7 +62,7 @@ def bias_of(t: OperatorTask, place: int, x: Term, weights: Term, units: int) -> 
         bias.value = replace(bias.value, scale=scale)
         return t.reshaped(bias, (units,))
     shape = (units,) if bias.value.data.size == units else bias.value.data.shape
-    flat = viewed(bias, shape)
+    flat = reshaped_constant(bias, shape)
     flat.value = replace(flat.value, scale=scale)
     return flat
 
@@ -155,7 +155,7 @@ def rows_of(t: OperatorTask, x: Term, bias: Term, w: Term, code: int) -> Term:
     units, size = t.known(w)
     if channel is None or channel.axis != 0 or w.value.data is None:
         t.refuse("has scales along another dimension than the units")
-    filter = viewed(w, (units, 1, 1, size))
+    filter = reshaped_constant(w, (units, 1, 1, size))
     filter.value = replace(filter.value, channel=ChannelQuant(channel.scales, 0))
     shape = t.shape(x)
     pixels = t.reshaped(x, (None if None in shape else math.prod(t.known(x)) // max(1, size), 1, 1, size))

@@ -6,7 +6,7 @@ from functools import partial
 from nnhal.base.errors import BadFile, InvalidModel
 from nnhal.base.operands import Value
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.common.terms import UNTYPED, Inexpressible, Term
+from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS
 from nnhal.frontends.tflite import (  # noqa: F401 (importing them fills the table)
     control,
@@ -113,7 +113,7 @@ def _attempt(task: Task, lowered: Callable[[OperatorTask], None]) -> str | None:
         made = task()
         lowered(made)
         made.commit()
-    except (Inexpressible, InvalidModel) as error:
+    except (UnsupportedOperator, InvalidModel) as error:
         return str(error)
     return None
 
@@ -155,7 +155,7 @@ def _give_up(graph: ImportGraph, operator: Operator, reason: str, *, report: boo
         tensor = graph.source.tensors[index]
         try:
             value = graph.declared(index)
-        except Inexpressible:
+        except UnsupportedOperator:
             value = Value(UNTYPED)
         sizes = tuple(None if n in tensor.open else d for n, d in enumerate(tensor.shape))
         shape = sizes if sizes and not graph.context.reshaped else None

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping
 
 from nnhal.base.errors import BadFile
-from nnhal.frontends.behind import Behind
+from nnhal.frontends.behind import TrailingArchive
 from nnhal.frontends.tflite.file import File
 from nnhal.frontends.tflite.flat import WORD, FlatTable, length, target
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
@@ -32,7 +32,7 @@ def metadata_of(file: File, subgraph: int) -> Metadata | None:
     if len(data) > MOST_BYTES:
         return Metadata(problem=f"metadata has {len(data)} bytes, must have at most {MOST_BYTES}")
     try:
-        return _Reader(data.tobytes()).metadata(subgraph, Behind(file.data, file.label))
+        return _Reader(data.tobytes()).metadata(subgraph, TrailingArchive(file.data, file.label))
     except (struct.error, IndexError, ValueError, OverflowError, BadFile) as error:
         return Metadata(problem=f"metadata cannot be read: {error}")
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.places import NOWHERE, broadcast, merged, moved
-from nnhal.frontends.common.terms import Inexpressible, Term, stored
+from nnhal.frontends.common.terms import Term, UnsupportedOperator, stored
 from nnhal.frontends.common.writing import MOST_DIMENSIONS, MOST_PLACES
 from nnhal.frontends.tflite.file import Operator, Options
-from nnhal.frontends.tflite.fold import FAILURES, MOST, MOVES, Unfoldable, must, numbers
+from nnhal.frontends.tflite.fold import FAILURES, MOST, MOVES, CannotFold, numbers, require_foldable
 from nnhal.frontends.tflite.graph import ImportGraph
 from nnhal.frontends.tflite.task import OperatorTask
 from nnhal.ops.schema import B8, I32
@@ -39,8 +39,8 @@ def lower_by_places(t: OperatorTask) -> None:
     function = FILLED.get(t.name) or MOVES[t.name]
     try:
         found = function(t.operator.options, *arrays)
-    except (*FAILURES, Unfoldable) as error:
-        raise Inexpressible(f"its arguments do not fit a tensor of shape {list(numbered[0].shape)}") from error
+    except (*FAILURES, CannotFold) as error:
+        raise UnsupportedOperator(f"its arguments do not fit a tensor of shape {list(numbered[0].shape)}") from error
     for number, places in enumerate(found if isinstance(found, list) else [found]):
         t.result(number, moved(t, terms, np.asarray(places).astype(np.int64), fill_of(t, terms[0])))
 
@@ -64,13 +64,13 @@ def _pad(_: Options, x: Array, paddings: Array) -> Any:
 
 
 def _padded(x: Array, widths: Sequence[Sequence[int]]) -> Array:
-    must(math.prod(size + sum(pair) for size, pair in zip(x.shape, widths, strict=True)) <= MOST_PLACES)
+    require_foldable(math.prod(size + sum(pair) for size, pair in zip(x.shape, widths, strict=True)) <= MOST_PLACES)
     return np.pad(x, widths, constant_values=NOWHERE)
 
 
 def _diagonal(_: Options, x: Array) -> Any:
     size = x.shape[-1]
-    must(x.size * size <= MOST_PLACES)
+    require_foldable(x.size * size <= MOST_PLACES)
     return np.where(np.eye(size, dtype=bool), x[..., None], NOWHERE)
 
 
@@ -88,14 +88,14 @@ def _space_to_batch(_: Options, x: Array, block: Array, paddings: Array) -> Any:
 
 
 def _dilated(_: Options, x: Array, dilations: Array) -> Any:
-    return spread(x, numbers(dilations))
+    return dilate(x, numbers(dilations))
 
 
-def spread(x: Array, steps: Sequence[int]) -> Array:
+def dilate(x: Array, steps: Sequence[int]) -> Array:
     """Place elements `steps` apart in each dimension, with fill between."""
-    must(len(steps) == x.ndim and min(steps, default=1) >= 1 and x.size)
+    require_foldable(len(steps) == x.ndim and min(steps, default=1) >= 1 and x.size)
     sizes = [(size - 1) * step + 1 for size, step in zip(x.shape, steps, strict=True)]
-    must(math.prod(sizes) <= MOST_PLACES)
+    require_foldable(math.prod(sizes) <= MOST_PLACES)
     result = np.full(sizes, NOWHERE, np.int64)
     result[tuple(slice(None, None, step) for step in steps)] = x
     return result
@@ -104,12 +104,12 @@ def spread(x: Array, steps: Sequence[int]) -> Array:
 def _edged(o: Options, x: Array) -> Any:
     fields = o.read("StablehloPadOptions")
     low, high, inner = (fields.numbers(n) or () for n in ("EdgePaddingLow", "EdgePaddingHigh", "InteriorPadding"))
-    return edged(spread(x, [n + 1 for n in inner]), list(zip(low, high, strict=True)))
+    return pad_edges(dilate(x, [n + 1 for n in inner]), list(zip(low, high, strict=True)))
 
 
-def edged(x: Array, widths: Sequence[tuple[int, int]]) -> Array:
+def pad_edges(x: Array, widths: Sequence[tuple[int, int]]) -> Array:
     """Add elements before and after, or remove them for negative numbers."""
-    must(len(widths) == x.ndim)
+    require_foldable(len(widths) == x.ndim)
     x = _padded(x, [[max(n, 0) for n in pair] for pair in widths])
     cuts = [slice(max(-low, 0), size - max(-high, 0)) for size, (low, high) in zip(x.shape, widths, strict=True)]
     return x[tuple(cuts)]
@@ -144,7 +144,7 @@ class NumbersTask(OperatorTask):
     def result(self, number: int, term: Term) -> None:
         """Set output `number`, converted to boolean again."""
         truth = self.declared(number).type == B8 and term.value.type == I32
-        super().result(number, self.truths(term) if truth else term)
+        super().result(number, self.nonzero_mask(term) if truth else term)
 
 
 # --------------------------------------------------------------------------------------- single elements, of any rank

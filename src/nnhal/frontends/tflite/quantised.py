@@ -6,7 +6,7 @@ import numpy as np
 
 from nnhal.base.operands import Value
 from nnhal.base.records import replace
-from nnhal.frontends.common.reals import Reals
+from nnhal.frontends.common.reals import RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.tflite.file import TensorQuant
 from nnhal.frontends.tflite.reader import Fields
@@ -118,7 +118,7 @@ def quantised_svdf(t: OperatorTask, o: Fields) -> None:
 
     LiteRT applies no activation here.
     """
-    x, weights, r = t.x(0), t.raw(2), Reals(t)
+    x, weights, r = t.x(0), t.raw(2), RealArithmetic(t)
     kind = t.graph.declared(t.operator.inputs[4])
     both = weights.value.type, kind.type
     t.require(both == (Q16S, Q16S), "of INT8 must have a state and weights in time of INT16")

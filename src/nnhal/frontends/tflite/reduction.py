@@ -13,8 +13,8 @@ from nnhal.frontends.common.places import NOWHERE, moved
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.whole import modulo, plain, towards_zero
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS
-from nnhal.frontends.tflite.fold import Unfoldable
-from nnhal.frontends.tflite.positions import edged, spread
+from nnhal.frontends.tflite.fold import CannotFold
+from nnhal.frontends.tflite.positions import dilate, pad_edges
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import B8, F32, I32
 
@@ -186,8 +186,8 @@ def reduce_padded_window(t: OperatorTask) -> None:
     fits = len(pads) == 2 * rank == 2 * len(grown) and min(grown, default=1) > 0
     t.require(fits, "must have two paddings and a dilation for each dimension")
     try:
-        whole = edged(spread(numbered(t, x), grown), list(zip(pads[::2], pads[1::2], strict=True)))
-    except Unfoldable:
+        whole = pad_edges(dilate(numbered(t, x), grown), list(zip(pads[::2], pads[1::2], strict=True)))
+    except CannotFold:
         t.refuse("has no elements, or too many")
     over_windows(t, x, kind, windows(t, whole, shape, steps, apart))
 

@@ -9,7 +9,7 @@ from nnhal.base.codes import MAX_RANK, OperandType, type_name
 from nnhal.base.operands import Value
 from nnhal.frontends.common.places import broadcast
 from nnhal.frontends.common.reals import lowest
-from nnhal.frontends.common.rows import inside, none_below, row_numbers
+from nnhal.frontends.common.rows import count_below, index_offsets, row_numbers
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.tflite.reduction import halved
 from nnhal.frontends.tflite.task import OperatorTask, entry
@@ -103,7 +103,7 @@ def unsorted_segments(t: OperatorTask) -> None:
     """Combine segments in any order; negative numbers belong to no segment."""
     ids, count = t.index(1, "segment_ids"), t.integer(2, "num_segments")
     t.require(count > 0, f"num_segments is {count}, must be at least 1")
-    looked_up = inside(t, none_below(t, ids), count)
+    looked_up = index_offsets(t, count_below(t, ids), count)
     ids = t.make("MINIMUM", ids, looked_up) if ids.data is None else ids
     segments(t, t.name.rpartition("_")[2], ids, count)
 
@@ -170,7 +170,7 @@ def update_slice(t: OperatorTask) -> None:
         t.same(t.x(1))
         return
     result = t.make("SELECT", mask, part, x, like=x)
-    t.result(0, t.truths(result) if truth else result)
+    t.result(0, t.nonzero_mask(result) if truth else result)
 
 
 def clamped(t: OperatorTask, term: Term, most: int) -> Term:

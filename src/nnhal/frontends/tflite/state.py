@@ -7,7 +7,7 @@ import numpy as np
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.common.terms import UNTYPED, Inexpressible, Term, Variable
+from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator, Variable
 from nnhal.frontends.tflite.graph import ImportGraph
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import Q8S
@@ -44,7 +44,7 @@ def read(variable: Variable) -> Term:
     """Return a variable's current term: before its first assignment, a state input."""
     if variable.current is None:
         if variable.value is None:
-            raise Inexpressible(f"variable {variable.name!r} has no type")
+            raise UnsupportedOperator(f"variable {variable.name!r} has no type")
         variable.input = variable.current = Term(replace(variable.value, name=variable.name))
     return variable.current
 

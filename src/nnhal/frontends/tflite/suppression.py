@@ -3,7 +3,7 @@
 import numpy as np
 
 from nnhal.base.operands import Value
-from nnhal.frontends.common.reals import TINY, Reals
+from nnhal.frontends.common.reals import TINY, RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import F32, I32
@@ -26,8 +26,8 @@ def suppress(t: OperatorTask) -> None:
     t.require(t.known(boxes) == (count, 4) and count and rows > 0, "must have boxes, a score for each, and rows")
     t.require(count <= MOST_BOXES, f"has {count} boxes, must have at most {MOST_BOXES}")
     t.require(least > LOWEST, f"score_threshold is {least}, must be greater than {LOWEST}")
-    r = Reals(t)
-    sides = Sides(r, t.make("TRANSPOSE", boxes, t.integers([1, 0])))
+    r = RealArithmetic(t)
+    sides = BoxCorners(r, t.make("TRANSPOSE", boxes, t.integers([1, 0])))
     out = constant(Value(F32), np.full((1, count), LOWEST, np.float32))
     left = t.reshaped(scores, (1, count))
     able = r.test("GREATER", left, least)
@@ -59,10 +59,10 @@ def suppress(t: OperatorTask) -> None:
         t.result(1 + soft, t.reshaped(total, (1,)))
 
 
-class Sides:
+class BoxCorners:
     """Boxes by their sides, each a row of numbers: any two opposite corners define a box."""
 
-    def __init__(self, r: Reals, boxes: Term) -> None:
+    def __init__(self, r: RealArithmetic, boxes: Term) -> None:
         self.r, rows = r, r.t.run("SPLIT", boxes, 0, 4, outs=[Value(F32, None)] * 4)
         self.ends = [(r("MINIMUM", rows[n], rows[n + 2]), r("MAXIMUM", rows[n], rows[n + 2])) for n in (0, 1)]
         height, width = (r("SUB", high, low) for low, high in self.ends)

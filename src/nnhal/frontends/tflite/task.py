@@ -8,7 +8,7 @@ import numpy as np
 
 from nnhal.base.codes import Activation
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.terms import UNTYPED, Inexpressible, Term, constant
+from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE, MOST_DIMENSIONS, OperationWriter
 from nnhal.frontends.tflite.file import OMITTED, Operator
 from nnhal.frontends.tflite.graph import ImportGraph
@@ -75,7 +75,7 @@ class OperatorTask(OperationWriter):
         self.require(there <= made, f"has {there} outputs, must have {made}")
         spans = {n: span_of(self, n) for n in range(len(self.operator.outputs)) if self._wide(self.operator.outputs[n])}
         results = [self.ranked(number) for number in range(there)]
-        self.pay()
+        self.charge_constants()
         self.graph.operations += self.emitted
         for number, index in enumerate(self.operator.outputs):
             term, tensor = results[number], self.graph.source.tensors[index]
@@ -131,8 +131,8 @@ class OperatorTask(OperationWriter):
             self.follows(term)
             try:
                 self.graph.declared(self.operator.inputs[place])
-            except Inexpressible as error:
-                raise Inexpressible(f"input {place}, {error}") from error
+            except UnsupportedOperator as error:
+                raise UnsupportedOperator(f"input {place}, {error}") from error
             self.refuse(f"input {place} is {term.kind}, which NNAPI has no type for")
         self.require(
             not term.partly, f"input {place} is a shape known only at execution, which NNAPI has no operation for"
@@ -176,8 +176,8 @@ class OperatorTask(OperationWriter):
         self.require(number < count, f"has {count} outputs, must have at least {number + 1}")
         try:
             return self.graph.declared(self.operator.outputs[number])
-        except Inexpressible as error:
-            raise Inexpressible(f"output {number}, {error}") from error
+        except UnsupportedOperator as error:
+            raise UnsupportedOperator(f"output {number}, {error}") from error
 
     def out(self, number: int = 0) -> Value:
         """Return the type and quantisation of output `number` that this task must write."""
@@ -205,7 +205,7 @@ class OperatorTask(OperationWriter):
         kind = self.graph.source.tensors[index].type
         try:
             value = self.graph.declared(index)
-        except Inexpressible:
+        except UnsupportedOperator:
             value = Value(UNTYPED)
         self.results[number] = constant(value, data, kind)
 

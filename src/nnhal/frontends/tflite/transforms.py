@@ -24,11 +24,11 @@ def transform(t: OperatorTask) -> None:
     half, batch = width // 2 + 1, math.prod(shape[:-2])
     x = resized(t, t.reshaped(x, (batch, *shape[-2:])), height, width)
     rows = t.reshaped(x, (batch * height, width))
-    parts = [product(t, rows, wave) for wave in waves(t, width, half)]
+    parts = [product(t, rows, wave) for wave in dft_basis(t, width, half)]
     if height > 1:
         turned = [t.reshaped(p, (batch, height, half)) for p in parts]
         turned = [t.reshaped(t.make("TRANSPOSE", p, t.integers([0, 2, 1])), (batch * half, height)) for p in turned]
-        cosines, sines = waves(t, height, height)
+        cosines, sines = dft_basis(t, height, height)
         (a, c), (b, d) = ([product(t, p, wave) for wave in (cosines, sines)] for p in turned)
         parts = [t.make("SUB", a, d, activation=0), t.make("ADD", c, b, activation=0)]
         parts = [t.reshaped(p, (batch, half, height)) for p in parts]
@@ -37,7 +37,7 @@ def transform(t: OperatorTask) -> None:
     t.same(Term(Value(UNTYPED, real.value.shape), "COMPLEX64", parts=(real, imaginary)))
 
 
-def waves(t: OperatorTask, size: int, count: int) -> list[Array]:
+def dft_basis(t: OperatorTask, size: int, count: int) -> list[Array]:
     """Return cos and -sin of the first `count` frequencies over `size` places."""
     t.require(
         size * count <= MOST_WAVES,
@@ -128,7 +128,7 @@ def deep_convolution(t: OperatorTask) -> None:
     w = t.data(1, "the filter")
     t.require(w.ndim == 5 and len(t.known(x)) == 5, "must have five dimensions")
     t.require(x.value.type == F32 and w.dtype == np.float32, f"of {x.kind} is not in TFLite")
-    planes = seen_planes(t, x, o("StrideD"), o("DilationDFactor"), w.shape[0], scheme(t, o))
+    planes = pictures_of_planes(t, x, o("StrideD"), o("DilationDFactor"), w.shape[0], scheme(t, o))
     deep, height, width, depth = planes[1], w.shape[1], w.shape[2], w.shape[4]
     filter = w.transpose(4, 1, 2, 0, 3).reshape(depth, height, width, -1)
     bias = t.maybe(2) or constant(Value(F32), np.zeros(depth, np.float32))
@@ -141,7 +141,9 @@ def deep_convolution(t: OperatorTask) -> None:
     t.result(0, t.reshaped(found, (t.known(x)[0], deep, rows, columns, depth)))
 
 
-def seen_planes(t: OperatorTask, x: Term, stride: int, dilation: int, size: int, padding: Padding) -> tuple[Term, int]:
+def pictures_of_planes(
+    t: OperatorTask, x: Term, stride: int, dilation: int, size: int, padding: Padding
+) -> tuple[Term, int]:
     """Return pictures [batch * places, height, width, size * channels] of the planes at each place, and the places."""
     batch, depth, height, width, channels = t.known(x)
     t.require(

@@ -26,7 +26,7 @@ CALLS = frozenset(("IF", "WHILE", "STABLEHLO_COMPOSITE"))
 COMPARES = frozenset(("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL"))
 
 
-class BeingLowered(Protocol):
+class OperatorBeingLowered(Protocol):
     """The interface of an operator that is lowered."""
 
     graph: ImportGraph
@@ -47,7 +47,7 @@ SUMS: dict[str, Callable[..., Span]] = {
 CARRIES = MOVES | CALLS | COMPARES | SUMS.keys() | {"CAST", "ARG_MAX", "ARG_MIN", "SUM"}
 
 
-def span_of(t: BeingLowered, number: int) -> Span:
+def span_of(t: OperatorBeingLowered, number: int) -> Span:
     """Return the range of output `number`, 64-bit integers in the file; Inexpressible if it may exceed 32 bits."""
     result = t.results[number]
     if result.data is not None and result.span is not None:

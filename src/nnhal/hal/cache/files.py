@@ -17,7 +17,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.names import printable
@@ -94,11 +94,11 @@ class CacheContent(Struct):
         return cls([{} for _ in range(files.model)], [{} for _ in range(files.data)], pools)
 
 
-class Damaged(OperationFailed):
+class DamagedCacheFile(OperationFailed):
     """A cache file has changed since it was written."""
 
 
-def written(content: CacheContent, token: bytes, identity: bytes, key: bytes) -> tuple[list[bytearray], bytes]:
+def encode_files(content: CacheContent, token: bytes, identity: bytes, key: bytes) -> tuple[list[bytearray], bytes]:
     """Return the bytes of each file, those of the model files first, and the hash over all of them."""
     made = [
         _file(sections, kind, number, token, identity, key)
@@ -108,7 +108,7 @@ def written(content: CacheContent, token: bytes, identity: bytes, key: bytes) ->
     return made, _together(made, key)
 
 
-def understood(
+def parse_files(
     model: Sequence[Section], data: Sequence[Section], token: bytes, identity: bytes, key: bytes
 ) -> tuple[CacheContent, bytes]:
     """Return the content of the files and their hash; Damaged names the file and the reason.
@@ -136,19 +136,19 @@ def read(fd: int) -> bytes:
     """
     size = os.fstat(fd).st_size
     if size > LARGEST:
-        raise Damaged(f"it has {size} bytes, must be at most {LARGEST}")
+        raise DamagedCacheFile(f"it has {size} bytes, must be at most {LARGEST}")
     head = os.pread(fd, _HEADER.size, 0)
     if len(head) == _HEADER.size and head.startswith(MAGIC) and _HEADER.unpack(head)[4] != size:
-        raise Damaged(f"it has {size} bytes, must be {_HEADER.unpack(head)[4]}")
+        raise DamagedCacheFile(f"it has {size} bytes, must be {_HEADER.unpack(head)[4]}")
     try:
         data = os.pread(fd, size, 0)
         while len(data) < size:
             more = os.pread(fd, size - len(data), len(data))
             if not more:
-                raise Damaged(f"it ends at byte {len(data)}, was {size} bytes long")
+                raise DamagedCacheFile(f"it ends at byte {len(data)}, was {size} bytes long")
             data += more
     except MemoryError:
-        raise Damaged(f"its {size} bytes do not fit into memory") from None
+        raise DamagedCacheFile(f"its {size} bytes do not fit into memory") from None
     return data
 
 
@@ -160,13 +160,13 @@ def write(fd: int, data: Section) -> None:
         at += os.pwrite(fd, view[at : at + (1 << 26)], at)
 
 
-def why_of(error: OSError) -> str:
+def os_reason(error: OSError) -> str:
     """Return the system's reason."""
     return (error.strerror or str(error)).lower() if error.errno else str(error.strerror)
 
 
-def give_up(cache: Cache, why: str) -> None:
-    """Replace the files' contents with the reason, for `refusal`, if possible."""
+def write_refusal(cache: Cache, why: str) -> None:
+    """Replace the files' contents with the reason, for `read_refusal`, if possible."""
     for fd in cache.files:
         with suppress(OSError):
             os.ftruncate(fd, 0)
@@ -174,7 +174,7 @@ def give_up(cache: Cache, why: str) -> None:
         write(cache.files[0], REFUSAL + why.encode()[:MOST_REFUSAL])
 
 
-def refusal(fd: int) -> str:
+def read_refusal(fd: int) -> str:
     """Return why a driver cached nothing, from its first file; "" if the file has no reason. OSError."""
     said = os.pread(fd, len(REFUSAL) + MOST_REFUSAL, 0)
     if not said.startswith(REFUSAL):
@@ -207,7 +207,9 @@ def _file(sections: Mapping[str, Any], kind: int, number: int, token: bytes, ide
 def _name(name: Any) -> bytes:
     encoded = name.encode() if isinstance(name, str) else b""
     if not 0 < len(encoded) <= LONGEST_NAME:
-        raise ContractBroken(f"save() gave a section called {shown(name)}, must be text of 1 to {LONGEST_NAME} bytes")
+        raise ContractBroken(
+            f"save() gave a section called {safe_repr(name)}, must be text of 1 to {LONGEST_NAME} bytes"
+        )
     return encoded
 
 
@@ -215,7 +217,7 @@ def _view(value: Any, name: str) -> memoryview:
     try:
         return memoryview(value).cast("B")
     except (TypeError, ValueError):
-        raise ContractBroken(f"save() gave {shown(value)} for section {name}, must be contiguous bytes") from None
+        raise ContractBroken(f"save() gave {safe_repr(value)} for section {name}, must be contiguous bytes") from None
 
 
 def _sections(
@@ -224,22 +226,22 @@ def _sections(
     """Return the sections of one file, after its hash is verified."""
     what = f"{KINDS[kind]} file {number}"
     if len(file) < _HEADER.size + HASH:
-        raise Damaged(f"damaged: {what} has {len(file)} bytes, must be at least {_HEADER.size + HASH}")
+        raise DamagedCacheFile(f"damaged: {what} has {len(file)} bytes, must be at least {_HEADER.size + HASH}")
     magic, version, its_kind, its_number, size, count, its_token, its_identity = _HEADER.unpack_from(file)
     if magic != MAGIC:
-        raise Damaged(f"damaged: {what} does not begin as a cache file does")
+        raise DamagedCacheFile(f"damaged: {what} does not begin as a cache file does")
     if version != VERSION:
-        raise Damaged(f"{what} is of format {version}, must be {VERSION}")
+        raise DamagedCacheFile(f"{what} is of format {version}, must be {VERSION}")
     if size != len(file):
-        raise Damaged(f"damaged: {what} has {len(file)} bytes, must be {size}")
+        raise DamagedCacheFile(f"damaged: {what} has {len(file)} bytes, must be {size}")
     if its_identity != identity:
-        raise Damaged(f"{what} is of another driver, version, engine or processor")
+        raise DamagedCacheFile(f"{what} is of another driver, version, engine or processor")
     if _hash(file[:-HASH], key) != file[-HASH:]:
-        raise Damaged(f"damaged: {what} is not what was written, or was written with another key")
+        raise DamagedCacheFile(f"damaged: {what} is not what was written, or was written with another key")
     if its_token != token:
-        raise Damaged(f"{what} is of another token")
+        raise DamagedCacheFile(f"{what} is of another token")
     if (its_kind, its_number) != (kind, number):
-        raise Damaged(f"{what} was written as {KINDS[its_kind & 1]} file {its_number}")
+        raise DamagedCacheFile(f"{what} was written as {KINDS[its_kind & 1]} file {its_number}")
     found, at, sizes = {}, _HEADER.size, []
     for _ in range(count):
         length, name, _ = _SECTION.unpack_from(file, at)

@@ -7,14 +7,24 @@ from pathlib import Path
 from nnhal.base.digests import blake2b
 from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import Memory
-from nnhal.base.once import Once
+from nnhal.base.once import OnceTable
 from nnhal.base.version import __version__
-from nnhal.hal.cache.files import Cache, CacheContent, Damaged, read, understood, why_of, write, written, written_by
-from nnhal.hal.cache.locks import read_at_once
+from nnhal.hal.cache.files import (
+    Cache,
+    CacheContent,
+    DamagedCacheFile,
+    encode_files,
+    os_reason,
+    parse_files,
+    read,
+    write,
+    written_by,
+)
+from nnhal.hal.cache.locks import try_shared_lock
 from nnhal.hal.cache.tokens import TokenStore, opened_ahead, records, state_folder
 from nnhal.hal.code import CodeIdentity
 
-_stores: Once[tuple[Path, str], TokenStore] = Once(lambda key: f"the record of {key[1]}")
+_stores: OnceTable[tuple[Path, str], TokenStore] = OnceTable(lambda key: f"the record of {key[1]}")
 
 
 def _store(driver: str) -> TokenStore:
@@ -29,7 +39,7 @@ def _store(driver: str) -> TokenStore:
 
 def _no_record(error: OSError) -> OperationFailed:
     where = f" {error.filename}" if error.filename else ""
-    return OperationFailed(f"no private record of what was cached:{where} {why_of(error)}")
+    return OperationFailed(f"no private record of what was cached:{where} {os_reason(error)}")
 
 
 def identity(driver: str, its_version: str, code: CodeIdentity, *, processor: bool) -> bytes:
@@ -49,10 +59,10 @@ def features() -> str:
     return "\n".join(line for line in lines if line.partition(":")[0].strip() in wanted)
 
 
-def keep(content: CacheContent, cache: Cache, driver: str, identity: bytes) -> None:
+def store_content(content: CacheContent, cache: Cache, driver: str, identity: bytes) -> None:
     """Record the content, then write it to the files. OperationFailed has the reason why there is nothing to cache."""
     store = _store(driver)
-    files, digest = written(content, cache.token, identity, store.key)
+    files, digest = encode_files(content, cache.token, identity, store.key)
     try:
         store.remember(identity, cache.token, digest)
     except OSError as error:
@@ -61,17 +71,17 @@ def keep(content: CacheContent, cache: Cache, driver: str, identity: bytes) -> N
         for fd, data in zip(cache.files, files, strict=True):
             write(fd, data)
     except OSError as error:
-        raise OperationFailed(f"it cannot be written: {why_of(error)}") from None
+        raise OperationFailed(f"it cannot be written: {os_reason(error)}") from None
 
 
-def recall(cache: Cache, pools: Sequence[Memory], driver: str, identity: bytes) -> CacheContent:
+def load_content(cache: Cache, pools: Sequence[Memory], driver: str, identity: bytes) -> CacheContent:
     """Read and verify the content of the files. OperationFailed (or Damaged) has the reason why it cannot be used."""
     content = _known(*_contents(cache), cache.token, _store(driver), identity)
     content.pools = pools
     return content
 
 
-def is_whole(cache: Cache) -> None:
+def verify_files(cache: Cache) -> None:
     """Verify files by the records of all drivers, whichever wrote them. OperationFailed has the reason.
 
     The name of a record is that of the driver in its process, which may be a path or a service, so all records are
@@ -83,14 +93,14 @@ def is_whole(cache: Cache) -> None:
     model, data = _contents(cache)
     identity = written_by(next(iter([*model, *data]), b""))
     if identity is None:
-        raise Damaged("has its driver's private format, or is damaged: only its driver can read it")
-    wrong = Damaged("is nothing that a driver of this user noted to have written for the token")
+        raise DamagedCacheFile("has its driver's private format, or is damaged: only its driver can read it")
+    wrong = DamagedCacheFile("is nothing that a driver of this user noted to have written for the token")
     for store in records():
         if store.names(identity, cache.token):
             try:
                 _known(model, data, cache.token, store, identity)
                 return
-            except Damaged as error:
+            except DamagedCacheFile as error:
                 wrong = error
     raise wrong
 
@@ -99,9 +109,9 @@ def _known(
     model: Sequence[bytes], data: Sequence[bytes], token: bytes, store: TokenStore, identity: bytes
 ) -> CacheContent:
     """Return the content of files that the driver has recorded."""
-    content, digest = understood(model, data, token, identity, store.key)
+    content, digest = parse_files(model, data, token, identity, store.key)
     if not store.knows(identity, token, digest):
-        raise Damaged("is nothing that this driver noted to have written for the token")
+        raise DamagedCacheFile("is nothing that this driver noted to have written for the token")
     return content
 
 
@@ -112,11 +122,11 @@ def _contents(cache: Cache) -> tuple[list[bytes], list[bytes]]:
 
 def _read(fd: int, kind: str, number: int) -> bytes:
     try:
-        with read_at_once(fd):
+        with try_shared_lock(fd):
             return read(fd)
     except BlockingIOError:
         raise OperationFailed(f"{kind} file {number} is being written by its driver") from None
-    except Damaged as error:
-        raise Damaged(f"damaged: {kind} file {number}: {error}") from None
+    except DamagedCacheFile as error:
+        raise DamagedCacheFile(f"damaged: {kind} file {number}: {error}") from None
     except OSError as error:
         raise OperationFailed(f"{kind} file {number} cannot be read: {error.strerror}") from None

@@ -14,7 +14,7 @@ _LOCK = struct.Struct("hhqqi4x")  # struct flock: kind, whence, start, length (0
 
 
 @contextmanager
-def written_alone(files: Sequence[int]) -> Iterator[None]:
+def exclusive_files(files: Sequence[int]) -> Iterator[None]:
     """Wait until no other process writes or reads these files under a lock, and exclude all others meanwhile.
 
     Has no effect if the file system has no locks.
@@ -30,7 +30,7 @@ def written_alone(files: Sequence[int]) -> Iterator[None]:
 
 
 @contextmanager
-def read_at_once(fd: int) -> Iterator[None]:
+def try_shared_lock(fd: int) -> Iterator[None]:
     """Exclude writers. BlockingIOError if there is one now. A file system without locks is accepted."""
     try:
         _set(fd, fcntl.F_RDLCK, fcntl.F_OFD_SETLK)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nnhal.base.descriptors import Owner
 from nnhal.base.digests import blake2b
-from nnhal.base.private import absolute, alone, append, lock_at_once, made_anew, private_file, private_folder
+from nnhal.base.private import absolute_path, append, file_lock, private_file, private_folder, replace_file, try_lock
 
 KEY = 32  # bytes
 HEAD = struct.Struct(f"<8s{KEY}s")
@@ -36,7 +36,7 @@ def state_folder() -> Path:
     if given:
         return Path(given).absolute()
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return absolute(base) / "nnhal"
+    return absolute_path(base) / "nnhal"
 
 
 def state_file(driver: str, kind: str) -> str:
@@ -69,7 +69,7 @@ class StateFile:
                 if _whole(owner.fds[0], magic) and os.fstat(owner.fds[0]).st_size <= most:
                     return cls(owner)
                 owner.close()
-            with alone(fd):
+            with file_lock(fd):
                 return cls(_replaced(fd, name, magic, most, newer))
         finally:
             folder.close()
@@ -137,7 +137,7 @@ def _opened(folder: int, name: str) -> Owner:
             owner = Owner()
             private_file(folder, name, os.O_RDONLY, owner)
         with suppress(OSError):  # without locks, a sandboxed process may lose its records
-            lock_at_once(owner.fds[0], shared=True)
+            try_lock(owner.fds[0], shared=True)
         if os.fstat(owner.fds[0]).st_nlink:
             return owner
 
@@ -161,7 +161,7 @@ def _replaced(folder: int, name: str, magic: bytes, most: int, newer: Callable[[
         owner.close()
     _remove_unused(folder)
     try:
-        os.close(made_anew(folder, name, HEAD.pack(magic, key) + records))
+        os.close(replace_file(folder, name, HEAD.pack(magic, key) + records))
     except OSError:
         if not there:
             raise
@@ -170,7 +170,7 @@ def _replaced(folder: int, name: str, magic: bytes, most: int, newer: Callable[[
 
 def _nobody_elses(fd: int) -> bool:
     try:
-        return lock_at_once(fd)
+        return try_lock(fd)
     except OSError:
         return False
 
@@ -183,6 +183,6 @@ def _remove_unused(folder: int) -> None:
         owner = Owner()
         with suppress(OSError):
             fd = private_file(folder, name, os.O_RDWR, owner)
-            if os.fstat(fd).st_size <= HEAD.size and lock_at_once(fd):
+            if os.fstat(fd).st_size <= HEAD.size and try_lock(fd):
                 os.unlink(name, dir_fd=folder)
         owner.close()

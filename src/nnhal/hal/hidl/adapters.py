@@ -22,19 +22,19 @@ from nnhal.base.operands import dtype_of
 from nnhal.hal.background import asynchronous
 from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
-from nnhal.hal.code import CodeIdentity, MadeWith, code_of
-from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict, queued_as
-from nnhal.hal.hidl.arguments import HalTiming, Laid, OutputShape, Room, collect, lay_out
+from nnhal.hal.code import CodeIdentity, CreationArguments, code_of
+from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict, queue_like_run
+from nnhal.hal.hidl.arguments import HalTiming, OutputBuffer, OutputShape, PlacedRequest, collect, lay_out
 from nnhal.hal.hidl.burst import Call, HalExecutor, burst_of
 from nnhal.hal.hidl.calls import Callback, Calls, Trace
-from nnhal.hal.hidl.interfaces import InlinedModel, hal_level, newest
+from nnhal.hal.hidl.interfaces import InlinedModel, hal_level, newest_method
 from nnhal.hal.host import LocalBurst
 from nnhal.hal.lowering import lowered, refusals, with_neighbours
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.hal.utilities import OldCapabilities, upgrade
 from nnhal.model.graph import Model
-from nnhal.model.parts import cut
+from nnhal.model.parts import extract_part
 from nnhal.model.validate import validate
 from nnhal.ops.schema import agree, show
 
@@ -64,7 +64,7 @@ class Adapted(Device):
 
     def __init__(self, driver: object, level: Level, name: str, trace: Trace | None = None) -> None:
         self.driver, self.level, self.name = driver, level, name
-        vars(self)["_made_with"] = MadeWith.of(getattr(driver, "__dict__", {}))
+        vars(self)["_made_with"] = CreationArguments.of(getattr(driver, "__dict__", {}))
         self.one_at_a_time = getattr(driver, "one_at_a_time", False)
         self.at_once = getattr(driver, "at_once", 0)
         self.calls = Calls(name, level, trace)
@@ -102,7 +102,7 @@ class Adapted(Device):
 
     def status(self) -> DeviceStatus:
         """Return the driver's status; UNKNOWN without such a method."""
-        if newest(self.driver, "getStatus", self.level) is None:
+        if newest_method(self.driver, "getStatus", self.level) is None:
             return DeviceStatus.UNKNOWN
         given = self.calls.call(self.driver, "getStatus")
         if given not in DeviceStatus.__members__.values():
@@ -115,7 +115,7 @@ class Adapted(Device):
         asked = [n for n, reason in enumerate(reasons) if not reason]
         if not asked:
             return [Verdict(False, reason) for reason in reasons]
-        part = _form(lowered(cut(model, asked).model, self.level), self.level)
+        part = _form(lowered(extract_part(model, asked).model, self.level), self.level)
         (answers,) = self.calls.answer(self.driver, "getSupportedOperations", 1, part)
         if not isinstance(answers, Sequence) or len(answers) != len(asked):
             count = len(answers) if isinstance(answers, Sequence) else "no"
@@ -141,14 +141,15 @@ class Adapted(Device):
 
     def _prepare(self, model: Model, hints: Hints) -> Prepared:
         old = _form(lowered(model, self.level), self.level)
-        form = newest(self.driver, "prepareModel", self.level)
+        form = newest_method(self.driver, "prepareModel", self.level)
         assert form is not None  # `adapt` has checked it
         return self._notified(form, self._arguments(form[0], old, hints), old, hints)
 
     def number_of_cache_files(self) -> CacheFiles:
         """Return the driver's numbers; none if it cannot prepare from cache files."""
         here = [
-            newest(self.driver, each, self.level) for each in ("getNumberOfCacheFilesNeeded", "prepareModelFromCache")
+            newest_method(self.driver, each, self.level)
+            for each in ("getNumberOfCacheFilesNeeded", "prepareModelFromCache")
         ]
         if None in here:
             return CacheFiles()
@@ -156,7 +157,7 @@ class Adapted(Device):
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
         """Have the driver prepare from the files. As in the HAL, the driver verifies their integrity."""
-        form = newest(self.driver, "prepareModelFromCache", self.level)
+        form = newest_method(self.driver, "prepareModelFromCache", self.level)
         if form is None:
             raise OperationFailed(f"driver {self.name}: has no prepareModelFromCache")
         until = (hints.deadline,) if form[0] == "prepareModelFromCache_1_3" else ()
@@ -180,7 +181,7 @@ class Adapted(Device):
         if status != ErrorStatus.NONE:
             raise error_of(status, f"driver {self.name}: {method} ended with {status.name}")
         prepared = result[1] if len(result) > 1 else None
-        if not any(newest(prepared, name, self.level) for name in ("execute", "executeSynchronously")):
+        if not any(newest_method(prepared, name, self.level) for name in ("execute", "executeSynchronously")):
             raise OperationFailed(
                 f"driver {self.name}: {method} gave {type(prepared).__name__}, must be a prepared model"
             )
@@ -229,7 +230,10 @@ class AdaptedPrepared(Prepared):
     def __init__(self, calls: Calls, prepared: object, model: Model) -> None:
         self._calls, self._prepared = calls, prepared
         self.model = model
-        forms = newest(prepared, "executeSynchronously", calls.level), newest(prepared, "execute", calls.level)
+        forms = (
+            newest_method(prepared, "executeSynchronously", calls.level),
+            newest_method(prepared, "execute", calls.level),
+        )
         wanted = (forms[1] or forms[0]) if asynchronous() else (forms[0] or forms[1])
         assert wanted is not None  # the device has checked it
         self._name, self._method = wanted
@@ -249,7 +253,7 @@ class AdaptedPrepared(Prepared):
         """Return the driver's burst, or one of plain executions."""
         burst, own = LocalBurst(self), burst_of(self._calls, self._prepared, self._call)
         if own is not None:
-            burst.runs_by(queued_as(self, partial(self._run, own.exchange)), own.close)
+            burst.runs_by(queue_like_run(self, partial(self._run, own.exchange)), own.close)
         return burst
 
     def burst_executor(self) -> BurstExecutor | None:
@@ -273,22 +277,22 @@ class AdaptedPrepared(Prepared):
             [s.dimensions for s in shapes],
         )
 
-    def _rooms(self, request: Request | None) -> list[Room]:
+    def _rooms(self, request: Request | None) -> list[OutputBuffer]:
         """Return the buffer for each output; `request` is needed if a shape is unknown."""
         rooms = []
         for index, (dtype, declared) in enumerate(zip(self._types, self._declared, strict=True)):
             if declared is not None and None not in declared:
                 size = math.prod(declared) * dtype.itemsize  # type: ignore[arg-type]
-                rooms.append(Room(dtype, declared, size))  # type: ignore[arg-type]
+                rooms.append(OutputBuffer(dtype, declared, size))  # type: ignore[arg-type]
                 continue
             assert request is not None
             target = request.room(index)
             given = sum(x.nbytes for x in request.given if x is not None)
             guess = self._learned[index] or max(GUESSED_ROOM, given)
-            rooms.append(Room(dtype, None, guess if target is None else target.nbytes))
+            rooms.append(OutputBuffer(dtype, None, guess if target is None else target.nbytes))
         return rooms
 
-    def _grow(self, request: Request, rooms: Sequence[Room], shapes: Sequence[OutputShape]) -> bool:
+    def _grow(self, request: Request, rooms: Sequence[OutputBuffer], shapes: Sequence[OutputShape]) -> bool:
         """Note the sizes that outputs need; return False if the caller's buffer for one is too small."""
         for index, (room, shape) in enumerate(zip(rooms, shapes, strict=True)):
             if shape.is_sufficient:
@@ -301,7 +305,7 @@ class AdaptedPrepared(Prepared):
         return True
 
     def _once(
-        self, call: Call, request: Request, rooms: Sequence[Room], control: Control
+        self, call: Call, request: Request, rooms: Sequence[OutputBuffer], control: Control
     ) -> tuple[Sequence[OutputShape], HalTiming, bool]:
         """Execute once; return shapes (empty if all were known), timing, and whether an output was too small."""
         laid = lay_out(request, rooms)
@@ -325,7 +329,7 @@ class AdaptedPrepared(Prepared):
     def _where(self) -> str:
         return f"driver {self._calls.device}: {self._name}"
 
-    def _call(self, laid: Laid, control: Control) -> Any:
+    def _call(self, laid: PlacedRequest, control: Control) -> Any:
         """Return the driver's answer to a plain execution."""
         arguments: list[Any] = [laid.request]
         if self._name != "execute":
@@ -353,7 +357,7 @@ class AdaptedPrepared(Prepared):
             raise OperationFailed(f"{self._where}: gave {result[1]!r}, must give output shapes")
         return status, tuple(result[1]), result[2] if isinstance(result[2], HalTiming) else HalTiming()
 
-    def _checked(self, shapes: Sequence[Any], rooms: Sequence[Room]) -> Sequence[OutputShape]:
+    def _checked(self, shapes: Sequence[Any], rooms: Sequence[OutputBuffer]) -> Sequence[OutputShape]:
         """Return the shapes that a driver reports; OperationFailed if they do not fit the model's outputs."""
         if len(shapes) != len(rooms) or not all(isinstance(s, OutputShape) for s in shapes):
             raise OperationFailed(f"{self._where}: gave {len(shapes)} output shapes, must be {len(rooms)}")

@@ -67,7 +67,7 @@ class HalTiming(NamedTuple):
         return Timing(device, driver)
 
 
-class Room(NamedTuple):
+class OutputBuffer(NamedTuple):
     """The buffer for an output: its element type, its shape if known before, and its bytes."""
 
     dtype: np.dtype[np.generic]
@@ -75,7 +75,7 @@ class Room(NamedTuple):
     size: int
 
 
-class Laid(Record, frozen=True):
+class PlacedRequest(Record, frozen=True):
     """A HAL request, and the elements of each output's place."""
 
     request: HalRequest
@@ -85,7 +85,7 @@ class Laid(Record, frozen=True):
 # ------------------------------------------------------------------------------------------------------ for the runtime
 
 
-def lay_out(request: Request, rooms: Sequence[Room]) -> Laid:
+def lay_out(request: Request, rooms: Sequence[OutputBuffer]) -> PlacedRequest:
     """Convert a request: each input becomes a pool over the caller's array, each output a new zeroed pool.
 
     Inputs with gaps are copied.
@@ -99,10 +99,12 @@ def lay_out(request: Request, rooms: Sequence[Room]) -> Laid:
     inputs = [RequestArgument(True) if x is None else place(flat_bytes(x), x.shape) for x in request.inputs]
     targets = tuple(request.blank((room.size // room.dtype.itemsize,), room.dtype) for room in rooms)
     outputs = [place(flat_bytes(data), room.shape or ()) for data, room in zip(targets, rooms, strict=True)]
-    return Laid(HalRequest(tuple(inputs), tuple(outputs), tuple(pools)), targets)
+    return PlacedRequest(HalRequest(tuple(inputs), tuple(outputs), tuple(pools)), targets)
 
 
-def collect(laid: Laid, request: Request, rooms: Sequence[Room], shapes: Sequence[OutputShape] = ()) -> None:
+def collect(
+    laid: PlacedRequest, request: Request, rooms: Sequence[OutputBuffer], shapes: Sequence[OutputShape] = ()
+) -> None:
     """Write the results to the request. shapes: as the driver reports them; empty if all were known before.
 
     ContractBroken if the driver left an output unwritten, or wrote past its end.

@@ -6,19 +6,19 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from nnhal.base.answers import let_go
+from nnhal.base.answers import close_quietly
 from nnhal.base.errors import NnhalError, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.hal.burst import BurstExecutor
-from nnhal.hal.hidl.arguments import Laid
-from nnhal.hal.hidl.calls import LIMIT, Calls, notified_within
-from nnhal.hal.hidl.interfaces import newest
+from nnhal.hal.hidl.arguments import PlacedRequest
+from nnhal.hal.hidl.calls import LIMIT, Calls, wait_for_callback
+from nnhal.hal.hidl.interfaces import newest_method
 from nnhal.hal.hidl.packets import BurstRequest, Memories, PacketQueue
 from nnhal.hal.request import Control, Request, Run, Timing
 
 METHOD = "configureExecutionBurst"
-Call = Callable[[Laid, Control], Any]  # one execution; returns the driver's answer
+Call = Callable[[PlacedRequest, Control], Any]  # one execution; returns the driver's answer
 _log = logger("driver")
 
 
@@ -41,7 +41,7 @@ class HalBurst:
         if not callable(getattr(self._context, "freeMemory", None)):
             raise OperationFailed(f"{self._where} gave {type(self._context).__name__}, must give a context: freeMemory")
 
-    def exchange(self, laid: Laid, control: Control) -> Any:
+    def exchange(self, laid: PlacedRequest, control: Control) -> Any:
         """Execute one request, and return the driver's answer."""
         if self._requests.closed:
             try:
@@ -62,10 +62,10 @@ class HalBurst:
         finally:
             self._memories.known = {}
             for slot in slots:
-                let_go(self._where, "freeMemory()", partial(self._context.freeMemory, slot))
+                close_quietly(self._where, "freeMemory()", partial(self._context.freeMemory, slot))
 
     def _answer(self, control: Control) -> Any:
-        seconds = notified_within()
+        seconds = wait_for_callback()
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             patience = control.patience()
@@ -89,7 +89,7 @@ class HalBurst:
 
 def burst_of(calls: Calls, prepared: object, plain: Call) -> HalBurst | None:
     """Return a burst of a driver's prepared model; None if its HAL version has none, or the driver refuses."""
-    if newest(prepared, METHOD, calls.level) is None:
+    if newest_method(prepared, METHOD, calls.level) is None:
         return None
     try:
         return HalBurst(calls, prepared, plain)

@@ -6,13 +6,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.errors import Cancelled, InvalidArgument, MissedDeadline, NnhalError, OperationFailed, error_of, told
+from nnhal.base.errors import (
+    Cancelled,
+    InvalidArgument,
+    MissedDeadline,
+    NnhalError,
+    OperationFailed,
+    error_of,
+    error_text,
+)
 from nnhal.base.levels import Level
 from nnhal.base.log import logger
-from nnhal.base.time import patience
-from nnhal.hal.hidl.interfaces import newest
+from nnhal.base.time import wait_seconds
+from nnhal.hal.hidl.interfaces import newest_method
 
 LIMIT = "NNHAL_NOTIFIED_WITHIN"  # seconds within which a driver has to notify the end of a launched operation
 SECONDS = 300.0
@@ -28,7 +36,7 @@ class Calls:
 
     def call(self, owner: object, method: str, *arguments: Any) -> Any:
         """Call the newest version of a method, with the arguments of that version."""
-        found = newest(owner, method, self.level)
+        found = newest_method(owner, method, self.level)
         if found is None:
             raise OperationFailed(f"driver {self.device}: has no {method} at level {self.level}, must have one")
         return self.exactly(found[0], found[1], *arguments)
@@ -43,7 +51,7 @@ class Calls:
         except NnhalError:
             raise
         except Exception as error:
-            raise OperationFailed(f"driver {self.device}: {name} raised {told(error)}") from error
+            raise OperationFailed(f"driver {self.device}: {name} raised {error_text(error)}") from error
 
     def answer(self, owner: object, method: str, count: int, *arguments: Any) -> Sequence[Any]:
         """Call a method, and return the `count` values beside a status of NONE; raise the error of another status."""
@@ -66,11 +74,13 @@ class Calls:
         if status is ErrorStatus.NONE:
             return ErrorStatus.NONE
         if isinstance(status, bool) or status not in ErrorStatus.__members__.values():
-            raise OperationFailed(f"driver {self.device}: {method} gave status {shown(status)}, must be an ErrorStatus")
+            raise OperationFailed(
+                f"driver {self.device}: {method} gave status {safe_repr(status)}, must be an ErrorStatus"
+            )
         return ErrorStatus(status)
 
 
-def notified_within() -> float:
+def wait_for_callback() -> float:
     """Return the seconds within which a driver has to notify; InvalidArgument if the variable is not a number."""
     text = os.environ.get(LIMIT, "")
     try:
@@ -111,12 +121,12 @@ class Callback:
     def wait(self, deadline: int | None, cancelled: threading.Event | None = None) -> tuple[Any, ...]:
         """Return the notification. Raises MissedDeadline by `deadline` (monotonic nanoseconds), or Cancelled.
 
-        Raises OperationFailed if none came within `notified_within`.
+        Raises OperationFailed if none came within `wait_for_callback`.
         """
-        seconds = notified_within()
+        seconds = wait_for_callback()
         end = time.monotonic_ns() + int(seconds * 1e9)
         while True:
-            if self._done.wait(patience(min(end, deadline or end), cancelled is not None)):
+            if self._done.wait(wait_seconds(min(end, deadline or end), cancelled is not None)):
                 return self.result
             if cancelled is not None and cancelled.is_set() and not self.close():
                 raise Cancelled(f"{self._what}: cancelled by its owner")

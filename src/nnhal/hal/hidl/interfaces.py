@@ -243,7 +243,7 @@ class DeviceV1_3(DeviceV1_2, Protocol):
         """Launch the preparation of the cached compilation for the token."""
 
 
-def newest(owner: object, method: str, level: Level) -> tuple[str, Callable[..., Any]] | None:
+def newest_method(owner: object, method: str, level: Level) -> tuple[str, Callable[..., Any]] | None:
     """Return the newest version of a method that the object has at this level, with its name; None without one."""
     for at in sorted((V1_0, V1_1, V1_2, V1_3), reverse=True):
         name = method if SINCE.get(method) == at else f"{method}_1_{at - 1}"
@@ -260,8 +260,8 @@ def hal_level(driver: object) -> Level | None:
     """
     if not any(callable(getattr(driver, name, None)) for name in DEVICE_METHODS if name != "allocate"):
         return None
-    form = newest(driver, "prepareModel", V1_3)
-    missing = [name for name in NEEDED if newest(driver, name, V1_3) is None]
+    form = newest_method(driver, "prepareModel", V1_3)
+    missing = [name for name in NEEDED if newest_method(driver, name, V1_3) is None]
     if form is None or missing:
         raise InvalidArgument(
             f"driver {type(driver).__name__} has no {', '.join(missing)}, must have {', '.join(NEEDED)}"
@@ -269,6 +269,6 @@ def hal_level(driver: object) -> Level | None:
     said = getattr(driver, "level", None)
     level = SINCE[form[0]] if said is None else Level(said)
     for name in NEEDED:
-        if newest(driver, name, level) is None:
+        if newest_method(driver, name, level) is None:
             raise InvalidArgument(f"driver {type(driver).__name__} has no {name} of level {level}, must have one")
     return min(level, V1_3)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nnhal.base import trace
-from nnhal.base.errors import Closed, ContractBroken, InvalidArgument, OperationFailed, again
+from nnhal.base.errors import Closed, ContractBroken, InvalidArgument, OperationFailed, copy_of_error
 from nnhal.base.memory import Memory
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control
@@ -47,7 +47,7 @@ class RemoteBuffer(Buffer):
             raise Closed(f"buffer {self.token}: used after close")
         if session is not self._session:
             if self._session.dead is not None:
-                raise again(self._session.dead)
+                raise copy_of_error(self._session.dead)
             raise InvalidArgument(f"buffer {self.token}: belongs to another device, must be allocated by this one")
         return self._number
 
@@ -114,24 +114,24 @@ class RemoteContents:
             )
         return shape
 
-    @trace.seam("ipc", "transfers", "copy out of a buffer")
+    @trace.traced_method("ipc", "transfers", "copy out of a buffer")
     def copy_to(self, memory: Memory) -> None:
         session, number = self.session, self.buffer.of(self.session)
         self.buffer.require_contents()
-        session.confirm_abandoned(self.control)
+        session.wait_for_abandoned(self.control)
         packing, shared = session.packing(), session.pools.shareable(memory)
         session.call(wire.CopyTo(number, packing.pool(shared)), wire.Shape, self.control, packing)
         if shared is not memory:
             memory.writable()[:] = shared.bytes()[: memory.size]
 
-    @trace.seam("ipc", "transfers", "copy into a buffer")
+    @trace.traced_method("ipc", "transfers", "copy into a buffer")
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
         session, number, writer = self.session, self.buffer.of(self.session), object()
         packing = session.packing()
         if not memory.sealed:  # a cached copy would miss the current contents
             memory = Memory.from_array(memory.bytes())
         message = wire.CopyFrom(number, packing.pool(memory), dimensions)
-        session.confirm_abandoned(self.control)
+        session.wait_for_abandoned(self.control)
         self.buffer.begin(writer)
         reply, _ = session.ask(message, self.control, packing)
         self.buffer.answered(writer)

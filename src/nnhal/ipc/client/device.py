@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.codes import DeviceStatus, DeviceType
 from nnhal.base.errors import UnsupportedModel
 from nnhal.base.levels import V1_2, V1_3, Level
@@ -42,7 +42,7 @@ from nnhal.model.layouts import LAYOUTS
 Preparation = TypeVar("Preparation", wire.PrepareModel, wire.PrepareModelFromCache)
 
 
-class KeptElsewhere:
+class ConsideredElsewhere:
     """A model that a driver's process keeps since its driver considered it under some hints.
 
     It is known by a number, and released with the last reference.
@@ -56,7 +56,7 @@ class KeptElsewhere:
         self.number = self._lease.number
 
 
-class Statement(NamedTuple):
+class DeviceFacts(NamedTuple):
     """The facts that a driver's process reports of its device.
 
     Only another driver changes it, so a difference means another device.
@@ -74,7 +74,7 @@ class Statement(NamedTuple):
     capabilities: Capabilities
     code: bytes
 
-    def difference(self, before: "Statement") -> str:
+    def difference(self, before: "DeviceFacts") -> str:
         """Describe the differences from an earlier statement, for a message; "" if there are none."""
         fields = zip(self._fields, self, before, strict=True)
         return "; ".join(_changed(what.replace("_", " "), now, then) for what, now, then in fields if now != then)
@@ -87,7 +87,9 @@ def _changed(what: str, now: object, then: object) -> str:
 def _told(value: object) -> str:
     if isinstance(value, DeviceType):
         return value.name
-    return str(value) if isinstance(value, Level) else shown(sorted(value) if isinstance(value, frozenset) else value)
+    return (
+        str(value) if isinstance(value, Level) else safe_repr(sorted(value) if isinstance(value, frozenset) else value)
+    )
 
 
 class RemoteDevice(Device):
@@ -103,23 +105,25 @@ class RemoteDevice(Device):
         self.confinement = {printable(part): printable(said) for part, said in session.welcome.confinement.items()}
         self.preferred_layout = next((layout for layout in LAYOUTS if layout == session.welcome.layout), None)
         if session.methods >= V1_2:
-            self.version = str(self._query(wire.GetVersionString(), wire.Word).value)
-            kind = self._query(wire.GetType(), wire.Word).value
+            self.version = str(self._query(wire.GetVersionString(), wire.TextReply).value)
+            kind = self._query(wire.GetType(), wire.TextReply).value
             self.type = DeviceType(kind) if kind in DeviceType.__members__.values() else DeviceType.OTHER
-            self.extensions = self._query(wire.GetSupportedExtensions(), wire.Names).names
-        said = self._query(wire.GetRelaxations(), wire.Names).names
+            self.extensions = self._query(wire.GetSupportedExtensions(), wire.NamesReply).names
+        said = self._query(wire.GetRelaxations(), wire.NamesReply).names
         self.relaxations = [each for each in said if not each.startswith(NUMERICS_PREFIX)]
         self.numerics = [FAST, *(each[len(NUMERICS_PREFIX) :] for each in said if each.startswith(NUMERICS_PREFIX))]
         form = self._form(wire.GetCapabilities)
-        self._capabilities = capabilities_from_wire(self._query(wire.GetCapabilities(form), wire.Stated), form)
+        self._capabilities = capabilities_from_wire(
+            self._query(wire.GetCapabilities(form), wire.CapabilitiesReply), form
+        )
 
     @property
-    def statement(self) -> Statement:
+    def statement(self) -> DeviceFacts:
         """The facts that its process reported when the session began."""
         welcome = self.session.welcome
         said = frozenset(self.extensions), frozenset(self.relaxations), frozenset(self.numerics)
         facts = self.name, welcome.origin, self.version, self.type, self.level
-        return Statement(*facts, *said, welcome.layout or None, self._capabilities, welcome.code)
+        return DeviceFacts(*facts, *said, welcome.layout or None, self._capabilities, welcome.code)
 
     def _form(self, call: type[wire.ClientCall]) -> Level:
         form = wire.form_for(call, self.session.methods)
@@ -138,7 +142,7 @@ class RemoteDevice(Device):
 
     def status(self) -> DeviceStatus:
         """Ask the driver; the answer may change at any time."""
-        value = self._query(wire.GetStatus(), wire.Word).value
+        value = self._query(wire.GetStatus(), wire.TextReply).value
         return DeviceStatus(value) if value in DeviceStatus.__members__.values() else DeviceStatus.UNKNOWN
 
     def supports(self, model: Model) -> Sequence[Verdict]:
@@ -168,7 +172,7 @@ class RemoteDevice(Device):
             return super().consider(model, hints)
         if any(not pool.mappable for pool in model.pools):
             return Considered(self.supports(model))
-        kept = KeptElsewhere(self.session, hints)
+        kept = ConsideredElsewhere(self.session, hints)
         with self.session.carrying(model.pools, UNLIMITED) as packing:
             message = wire.Consider(
                 kept.number,
@@ -179,7 +183,7 @@ class RemoteDevice(Device):
                 hints.threads,
                 options_to_wire(hints.options, f"driver_options of {self.name}"),
             )
-            said = self._query(message, wire.Claimed, packing)
+            said = self._query(message, wire.SupportReply, packing)
         return claims_from_wire(said, kept)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
@@ -246,7 +250,7 @@ class RemoteDevice(Device):
     def _considered(self, hints: Hints) -> int:
         """Return the number of what the driver's process keeps for these hints; 0 for nothing."""
         kept = None if hints.worked_out is None else hints.worked_out.given
-        if not isinstance(kept, KeptElsewhere) or kept.session is not self.session:
+        if not isinstance(kept, ConsideredElsewhere) or kept.session is not self.session:
             return 0
         return kept.number if kept.hints == replace(hints, worked_out=None, cache=None) else 0
 

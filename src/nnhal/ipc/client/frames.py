@@ -193,7 +193,7 @@ class Frame:
         for index, view in self._in:
             view[...] = given[index]
 
-    @trace.seam("ipc", "results", "take outputs")
+    @trace.traced_method("ipc", "results", "take outputs")
     def collect(self, request: Request, shapes: Sequence[tuple[int, ...]] = ()) -> None:
         """Write the outputs to the request; ContractBroken if the driver wrote past one of them.
 
@@ -250,7 +250,7 @@ class Frames:
         self._last: tuple[Key, deque[Frame]] | None = None
         self._in_pools: weakref.WeakKeyDictionary[Memory, set[Key]] = weakref.WeakKeyDictionary()
 
-    @trace.seam("ipc", "transfers", "stage inputs")
+    @trace.traced_method("ipc", "transfers", "stage inputs")
     def take(self, request: Request, apart: bool = False) -> tuple[Frame, deque[Frame]]:
         """Return a frame for this request alone, filled with its inputs, and the queue to return it to."""
         last = self._last

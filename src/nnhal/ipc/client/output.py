@@ -67,7 +67,7 @@ class DriverProcess(subprocess.Popen[bytes]):
             raise
         self.output.follow(self.pid)
 
-    def fate(self) -> str:
+    def exit_description(self) -> str:
         """Describe how it ended, with its last lines; "" while it runs."""
         self._reap()
         code = self.returncode
@@ -83,7 +83,7 @@ class DriverProcess(subprocess.Popen[bytes]):
         return f"the driver process {how}" + (f"; its last words: {words}" if words else "")
 
     @property
-    def own_end(self) -> Literal["crash", "exit", ""]:
+    def exit_by_itself(self) -> Literal["crash", "exit", ""]:
         """How it ended by its own action; "" if it did not.
 
         Only the signals of a crash count: any process may send others, and the kernel sends SIGKILL when memory runs

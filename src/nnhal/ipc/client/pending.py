@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from nnhal.base.descriptors import Owner
-from nnhal.base.errors import Cancelled, DeadObject, MissedDeadline, NnhalError, again
+from nnhal.base.errors import Cancelled, DeadObject, MissedDeadline, NnhalError, copy_of_error
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_from_wire
 from nnhal.ipc.transport import _native
@@ -61,7 +61,7 @@ class Pending:
             self._wake = None
         result, fds = self._answer[0]
         if isinstance(result, NnhalError):
-            raise again(result)
+            raise copy_of_error(result)
         if isinstance(result, wire.Failed):
             raise error_from_wire(result)
         return result, fds

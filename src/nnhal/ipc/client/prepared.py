@@ -28,11 +28,11 @@ from nnhal.base.time import seconds_until
 from nnhal.hal.background import (
     ExecutionInfo,
     FencedExecution,
+    InfoUnavailable,
     Notify,
-    Untold,
     check_fenced,
     notify_of,
-    once_signalled,
+    signal_after,
 )
 from nnhal.hal.binding import Where
 from nnhal.hal.burst import Burst
@@ -104,7 +104,7 @@ class RemotePrepared(Prepared):
         apart: see `Frame`; also applies if the execution may end early.
         """
         if request.output_buffers or request.input_buffers:
-            self.session.confirm_abandoned(control)
+            self.session.wait_for_abandoned(control)
         frame, home = self.frames.take(request, apart or control.bounded)
         if request.output_buffers:
             for buffer in request.output_buffers.values():
@@ -164,9 +164,9 @@ class RemotePrepared(Prepared):
         for n, buffer in request.output_buffers.items():
             request.filled(n, self.signature.outputs[n].fixed or buffer.within(control).shape or ())
 
-    def executed(self, reply: wire.Reply) -> wire.Executed:
+    def executed(self, reply: wire.Reply) -> wire.ExecutedReply:
         """Return the reply to an execution; raise the error that it reports."""
-        if isinstance(reply, wire.Executed):
+        if isinstance(reply, wire.ExecutedReply):
             return reply
         if isinstance(reply, wire.Failed):
             raise self.session.error(reply)
@@ -196,7 +196,7 @@ class RemotePrepared(Prepared):
         deadline, loop = (control.deadline or 0, _loop(control)) if form >= V1_3 else (0, 0)
         return wire.Execute(self.session.number(), form, binding.number, measure, deadline, loop)
 
-    def finish(self, request: Request, frame: Frame, result: wire.Executed, fds: Descriptors) -> Timing | None:
+    def finish(self, request: Request, frame: Frame, result: wire.ExecutedReply, fds: Descriptors) -> Timing | None:
         """Collect outputs and shapes after verifying that they are possible."""
         shapes = [tuple(shape) for shape in result.shapes]
         if shapes and not (len(shapes) == len(result.sufficient) == len(request.shapes) and all(result.sufficient)):
@@ -209,7 +209,7 @@ class RemotePrepared(Prepared):
             self._take_provided(request, result, fds)
         return timing_from_wire(result.timing)
 
-    def _take_provided(self, request: Request, result: wire.Executed, fds: Descriptors) -> None:
+    def _take_provided(self, request: Request, result: wire.ExecutedReply, fds: Descriptors) -> None:
         """Collect outputs that lie in the driver's memory."""
         outputs = self.signature.outputs
         places = range(len(outputs))
@@ -266,7 +266,7 @@ class RemotePrepared(Prepared):
         wait_for = [fence for fence in wait_for if fence.status() != ErrorStatus.NONE]
         frame, home, binding = self.bound(request, control, apart=early)
         if wait_for and (frame.copies or len(wait_for) > wire.MAX_DESCRIPTORS):  # inputs are read only then
-            wait_for = [once_signalled(wait_for, lambda: frame.fill(request))]
+            wait_for = [signal_after(wait_for, lambda: frame.fill(request))]
         execution = RemoteExecution(self, request, control, frame, home)
         execution.launch(binding, wait_for, after or 0)
         answered(request, frame)
@@ -341,7 +341,7 @@ class RemoteExecution(FencedExecution):
         _, fds = self._session.call(message, wire.Acknowledged, control, fds=waited, work=True)
         self.fence = Fence.taken(fds.take) if fds else None
         self._session.holders.add(self)
-        self._session.watch_wish(self._number, control.cancelled)
+        self._session.watch_cancellation(self._number, control.cancelled)
 
     def get_execution_info(self) -> ExecutionInfo:
         """Ask the service, and collect the outputs on the first success; concurrent callers wait for that."""
@@ -370,9 +370,9 @@ class RemoteExecution(FencedExecution):
             answer, _ = self._session.ask(message, control)
         except MissedDeadline:
             raise self._untold() from None
-        reply = self._session.expected(message, answer, wire.Info)
+        reply = self._session.expected(message, answer, wire.ExecutionInfoReply)
         info = ExecutionInfo(timing_from_wire(reply.launched) or Timing(), timing_from_wire(reply.fenced) or Timing())
-        self._session.forget_wish(self._number)
+        self._session.unwatch_cancellation(self._number)
         self._session.holders.discard(self)
         error: NnhalError | None = None
         try:
@@ -383,8 +383,8 @@ class RemoteExecution(FencedExecution):
         if error is None:
             self._home.append(self._frame)  # only once: the outputs are collected
 
-    def _untold(self) -> Untold:
-        return Untold(f"{self._session.where}: did not report the result of an execution in time")
+    def _untold(self) -> InfoUnavailable:
+        return InfoUnavailable(f"{self._session.where}: did not report the result of an execution in time")
 
     def _collect(self, shapes: Sequence[tuple[int, ...]], request: Request, control: Control) -> None:
         self._prepared.taken(request, self._frame, control, shapes)
@@ -393,7 +393,7 @@ class RemoteExecution(FencedExecution):
 
     def __del__(self) -> None:
         if hasattr(self, "_number"):
-            self._session.forget_wish(self._number)
+            self._session.unwatch_cancellation(self._number)
 
 
 def _loop(control: Control) -> int:

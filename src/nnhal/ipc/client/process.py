@@ -18,15 +18,22 @@ from fcntl import F_DUPFD_CLOEXEC, fcntl
 from typing import Any
 
 from nnhal.base import trace
-from nnhal.base.answers import raise_own
+from nnhal.base.answers import raise_application_error
 from nnhal.base.codes import DeviceStatus
 from nnhal.base.descriptors import Owner
-from nnhal.base.errors import Closed, DeviceUnavailable, NnhalError, ResourceExhausted, again, ran_short
+from nnhal.base.errors import (
+    Closed,
+    DeviceUnavailable,
+    NnhalError,
+    ResourceExhausted,
+    copy_of_error,
+    is_out_of_resources,
+)
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.names import name_of
 from nnhal.base.records import Struct, field, replace
-from nnhal.base.time import by
+from nnhal.base.time import run_with_deadline
 from nnhal.hal.background import FencedExecution, Notify
 from nnhal.hal.burst import Burst
 from nnhal.hal.cache.files import CacheFiles
@@ -50,7 +57,7 @@ FIRST_PASSED = 3  # the lowest descriptor after input, output and errors
 _log = logger("driver")
 
 
-class Health(Struct):
+class ProcessHealth(Struct):
     """Deaths of a driver's process and their consequences. clock: monotonic nanoseconds.
 
     deaths: the last ones, which delay the next start. faults: those that the process caused, which lead to quarantine.
@@ -106,7 +113,7 @@ class Health(Struct):
         return f"died {self.total} times, {state}; last: {self.deaths[-1][1] if self.deaths else 'some time ago'}"
 
 
-@trace.spanning("ipc", "initialisation", "start driver process", lambda driver: f"device {name_of(driver)}")
+@trace.traced_function("ipc", "initialisation", "start driver process", lambda driver: f"device {name_of(driver)}")
 def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Session:
     """Start a driver's process for this client alone, and connect. driver: a name, or the path of a file or package."""
     transport.require()
@@ -134,19 +141,19 @@ def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Sessi
 
 def _not_started(driver: str, error: OSError) -> NnhalError:
     """Return the error for a process that did not start. The device is not at fault for a shortage in the client."""
-    raise_own(error)
-    kind = ResourceExhausted if ran_short(error) else DeviceUnavailable
+    raise_application_error(error)
+    kind = ResourceExhausted if is_out_of_resources(error) else DeviceUnavailable
     return kind(f"device {driver}: cannot start its process: {error.strerror or error}")
 
 
-class Resilient(Device):
+class ReconnectingDevice(Device):
     """A remote device that connects again after a death. connect: returns a new session."""
 
     timely = True
 
     def __init__(self, name: str, connect: Callable[[], Session]) -> None:
         self.name, self._connect = name, connect
-        self.health = Health(name)
+        self.health = ProcessHealth(name)
         self._lock = threading.Lock()
         self._closed = False
         self._forked = False
@@ -162,7 +169,7 @@ class Resilient(Device):
         _resilient.add(self)
 
     @property
-    def unusable(self) -> bool:
+    def is_unusable(self) -> bool:
         """Whether it was closed, was replaced by another device, or belongs to the process that forked this one."""
         return self._closed or self._forked or self._replaced is not None
 
@@ -218,9 +225,9 @@ class Resilient(Device):
             if self._closed:
                 raise Closed(f"device {self.name}: was closed")
             if self._forked:
-                raise again(remote.session.dead)
+                raise copy_of_error(remote.session.dead)
             if self._replaced is not None:
-                raise again(self._replaced)
+                raise copy_of_error(self._replaced)
             if self._remote.session.dead is None:
                 return self._remote
             self.health.check()
@@ -232,7 +239,7 @@ class Resilient(Device):
                 fresh.close()
                 raise
             self._remote = fresh
-            if self.unusable:  # closed during the start: `close` may have met the previous one
+            if self.is_unusable:  # closed during the start: `close` may have met the previous one
                 fresh.close()
                 raise Closed(f"device {self.name}: was closed")
             self.restarts += 1
@@ -250,7 +257,7 @@ class Resilient(Device):
             self._replaced = DeviceUnavailable(
                 f"device {self.name}: another device came back in its place: {changed}; compile again"
             )
-            raise again(self._replaced)
+            raise copy_of_error(self._replaced)
 
     def capabilities(self) -> Capabilities:
         """Return what was declared at the first start: it may not change while the device lives."""
@@ -267,7 +274,7 @@ class Resilient(Device):
         return self.remote().consider(model, hints)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        return ResilientPrepared(self, model, hints)
+        return ReconnectingModel(self, model, hints)
 
     def number_of_cache_files(self) -> CacheFiles:
         """Ask the driver each time, because its code may have changed. The numbers must be the same after a restart."""
@@ -282,7 +289,7 @@ class Resilient(Device):
         return self.remote().code_identity
 
     def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
-        return ResilientPrepared(self, outline, hints, restored=True)
+        return ReconnectingModel(self, outline, hints, restored=True)
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         """Allocate a buffer in the driver's process; its contents do not survive a death."""
@@ -294,12 +301,12 @@ class Resilient(Device):
         self._remote.close()
 
 
-class ResilientPrepared(Prepared):
+class ReconnectingModel(Prepared):
     """A prepared model that keeps its model, so that it is prepared again, once, after its process has died."""
 
     timely = True
 
-    def __init__(self, device: Resilient, model: Model, hints: Hints, *, restored: bool = False) -> None:
+    def __init__(self, device: ReconnectingDevice, model: Model, hints: Hints, *, restored: bool = False) -> None:
         """Prepare. restored: from the hints' cache; `model` is an outline until the caller sets the complete one."""
         self._device, self.model = device, model
         self._hints = replace(hints, deadline=None, worked_out=None, cache=None)
@@ -331,7 +338,7 @@ class ResilientPrepared(Prepared):
         if self.alive or not control.bounded:
             return self.remote
         what = f"device {self._device.name}: its process, which died, is started again"
-        return by(control.deadline, what, lambda: self.remote, wanted=control.check)
+        return run_with_deadline(control.deadline, what, lambda: self.remote, wanted=control.check)
 
     def run(self, request: Request, control: Control) -> Timing | None:
         """Execute. Raises DeadObject if the process dies meanwhile; the next execution starts a new one."""
@@ -350,7 +357,7 @@ class ResilientPrepared(Prepared):
 
     def burst(self) -> Burst:
         """Return a burst that opens again after a death."""
-        return ResilientBurst(self)
+        return ReconnectingBurst(self)
 
     @property
     def changeable(self) -> Collection[str]:  # type: ignore[override]
@@ -381,10 +388,10 @@ class ResilientPrepared(Prepared):
         self._inner.end()
 
 
-class ResilientBurst(Burst):
+class ReconnectingBurst(Burst):
     """A burst that opens again after its process has died or its queues have ended."""
 
-    def __init__(self, prepared: ResilientPrepared) -> None:
+    def __init__(self, prepared: ReconnectingModel) -> None:
         self.of = self._prepared = prepared
         self._target = prepared.remote
         self._inner = self._target.burst()
@@ -415,7 +422,7 @@ class ResilientBurst(Burst):
         self._inner.close()
 
 
-_resilient: "weakref.WeakSet[Resilient]" = weakref.WeakSet()
+_resilient: "weakref.WeakSet[ReconnectingDevice]" = weakref.WeakSet()
 
 
 def _after_fork() -> None:

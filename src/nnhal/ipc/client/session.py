@@ -33,7 +33,7 @@ from nnhal.base.errors import (
     MissedDeadline,
     NnhalError,
     ResourceExhausted,
-    again,
+    copy_of_error,
 )
 from nnhal.base.levels import V1_3, Level
 from nnhal.base.log import logger
@@ -191,7 +191,7 @@ class Session:
             self.process.wait()
         self._own.close()
 
-    @trace.seam("ipc", "initialisation", "greet", detail=lambda self: self.where)
+    @trace.traced_method("ipc", "initialisation", "greet", detail=lambda self: self.where)
     def _greet(self) -> wire.Welcome:
         try:
             data, _ = self._control.call(wire.encode(wire.Hello(wire.VERSION, _native.cpus())), (), self._patience)
@@ -200,7 +200,7 @@ class Session:
             raise self._unfit(f"is not a driver service: {error}") from None
         except (DeadObject, MissedDeadline) as error:
             how = self._fate()
-            fault = "" if self.process is None else self.process.own_end
+            fault = "" if self.process is None else self.process.exit_by_itself
             raise self._unfit(f"the driver process did not start: {how or error}", fault) from None
         if isinstance(reply, wire.Failed):
             raise self._refused(error_from_wire(reply))
@@ -256,7 +256,7 @@ class Session:
                     some, packing = apart[start : start + _PLACED], self.packing()
                     leases.append(self.lease())
                     number = leases[-1].number
-                    message = wire.Hold(number, tuple(packing.pool(memory) for memory in some))
+                    message = wire.HoldMemory(number, tuple(packing.pool(memory) for memory in some))
                     self.call(message, wire.Acknowledged, control, packing)
                     held.update({memory: (number, place) for place, memory in enumerate(some)})
             yield self.packing(held)
@@ -317,7 +317,7 @@ class Session:
             raise self._died(NoProtocol(f"{self.where}: answered {wire.hal_name(message)} with {type(reply).__name__}"))
         return reply
 
-    @trace.instead(_by_its_name)
+    @trace.replaced_while_tracing(_by_its_name)
     def answer_to(
         self,
         name: str,
@@ -360,7 +360,7 @@ class Session:
     ) -> Message:
         """Send bytes on a channel reserved for this call and wait for the answer."""
         if self.dead is not None:
-            raise again(self.dead)
+            raise copy_of_error(self.dead)
         try:
             few = lanes == MAX_LANES or len(self._lanes) <= lanes
             channel = self._free.pop() if few else self._lane(control, lanes)
@@ -384,7 +384,7 @@ class Session:
             else:
                 self._keep(channel)
 
-    @trace.seam(
+    @trace.traced_method(
         "ipc", "", "wait for the answer", key=lambda _, lane, *__: (lane.group, lane.number), direction=trace.OUT
     )
     def _patient_call(
@@ -416,7 +416,7 @@ class Session:
         self.give_up(text)
         return DeviceUnavailable(text)
 
-    @trace.seam(
+    @trace.traced_method(
         *("ipc", "", "wait for the notification"),
         detail=lambda self: self.where,
         key=lambda self, message, *_, **__: (self.group, message.object),
@@ -442,7 +442,7 @@ class Session:
                 raise
             raise MissedDeadline(late) from None
 
-    @trace.seam("ipc", "", "launch", detail=lambda self: self.where)
+    @trace.traced_method("ipc", "", "launch", detail=lambda self: self.where)
     def notified(self, message: NotifiedCall, control: Control) -> Pending:
         """Call, and return the expected notification. Raises MissedDeadline if not even the call was received."""
         trace.hand_over((self.group, message.object))
@@ -464,7 +464,7 @@ class Session:
             pending.set(self.dead)
         return pending
 
-    @trace.seam(
+    @trace.traced_method(
         *("ipc", "", "wait for the notification"),
         detail=lambda self: self.where,
         key=lambda self, pending, *_: (self.group, pending.number),
@@ -493,7 +493,7 @@ class Session:
                 self._rouse()
             raise
 
-    def confirm_abandoned(self, control: Control) -> None:
+    def wait_for_abandoned(self, control: Control) -> None:
         """Return when the service knows every abandoned call of this client: none begins to write a buffer after that.
 
         An execution that uses driver buffers must come after this. The housekeeping thread sends the same message
@@ -507,13 +507,13 @@ class Session:
         if numbers:
             self.call(wire.Cancel(tuple(numbers)), wire.Acknowledged, control)
 
-    def watch_wish(self, number: int, cancelled: threading.Event | None) -> None:
-        """Until `forget_wish`, inform the service when a call's result is no longer wanted."""
+    def watch_cancellation(self, number: int, cancelled: threading.Event | None) -> None:
+        """Until `unwatch_cancellation`, inform the service when a call's result is no longer wanted."""
         if cancelled is not None:
             self._wishes[number] = cancelled
             self._rouse()
 
-    def forget_wish(self, number: int) -> None:
+    def unwatch_cancellation(self, number: int) -> None:
         """Stop watching: the call's work has ended."""
         self._wishes.pop(number, None)
 
@@ -534,7 +534,7 @@ class Session:
         asked = 0  # the time of the first request
         while True:
             if self.dead is not None:
-                raise again(self.dead)
+                raise copy_of_error(self.dead)
             few = False
             if len(self._lanes) - len(self._free) < most:
                 try:
@@ -582,7 +582,7 @@ class Session:
         control = self._control
         with self._attaching:  # held only briefly: other callers have deadlines
             if self.dead is not None:
-                raise again(self.dead)
+                raise copy_of_error(self.dead)
             try:
                 if not control.in_doubt:
                     self._asked_for = self.number()
@@ -747,7 +747,7 @@ class Session:
     def _look_at_wishes(self) -> None:
         for number, cancelled in list(self._wishes.items()):
             if cancelled.is_set():
-                self.forget_wish(number)
+                self.unwatch_cancellation(number)
                 self._cancelled.append(number)
                 self._rouse()
 
@@ -863,7 +863,7 @@ class Session:
     def await_follow(self, recording: trace.Recording, until: float) -> None:
         """Wait until the service has started to record, but not past `until`."""
         memory = next((remote.memory for remote in recording.remotes if remote.group == self.group), None)
-        while memory is not None and not trace.taken(memory):
+        while memory is not None and not trace.has_writer(memory):
             if time.monotonic() > until or self.dead is not None:
                 recording.notes.append(f"{self.where}: did not start to trace in time; spans are missing")
                 return
@@ -882,7 +882,7 @@ class Session:
         """Describe how this client's own process ended; "" if it did not, or that is not known."""
         if self.process is None:
             return ""
-        return self.process.fate()
+        return self.process.exit_description()
 
     def _died(self, error: NnhalError, *, fate: bool = True) -> NnhalError:
         """End the session and wake every waiting thread; return the error to raise.
@@ -892,7 +892,7 @@ class Session:
         """
         with self._death_lock:
             if self.dead is not None:
-                return again(self.dead)
+                return copy_of_error(self.dead)
             text, own_end = str(error), ""
             if self.process is not None:
                 if not ended(self.watch) and self.process.poll() is None:
@@ -900,9 +900,9 @@ class Session:
                 how = self._fate() if fate else ""
                 if how and how not in text:
                     text = f"{self.where}: {how}: {text.removeprefix(f'{self.where}: ')}"
-                own_end = self.process.own_end
+                own_end = self.process.exit_by_itself
             fault: Any = "protocol" if isinstance(error, NoProtocol) else own_end
-            error = again(error) if isinstance(error, Closed) else DeadObject(text)
+            error = copy_of_error(error) if isinstance(error, Closed) else DeadObject(text)
             error.driver_fault = fault
             self.dead = error
         _log.debug("%s", error)
@@ -914,7 +914,7 @@ class Session:
             call(error)
         if self._wake >= 0 and (self.process is None or self.watch < 0):  # otherwise the end of the process wakes it
             os.eventfd_write(self._wake, 1)
-        return again(error)
+        return copy_of_error(error)
 
     def end(self) -> None:
         """End the session, and with it an own process, without a wait: safe in finalizers."""
@@ -922,7 +922,7 @@ class Session:
             self.dead = Closed(f"{self.where}: the connection was closed")
             os.eventfd_write(self._wake, 1)
 
-    @trace.seam("ipc", "termination", "end the connection", detail=lambda self: self.where)
+    @trace.traced_method("ipc", "termination", "end the connection", detail=lambda self: self.where)
     def close(self) -> None:
         """Like `end`, and wait for it."""
         self.end()

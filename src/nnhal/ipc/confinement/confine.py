@@ -75,7 +75,7 @@ def available() -> dict[str, str]:
         "no_new_privs": lambda: f"prctl, now {kernel.prctl('PR_GET_NO_NEW_PRIVS', kernel.PR_GET_NO_NEW_PRIVS)}",
         "rlimits": lambda: "data, descriptors, file, core",
         "landlock": lambda: f"ABI {landlock.version()}",
-        "seccomp": calls.offer,
+        "seccomp": calls.describe_filters,
     }
     return {name: _outcome(offer, "", "not available: ") for name, offer in offers.items()}
 

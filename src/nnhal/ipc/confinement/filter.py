@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from nnhal.base.records import Record
 from nnhal.ipc.confinement.allowed import JUDGED, OWN, WITH_DEVICES, Check, JudgedCall, plain_names
-from nnhal.ipc.confinement.kernel import AUDIT_ARCH, machine, syscall
+from nnhal.ipc.confinement.kernel import AUDIT_ARCH, machine_name, syscall
 from nnhal.ipc.confinement.numbers import UNIFIED, numbers
 
 SECCOMP = {"x86_64": 317, "aarch64": 277}
@@ -105,7 +105,7 @@ def _check(check: Check, passed: str, failed: str, pid: int) -> Iterator[Bpf | s
 
 def install(more: Collection[str] = (), *, devices: bool = False) -> str:
     """Filter the system calls of all threads, irreversibly. more: additional calls, allowed with any arguments."""
-    name = machine()
+    name = machine_name()
     code = ctypes.create_string_buffer(assemble(program(name, os.getpid(), more, devices=devices)))
     count = len(code) // 8
     filters = struct.pack("@HP", count, ctypes.addressof(code))
@@ -119,8 +119,8 @@ def install(more: Collection[str] = (), *, devices: bool = False) -> str:
     return said + (f"; by option also {', '.join(sorted(more))}" if more else "")
 
 
-def offer() -> str:
+def describe_filters() -> str:
     """Describe what this kernel supports. Raises OSError if it has no seccomp filters."""
-    name = machine()
+    name = machine_name()
     syscall("seccomp", SECCOMP[name], GET_ACTION_AVAIL, 0, struct.pack("=I", REFUSE))
     return f"filters for {name}"

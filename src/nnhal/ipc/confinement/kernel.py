@@ -45,7 +45,7 @@ def end_pools() -> None:
             os.waitpid(child, 0)
 
 
-def machine() -> str:
+def machine_name() -> str:
     """Return the architecture of the tables.
 
     Raises OSError for another one, also for 32-bit Python on a 64-bit kernel.

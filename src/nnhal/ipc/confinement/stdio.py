@@ -9,7 +9,7 @@ from contextlib import suppress
 _NAMES = {1: "output", 2: "errors"}
 
 
-def occupy() -> None:
+def open_standard_descriptors() -> None:
     """Open the closed ones of descriptors 0 to 2, so that no socket gets a number that others write to."""
     while (fd := os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)) <= 2:
         pass

@@ -17,9 +17,9 @@ from nnhal.base.errors import (
     OperationFailed,
     OutputInsufficientSize,
     as_error,
-    clipped,
-    ran_short,
-    told,
+    bounded_text,
+    error_text,
+    is_out_of_resources,
 )
 from nnhal.base.levels import V1_2, Level
 from nnhal.base.memory import Memory
@@ -118,7 +118,7 @@ def _graph_from_wire(
 # -------------------------------------------------------------------------------------------------------- capabilities
 
 
-def capabilities_to_wire(capabilities: Capabilities, form: Level) -> wire.Stated:
+def capabilities_to_wire(capabilities: Capabilities, form: Level) -> wire.CapabilitiesReply:
     """Convert capabilities for a HAL version."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LossWarning)  # this client cannot use what that HAL version lacks
@@ -133,10 +133,10 @@ def capabilities_to_wire(capabilities: Capabilities, form: Level) -> wire.Stated
         table = dict(old.operands)
         others = (old.relaxed_scalar, old.relaxed_tensor, old.if_performance, old.while_performance)
     entries = {int(code): wire.WirePerformance(*stated) for code, stated in table.items()}
-    return wire.Stated(entries, tuple(wire.WirePerformance(*stated) for stated in others))
+    return wire.CapabilitiesReply(entries, tuple(wire.WirePerformance(*stated) for stated in others))
 
 
-def capabilities_from_wire(stated: wire.Stated, form: Level) -> Capabilities:
+def capabilities_from_wire(stated: wire.CapabilitiesReply, form: Level) -> Capabilities:
     """Convert a service's capabilities. Raises OperationFailed if the HAL version requires a missing entry."""
     table = {code: Stated(p.exec_time, p.power_usage) for code, p in stated.operands.items()}
     others = [Stated(p.exec_time, p.power_usage) for p in stated.others]
@@ -152,13 +152,13 @@ def capabilities_from_wire(stated: wire.Stated, form: Level) -> Capabilities:
 # -------------------------------------------------------------------------------------------------------------- claims
 
 
-def claims_to_wire(verdicts: Sequence[Verdict], groups: Sequence[OperationGroup], *, kept: bool) -> wire.Claimed:
+def claims_to_wire(verdicts: Sequence[Verdict], groups: Sequence[OperationGroup], *, kept: bool) -> wire.SupportReply:
     """Convert the device's answers about a model. kept: whether the service keeps the model."""
     shown = (wire.WireGroup(tuple(g.operations), wire.WirePerformance(*g.performance), g.at_least) for g in groups)
-    return wire.Claimed(tuple((v.ok, v.reason) for v in verdicts), tuple(shown), kept)
+    return wire.SupportReply(tuple((v.ok, v.reason) for v in verdicts), tuple(shown), kept)
 
 
-def claims_from_wire(claimed: wire.Claimed, kept: object) -> Considered:
+def claims_from_wire(claimed: wire.SupportReply, kept: object) -> Considered:
     """Convert a service's answers; figures and indices are not checked. kept: represents what the service keeps."""
     groups = [
         OperationGroup(g.operations, Stated(g.performance.exec_time, g.performance.power_usage), g.at_least)
@@ -173,25 +173,25 @@ def claims_from_wire(claimed: wire.Claimed, kept: object) -> Considered:
 def error_to_wire(error: BaseException) -> wire.Failed:
     """Convert any error to a reply; a lack of memory, descriptors or threads requests a new process."""
     stack = (error.stack if isinstance(error, NnhalError) else "") or stack_of(error)
-    if ran_short(error) and not isinstance(error, errors.ResourceExhausted):
+    if is_out_of_resources(error) and not isinstance(error, errors.ResourceExhausted):
         status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
         return wire.Failed(
             status,
             "ResourceExhausted",
-            clipped(f"driver ran out of memory, descriptors or threads: {told(error)}"),
+            bounded_text(f"driver ran out of memory, descriptors or threads: {error_text(error)}"),
             (),
             True,
             stack,
         )
     if isinstance(error, msgspec.DecodeError):
-        return wire.Failed(ErrorStatus.INVALID_ARGUMENT, "InvalidArgument", clipped(f"message: {error}"))
+        return wire.Failed(ErrorStatus.INVALID_ARGUMENT, "InvalidArgument", bounded_text(f"message: {error}"))
     if not isinstance(error, NnhalError):
         error = as_error(error, "driver")
     shapes: tuple[tuple[int, ...] | None, ...] = ()
     if isinstance(error, OutputInsufficientSize):
         shapes = error.shapes
     kind = next(c.__name__ for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c)
-    return wire.Failed(error.status, kind, clipped(told(error)), shapes, stack=stack)
+    return wire.Failed(error.status, kind, bounded_text(error_text(error)), shapes, stack=stack)
 
 
 def error_from_wire(failed: wire.Failed) -> NnhalError:

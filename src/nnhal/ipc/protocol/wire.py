@@ -74,7 +74,7 @@ class WireSubgraph(Struct, frozen=True):
 class Pool(Struct, frozen=True):
     """A memory of the client.
 
-    Its descriptor comes with the message, or came with the `Hold` of this object and place.
+    Its descriptor comes with the message, or came with the `HoldMemory` of this object and place.
     """
 
     kind: Text
@@ -209,7 +209,7 @@ class Cancel(ClientCall, tag=4, frozen=True):
     objects: Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
 
 
-class Hold(MakingCall, tag=3, frozen=True):
+class HoldMemory(MakingCall, tag=3, frozen=True):
     """Hold the attached pools, for messages with more pools than fit one; an object until it is released."""
 
     phase: ClassVar[str] = "transfers"
@@ -388,7 +388,7 @@ class ExecuteSynchronously(ClientCall, tag=21, frozen=True):
     """Execute and reply at the end, on a channel or over the queues of a burst.
 
     The reply is `Acknowledged` if all outputs were written to the client's memory, in the model's declared shapes, and
-    nothing was measured; otherwise `Executed` or `Failed`.
+    nothing was measured; otherwise `ExecutedReply` or `Failed`.
     """
 
     phase: ClassVar[str] = "execution"
@@ -537,20 +537,20 @@ class Welcome(Reply, tag=2, frozen=True):
     code: Annotated[bytes, Meta(max_length=32)] = b""
 
 
-class Stated(Reply, tag=3, frozen=True):
+class CapabilitiesReply(Reply, tag=3, frozen=True):
     """Capabilities: a table since 1.2; float32, quant8 and (1.1) relaxed float32 before."""
 
     operands: Annotated[dict[U32, WirePerformance], Meta(max_length=4096)]
     others: Annotated[tuple[WirePerformance, ...], Meta(max_length=4)]
 
 
-class Word(Reply, tag=4, frozen=True):
+class TextReply(Reply, tag=4, frozen=True):
     """One word."""
 
     value: Text | U64
 
 
-class Names(Reply, tag=5, frozen=True):
+class NamesReply(Reply, tag=5, frozen=True):
     """Several words."""
 
     names: Annotated[tuple[Text, ...], Meta(max_length=4096)]
@@ -562,7 +562,7 @@ class Verdicts(Reply, tag=6, frozen=True):
     verdicts: Annotated[tuple[tuple[bool, Text], ...], Meta(max_length=1 << 20)]
 
 
-class Claimed(Reply, tag=16, frozen=True):
+class SupportReply(Reply, tag=16, frozen=True):
     """The answer to `Consider`. kept: whether its number now refers to an object."""
 
     verdicts: Annotated[tuple[tuple[bool, Text], ...], Meta(max_length=1 << 20)]
@@ -570,7 +570,7 @@ class Claimed(Reply, tag=16, frozen=True):
     kept: bool = False
 
 
-class Executed(Reply, tag=8, frozen=True):
+class ExecutedReply(Reply, tag=8, frozen=True):
     """The result of an execution. provided: outputs in the driver's memory.
 
     Their bytes follow each other in `data`, or in the attached memory.
@@ -589,7 +589,7 @@ class Shape(Reply, tag=12, frozen=True):
     shape: Dims | None
 
 
-class Info(Reply, tag=10, frozen=True):
+class ExecutionInfoReply(Reply, tag=10, frozen=True):
     """Timing of a fenced execution. shapes: those of its outputs; empty if all match the model."""
 
     launched: WireTiming
@@ -671,19 +671,19 @@ class NotifyExecuted(ServiceCall, tag=1, frozen=True):
     """The end of an Execute; a descriptor of outputs that the driver provided is attached."""
 
     object: Id
-    result: Executed | Failed
+    result: ExecutedReply | Failed
 
 
 ClientCalls = (
-    Hello | AttachLane | Release | Cancel | Hold | GetCapabilities | GetStatus | GetVersionString | GetType
+    Hello | AttachLane | Release | Cancel | HoldMemory | GetCapabilities | GetStatus | GetVersionString | GetType
     | GetSupportedExtensions | GetSupportedOperations | PrepareModel | Bind | Execute | ExecuteSynchronously
     | ExecuteFenced | GetExecutionInfo | ConfigureExecutionBurst | Allocate | CopyTo | CopyFrom | GetShape
     | GetRelaxations | GetUsage | GetMemoryUse | Reconfigure | Consider | PrepareConsidered | GetNumberOfCacheFiles
     | PrepareModelFromCache | HoldFiles | WriteTrace
 )  # fmt: skip
 Replies = (
-    Acknowledged | Failed | Welcome | Stated | Word | Names | Verdicts | Executed | Info | Shape | Usage | WireMemoryUse
-    | Claimed | CacheFileCounts
+    Acknowledged | Failed | Welcome | CapabilitiesReply | TextReply | NamesReply | Verdicts | ExecutedReply | ExecutionInfoReply | Shape | Usage | WireMemoryUse
+    | SupportReply | CacheFileCounts
 )  # fmt: skip
 ServiceCalls = NotifyPrepared | NotifyExecuted
 

@@ -8,9 +8,9 @@ from nnhal.base.errors import InvalidArgument, OutputInsufficientSize
 from nnhal.base.memory import Memory
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import BoundRequest, flat_bytes
-from nnhal.hal.host import Hosted, run_beside
+from nnhal.hal.host import HostArguments, run_in_background
 from nnhal.hal.memory import check_use
-from nnhal.hal.request import Control, Request, Run, Timing, plausible
+from nnhal.hal.request import Control, Request, Run, Timing, checked_timing
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import timing_to_wire
 from nnhal.ipc.service.exports import Export
@@ -22,7 +22,7 @@ Answer = tuple[wire.Reply, Sequence[int]]  # a reply, and descriptors to send, w
 DONE: Answer = wire.DONE, ()
 
 
-class Held:
+class HeldMemories:
     """Memories that a client has sent ahead of the message that uses them."""
 
     def __init__(self, memories: Sequence[Memory]) -> None:
@@ -46,9 +46,9 @@ class ServiceBinding:
         self._provided = tuple(n for n, x in enumerate(bound.outputs) if x is None and n not in bound.output_buffers)
         check_use(entry.prepared, bound)
         self._run: Run = entry.prepared.run
-        self._hosted = Hosted(bound.input_buffers, bound.output_buffers) or None
+        self._hosted = HostArguments(bound.input_buffers, bound.output_buffers) or None
         if self._hosted is None and (bound.input_buffers or bound.output_buffers):
-            self._run = run_beside(self._run)
+            self._run = run_in_background(self._run)
 
     @property
     def provides(self) -> bool:
@@ -109,14 +109,14 @@ class ServiceBinding:
         Outputs that the driver provided lie in it, or in an attached sealed memory.
         """
         shapes, sufficient = tuple(request.shapes), tuple(request.sufficient)
-        spent = timing_to_wire(plausible(timing, request.signature.where))
+        spent = timing_to_wire(checked_timing(timing, request.signature.where))
         if not self._provided or request.small:
-            return wire.Executed(shapes, sufficient, spent), ()
+            return wire.ExecutedReply(shapes, sufficient, spent), ()
         parts = [flat_bytes(request.results[n]) for n in self._provided]
         total = sum(part.size for part in parts)
         if total <= _INLINE_OUTPUTS:
             data = b"".join(part.tobytes() for part in parts)
-            return wire.Executed(shapes, sufficient, spent, self._provided, data), ()
+            return wire.ExecutedReply(shapes, sufficient, spent, self._provided, data), ()
         memory = Memory.allocate(total, "nnhal-outputs")
         offset = 0
         for part in parts:
@@ -124,10 +124,10 @@ class ServiceBinding:
             offset += part.size
         fd = os.dup(memory.fd)
         memory.close()
-        return wire.Executed(shapes, sufficient, spent, self._provided), (fd,)
+        return wire.ExecutedReply(shapes, sufficient, spent, self._provided), (fd,)
 
 
 def _outcome(reply: wire.Reply) -> str:
     """Return the outcome of an execution that raised no error."""
-    fits = not isinstance(reply, wire.Executed) or all(reply.sufficient)
+    fits = not isinstance(reply, wire.ExecutedReply) or all(reply.sufficient)
     return OK if fits else OutputInsufficientSize.__name__

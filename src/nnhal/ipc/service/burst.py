@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from nnhal.base import trace
-from nnhal.base.answers import answering, let_go
+from nnhal.base.answers import close_quietly, driver_call
 from nnhal.base.errors import InvalidArgument, OperationFailed, ResourceExhausted
 from nnhal.base.levels import Level
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.hal.burst import BurstExecutor
-from nnhal.hal.device import executor_by
+from nnhal.hal.device import checked_executor
 from nnhal.hal.request import Control, Run
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_to_wire
@@ -64,17 +64,17 @@ class ServiceBurst:
         self._plain, self._measured = Control(cancelled=self._unwanted), Control(measure=True, cancelled=self._unwanted)
         self._packet = b""  # the last one, and the call in it
         self._call: tuple[ServiceBinding, Control] | None = None
-        self._executor = executor_by(entry.prepared, entry.signature.where)
+        self._executor = checked_executor(entry.prepared, entry.signature.where)
         self._slots = Slots(self._executor) if self._executor is not None else None
         self._run = entry.prepared.run
         entry.__enter__()  # until the listener has ended
         try:
-            with answering(entry.signature.where, "burst_opened()"):
+            with driver_call(entry.signature.where, "burst_opened()"):
                 entry.prepared.burst_opened()
         except BaseException:
             entry.__exit__()
             raise
-        self._claim = claim.passed()
+        self._claim = claim.moved_to()
 
     def start(self) -> None:
         """Start the listener, which ends with the burst; return when its liveness can be waited on."""
@@ -119,9 +119,9 @@ class ServiceBurst:
 
     def _finish(self) -> None:
         """Clean up after the listener, or if it did not start."""
-        let_go(self._entry.signature.where, "burst_closed()", self._entry.prepared.burst_closed)
+        close_quietly(self._entry.signature.where, "burst_closed()", self._entry.prepared.burst_closed)
         if self._slots is not None:
-            let_go(self._entry.signature.where, "remove() of a burst's executor", self._slots.close)
+            close_quietly(self._entry.signature.where, "remove() of a burst's executor", self._slots.close)
         self._call = self._slots = None
         self._entry.__exit__()
         self._claim.give()
@@ -130,7 +130,7 @@ class ServiceBurst:
         log = self._scope.log
         if log is None:
             return self._answer(packet)
-        with trace.answering(log, self._number):
+        with trace.trace_answer(log, self._number):
             trace.called("execute in a burst", "execution")
             return self._answer(packet)
 

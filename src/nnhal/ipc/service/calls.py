@@ -12,17 +12,17 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from nnhal.base import trace
-from nnhal.base.answers import let_go
+from nnhal.base.answers import close_quietly
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, Preference, Priority
-from nnhal.base.errors import Cancelled, InvalidArgument, ResourceExhausted, clipped
+from nnhal.base.errors import Cancelled, InvalidArgument, ResourceExhausted, bounded_text
 from nnhal.base.levels import V1_3, Level
-from nnhal.base.memory import Memory, ordinary, seals
+from nnhal.base.memory import Memory, is_ordinary_memfd, seals
 from nnhal.base.operands import dtype_of
 from nnhal.base.records import replace
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import Place, bind_request
 from nnhal.hal.cache.files import Cache
-from nnhal.hal.claims import considered_by, verdicts_by
+from nnhal.hal.claims import consider_support, query_verdicts
 from nnhal.hal.device import (
     FAST,
     MOST_THREADS,
@@ -32,21 +32,21 @@ from nnhal.hal.device import (
     Prepared,
     allocated_by,
     cache_files_by,
-    capabilities_by,
+    cache_record_identity,
+    checked_info,
+    checked_memory_use,
+    checked_prepared,
+    checked_reconfigure,
+    checked_restored,
+    checked_status,
     code_by,
+    driver_capabilities,
     fenced_by,
     identity_of,
-    info_by,
-    let_weights_go,
-    memory_by,
-    prepared_by,
     queues_of,
-    reconfigured_by,
-    restored_by,
-    status_by,
+    release_weights,
     traits_of,
     where_of,
-    written_by,
 )
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import copy_in, copy_out
@@ -62,16 +62,16 @@ from nnhal.ipc.protocol.convert import (
     options_from_wire,
     timing_to_wire,
 )
-from nnhal.ipc.service.binding import DONE, Answer, Held, LaunchedRequest, ServiceBinding
+from nnhal.ipc.service.binding import DONE, Answer, HeldMemories, LaunchedRequest, ServiceBinding
 from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.service.exports import ClientFiles, ConsideredModel, Export, Exports
-from nnhal.ipc.service.metrics import OK, Tally, outcome_of
+from nnhal.ipc.service.metrics import OK, ExecutionTally, outcome_of
 from nnhal.ipc.service.pools import ServicePools
-from nnhal.ipc.service.quota import DECODED, Claim, Share
-from nnhal.ipc.service.scope import Ends, Wanted
+from nnhal.ipc.service.quota import DECODED, Claim, ClientShare
+from nnhal.ipc.service.scope import CallScope, ObjectCloser
 from nnhal.ipc.transport.channel import Descriptors
 from nnhal.model.graph import Model
-from nnhal.model.parts import cut
+from nnhal.model.parts import extract_part
 from nnhal.model.validate import validate, validate_outline
 
 Work = Callable[[], tuple[wire.ServiceCall, Sequence[int]]]
@@ -87,10 +87,10 @@ class Client(Protocol):
     """
 
     watch: int
-    wanted: Wanted
-    ends: Ends
-    share: Share
-    tally: Tally | None
+    wanted: CallScope
+    ends: ObjectCloser
+    share: ClientShare
+    tally: ExecutionTally | None
     scope: trace.Scope
 
     def in_background(self, work: Work, priority: Priority, *, takes_long: bool = False) -> None:
@@ -111,9 +111,9 @@ class CallHandler:
         self._wanted, self._share, self._tally = client.wanted, client.share, client.tally
         self._process = client_of(client.share.pid)
         self._scope, ends = client.scope, client.ends
-        self._exports = exports = Exports(lambda end: ends(trace.carried(end, "end", "termination")), self._share)
+        self._exports = exports = Exports(lambda end: ends(trace.with_span(end, "end", "termination")), self._share)
         self._pools = ServicePools(
-            lambda number: exports.get(number, Held, "Hold").memories, self._share, shared=shared
+            lambda number: exports.get(number, HeldMemories, "Hold").memories, self._share, shared=shared
         )
         self._contents: weakref.WeakKeyDictionary[Buffer, Claim] = weakref.WeakKeyDictionary()  # of open shape
 
@@ -154,28 +154,28 @@ class CallHandler:
     # ------------------------------------------------------------------------------------------------------- queries
 
     def _capabilities(self, call: wire.GetCapabilities, _: Descriptors) -> Answer:
-        return capabilities_to_wire(capabilities_by(self._device), Level(call.form)), ()
+        return capabilities_to_wire(driver_capabilities(self._device), Level(call.form)), ()
 
     def _status(self, _: wire.GetStatus, __: Descriptors) -> Answer:
-        return wire.Word(int(status_by(self._device))), ()
+        return wire.TextReply(int(checked_status(self._device))), ()
 
     def _version(self, _: wire.GetVersionString, __: Descriptors) -> Answer:
-        return wire.Word(self._own.version), ()
+        return wire.TextReply(self._own.version), ()
 
     def _type(self, _: wire.GetType, __: Descriptors) -> Answer:
-        return wire.Word(int(self._own.type)), ()
+        return wire.TextReply(int(self._own.type)), ()
 
     def _relaxations(self, _: wire.GetRelaxations, __: Descriptors) -> Answer:
         more = (NUMERICS_PREFIX + each for each in self._own.numerics if each != FAST)
-        return wire.Names((*self._own.relaxations, *more)), ()
+        return wire.NamesReply((*self._own.relaxations, *more)), ()
 
     def _extensions(self, _: wire.GetSupportedExtensions, __: Descriptors) -> Answer:
-        return wire.Names(self._own.extensions), ()
+        return wire.NamesReply(self._own.extensions), ()
 
     def _supported(self, call: wire.GetSupportedOperations, fds: Descriptors) -> Answer:
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds, written=False))
         validate(model)
-        verdicts = tuple((v.ok, v.reason) for v in verdicts_by(self._device, model, as_is=True))
+        verdicts = tuple((v.ok, v.reason) for v in query_verdicts(self._device, model, as_is=True))
         return wire.Verdicts(verdicts), ()
 
     def _usage(self, _: wire.GetUsage, __: Descriptors) -> Answer:
@@ -186,8 +186,10 @@ class CallHandler:
         clients = tuple(wire.Usages(pid, tuple(used[name] for name in rows)) for pid, used in quotas.usage())
         return wire.Usage(quotas.table.clients, limits, clients), ()
 
-    def _hold(self, call: wire.Hold, fds: Descriptors) -> Answer:
-        self._exports.add(call.object, Held([self._pools.accept(pool, fds) for pool in call.pools]), lambda: None)
+    def _hold(self, call: wire.HoldMemory, fds: Descriptors) -> Answer:
+        self._exports.add(
+            call.object, HeldMemories([self._pools.accept(pool, fds) for pool in call.pools]), lambda: None
+        )
         return DONE
 
     def _release(self, call: wire.Release, _: Descriptors) -> Answer:
@@ -204,7 +206,7 @@ class CallHandler:
         memory = self._pools.accept(call.pool, fds)
         if memory.readonly:
             raise InvalidArgument("trace: its memory is read-only, must be writable")
-        slots = trace.slots_in(memory.size)
+        slots = trace.slot_count(memory.size)
         if not 0 < slots <= trace.SLOTS_OF_DRIVERS:
             raise InvalidArgument(f"trace: its memory has {slots} slots, must have 1 to {trace.SLOTS_OF_DRIVERS}")
         log = trace.Log(slots, memory.bytes())
@@ -224,7 +226,7 @@ class CallHandler:
         model, memory = self._model(call, fds, size)
         hints = _hints(call)
         validate(model)
-        claims = considered_by(self._device, model, hints, as_is=True)
+        claims = consider_support(self._device, model, hints, as_is=True)
         kept = self._kept(call.object, ConsideredModel(claims, hints, memory))
         return claims_to_wire(claims.verdicts, claims.groups, kept=kept), ()
 
@@ -232,7 +234,7 @@ class CallHandler:
         """Keep the model under a number. If its quota is exhausted, drop it; its preparation then starts again."""
         try:
             claim = self._share.take(considered=1, memory=considered.memory)
-            self._exports.add(number, considered, considered.claims.let_go, claim)
+            self._exports.add(number, considered, considered.claims.release_work, claim)
         except ResourceExhausted:
             return False
         return True
@@ -254,25 +256,27 @@ class CallHandler:
         validate_outline(outline)
 
         def restore() -> tuple[Prepared, Model]:
-            return restored_by(self._device, outline, hints, client=self._process), outline
+            return checked_restored(self._device, outline, hints, client=self._process), outline
 
         return self._prepare_later(call.object, memory, hints.priority, restore, "cache")
 
     def _prepared(self, model: Model, hints: Hints) -> Prepared:
         validate(model)
-        prepared = prepared_by(self._device, model, hints, as_is=True, client=self._process)
-        let_weights_go(prepared, model, self._where)
+        prepared = checked_prepared(self._device, model, hints, as_is=True, client=self._process)
+        release_weights(prepared, model, self._where)
         return prepared
 
     def _number_of_cache_files(self, _: wire.GetNumberOfCacheFiles, __: Descriptors) -> Answer:
         counts = cache_files_by(self._device)
-        return wire.CacheFileCounts(*counts, written_by(self._device)[1], clipped(code_by(self._device).unknown)), ()
+        return wire.CacheFileCounts(
+            *counts, cache_record_identity(self._device)[1], bounded_text(code_by(self._device).unknown)
+        ), ()
 
     def _hold_files(self, call: wire.HoldFiles, fds: Descriptors) -> Answer:
         count = call.model_files + call.data_files
         with self._share.take(descriptors=count) as claim:
             held = ClientFiles(fds, count)
-            weakref.finalize(held, claim.passed().give).atexit = False
+            weakref.finalize(held, claim.moved_to().give).atexit = False
         files = tuple(held.owner.fds)
         cache = Cache(call.token, files[: call.model_files], files[call.model_files :], held)
         self._exports.add(call.object, cache, lambda: None)
@@ -292,7 +296,7 @@ class CallHandler:
         hints = self._with_cache(hints, call.cache)
 
         def prepare() -> tuple[Prepared, Model]:
-            part = cut(claims.model, places or range(count)).model.again()  # its constants may be released
+            part = extract_part(claims.model, places or range(count)).model.again()  # its constants may be released
             return self._prepared(part, claims.hints(hints, places or None)), part
 
         return self._prepare_later(call.object, memory, hints.priority, prepare, kept=call.cache != 0)
@@ -334,7 +338,7 @@ class CallHandler:
                 if not exports.holds(number):
                     raise Cancelled("prepare: was released before it began")
                 prepared, model = self._counted(prepare, source, kept)
-                entry = Export(prepared, model, self._where, claim.passed(), priority, self._tally)
+                entry = Export(prepared, model, self._where, claim.moved_to(), priority, self._tally)
                 exports.fill(number, entry, entry.release)
                 traits = traits_of(prepared)
                 if any(traits):
@@ -355,11 +359,11 @@ class CallHandler:
 
     def _memory_use(self, call: wire.GetMemoryUse, _: Descriptors) -> Answer:
         with self._entry(call.prepared) as entry:
-            return wire.WireMemoryUse(*memory_by(entry.prepared, self._where)), ()
+            return wire.WireMemoryUse(*checked_memory_use(entry.prepared, self._where)), ()
 
     def _reconfigure(self, call: wire.Reconfigure, _: Descriptors, plain: Control) -> Answer:
         with self._entry(call.prepared) as entry:
-            reconfigured_by(entry.prepared, self._where, options_from_wire(call.options), plain)
+            checked_reconfigure(entry.prepared, self._where, options_from_wire(call.options), plain)
         return DONE
 
     # ----------------------------------------------------------------------------------------------------- execution
@@ -400,8 +404,8 @@ class CallHandler:
             try:
                 result, given = binding.run(control)
                 # only a status can be reported
-                if call.form < Level.V1_2 or not isinstance(result, wire.Executed):
-                    result = wire.Executed()
+                if call.form < Level.V1_2 or not isinstance(result, wire.ExecutedReply):
+                    result = wire.ExecutedReply()
                 return wire.NotifyExecuted(number, result), given
             except BaseException as error:
                 return wire.NotifyExecuted(number, error_to_wire(error)), given
@@ -416,7 +420,7 @@ class CallHandler:
         return DONE
 
     def _begun(self, call: wire.Execute | wire.ExecuteFenced, plain: Control) -> Control:
-        """Return the control of an execution that continues after the answer; call `Wanted.ended` at its end.
+        """Return the control of an execution that continues after the answer; call `CallScope.ended` at its end.
 
         A client that abandons the call cancels its channel, then the execution: one of the two is noticed here or
         later.
@@ -456,16 +460,16 @@ class CallHandler:
         execution.when_ended(left.close)
         if self._tally is not None and began is not None:
             execution.when_ended(partial(_ended, self._tally, began, execution))
-        self._exports.fill(call.object, LaunchedRequest(execution, request), kept.passed().give)
+        self._exports.fill(call.object, LaunchedRequest(execution, request), kept.moved_to().give)
         return wire.DONE, () if execution.fence is None else (os.dup(execution.fence.fileno()),)
 
     def _execution_info(self, call: wire.GetExecutionInfo, _: Descriptors) -> Answer:
         execution, request = self._exports.get(call.execution, LaunchedRequest, "fenced execution")
-        info = info_by(execution, self._where)
+        info = checked_info(execution, self._where)
         declared = [argument.fixed for argument in request.signature.outputs]
         told = None not in request.shapes and request.shapes != declared
         shapes = tuple(request.shapes) if told else ()
-        return wire.Info(timing_to_wire(info.launched), timing_to_wire(info.fenced), shapes), ()
+        return wire.ExecutionInfoReply(timing_to_wire(info.launched), timing_to_wire(info.fenced), shapes), ()
 
     def _burst(self, call: wire.ConfigureExecutionBurst, fds: Descriptors) -> Answer:
         if not fds:
@@ -474,7 +478,7 @@ class CallHandler:
         try:
             with self._share.take(bursts=1) as claim:
                 entry = self._entry(call.prepared)
-                if seals(fd) is not None and not ordinary(fd):
+                if seals(fd) is not None and not is_ordinary_memfd(fd):
                     raise InvalidArgument(
                         "configureExecutionBurst: the queues are not in a memfd of ordinary pages, must be"
                     )
@@ -498,7 +502,7 @@ class CallHandler:
                 buffer = allocated_by(self._device, desc, roles)
             except MemoryError as error:  # the request is too large; the process is sound
                 raise ResourceExhausted(f"allocate: {error or 'out of memory'}") from None
-            end = partial(let_go, self._where, "close() of a buffer", buffer.close)
+            end = partial(close_quietly, self._where, "close() of a buffer", buffer.close)
             self._exports.add(call.object, buffer, end, claim)
         return DONE
 
@@ -525,7 +529,7 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] =
     wire.Hello: CallHandler._hello,
     wire.Release: CallHandler._release,
     wire.Cancel: CallHandler._cancel,
-    wire.Hold: CallHandler._hold,
+    wire.HoldMemory: CallHandler._hold,
     wire.GetCapabilities: CallHandler._capabilities,
     wire.GetStatus: CallHandler._status,
     wire.GetVersionString: CallHandler._version,
@@ -566,7 +570,7 @@ def _hints(call: _OfModel) -> Hints:
     return Hints(Preference(preference), Priority(priority), call.threads, deadline, options_from_wire(call.options))
 
 
-def _ended(tally: Tally, began: int, execution: FencedExecution) -> None:
+def _ended(tally: ExecutionTally, began: int, execution: FencedExecution) -> None:
     """Count a fenced execution that has ended."""
     tally.end(began, OK if execution.error is None else outcome_of(execution.error))
 

@@ -20,7 +20,7 @@ from nnhal.base import trace
 from nnhal.base.codes import Priority
 from nnhal.base.descriptors import Owner
 from nnhal.base.digests import blake2b
-from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, OperationFailed, ResourceExhausted, clipped
+from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, OperationFailed, ResourceExhausted, bounded_text
 from nnhal.base.levels import V1_3
 from nnhal.base.log import logger
 from nnhal.hal.device import Device, code_by, identity_of
@@ -30,8 +30,8 @@ from nnhal.ipc.protocol.convert import error_to_wire
 from nnhal.ipc.service.binding import Answer
 from nnhal.ipc.service.calls import CallHandler, Work
 from nnhal.ipc.service.metrics import Metrics
-from nnhal.ipc.service.quota import DECODED, ENDS, LONGEST, WORKERS, Claim, Quotas, QuotaTable, Share
-from nnhal.ipc.service.scope import Ends, Wanted, Workers
+from nnhal.ipc.service.quota import DECODED, ENDS, LONGEST, WORKERS, Claim, ClientShare, Quotas, QuotaTable
+from nnhal.ipc.service.scope import CallScope, ObjectCloser, Workers
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel, Descriptors, pair
 from nnhal.ipc.transport.fate import peer_of, watch_peer
@@ -59,7 +59,7 @@ def _encoded(message: wire.Reply | wire.ServiceCall) -> bytes:
 class _LongMessage:
     """Counts a long message as memory before it is read, which in a shared service waits for the rate limit."""
 
-    def __init__(self, share: Share, gone: threading.Event, *, shared: bool) -> None:
+    def __init__(self, share: ClientShare, gone: threading.Event, *, shared: bool) -> None:
         """Count for `share`. gone: set when the client is gone."""
         self._share, self._gone, self._shared = share, gone, shared
         self._claim: Claim | None = None
@@ -106,7 +106,7 @@ class Connection:
         self,
         device: Device,
         sock: socket.socket,
-        share: Share,
+        share: ClientShare,
         *,
         shared: bool,
         confinement: Mapping[str, str],
@@ -119,7 +119,7 @@ class Connection:
         self._level = min(self._own.level, V1_3)
         self.watch = watch_peer(sock)
         self._control = Channel(sock, self.watch)
-        self.wanted, self.ends = Wanted(), Ends(share.take(**ENDS))
+        self.wanted, self.ends = CallScope(), ObjectCloser(share.take(**ENDS))
         self._metrics = metrics
         self.tally = None if metrics is None else metrics.connect(share.pid)
         self._calls = CallHandler(device, self, shared=shared)
@@ -168,7 +168,7 @@ class Connection:
             self._shared,
             dict(self._confinement),
             self._own.preferred_layout or "",
-            clipped(self._loaded.origin),
+            bounded_text(self._loaded.origin),
             self._loaded.code,
         )
         self._control.answer(wire.encode(welcome))
@@ -197,7 +197,7 @@ class Connection:
         log = self.scope.log
         if log is None:
             return self._answer(data, fds, plain, channel)
-        with trace.answering(log, channel.number):
+        with trace.trace_answer(log, channel.number):
             return self._answer(data, fds, plain, channel)
 
     def _answer(self, data: bytes, fds: Descriptors, plain: Control, channel: Channel) -> Answer:
@@ -250,7 +250,7 @@ class Connection:
             self._lanes.add(channel)
         with claim:
             unwanted = self.wanted.begin(call.object)
-            given = channel, call.object, Control(cancelled=unwanted), claim.passed()
+            given = channel, call.object, Control(cancelled=unwanted), claim.moved_to()
             try:
                 threading.Thread(target=self._lane, args=given, name="nnhal-lane", daemon=True).start()
             except RuntimeError:
@@ -326,7 +326,7 @@ class Connection:
         log = self.scope.log
         if log is None:
             return work()
-        with trace.answering(log, 0):
+        with trace.trace_answer(log, 0):
             message, given = work()
             if isinstance(message, wire.NotifyPrepared | wire.NotifyExecuted):
                 prepares = isinstance(message, wire.NotifyPrepared)
@@ -396,7 +396,7 @@ def serve_clients(
 
     turned_away = threading.BoundedSemaphore(TURNED_AWAY)
 
-    def serve(sock: socket.socket, share: Share) -> None:
+    def serve(sock: socket.socket, share: ClientShare) -> None:
         try:
             Connection(
                 device, sock, share, shared=True, confinement=confinement, metrics=metrics, loaded=loaded

@@ -10,15 +10,15 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from nnhal.base import trace
-from nnhal.base.answers import let_go
+from nnhal.base.answers import close_quietly
 from nnhal.base.codes import Priority
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import Closed, InvalidArgument, NnhalError
-from nnhal.hal.claims import Claims
+from nnhal.hal.claims import SupportReport
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.request import Signature
-from nnhal.ipc.service.metrics import Tally
-from nnhal.ipc.service.quota import Claim, Share
+from nnhal.ipc.service.metrics import ExecutionTally
+from nnhal.ipc.service.quota import Claim, ClientShare
 from nnhal.ipc.transport.channel import Descriptors
 from nnhal.model.graph import Model
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 class ConsideredModel(NamedTuple):
     """A device's answers about a model under some hints. memory: the model's bytes, for the quota."""
 
-    claims: Claims
+    claims: SupportReport
     hints: Hints
     memory: int
 
@@ -65,7 +65,7 @@ class Export:
         where: str,
         claim: Claim,
         priority: Priority = Priority.MEDIUM,
-        tally: Tally | None = None,
+        tally: ExecutionTally | None = None,
     ) -> None:
         """Hold a prepared model.
 
@@ -108,7 +108,7 @@ class Export:
             self._closed = True
         where = self.signature.where
         with self._claim, trace.span("driver", "termination", "close", where):
-            let_go(self.signature.where, "close() of a prepared model", self.prepared.close)
+            close_quietly(self.signature.where, "close() of a prepared model", self.prepared.close)
 
 
 class Exports:
@@ -117,7 +117,7 @@ class Exports:
     ends: runs an object's end, elsewhere. share: the client's; an object counts until its end is done.
     """
 
-    def __init__(self, ends: Callable[[Callable[[], object]], object], share: Share) -> None:
+    def __init__(self, ends: Callable[[Callable[[], object]], object], share: ClientShare) -> None:
         self._ends, self._share = ends, share
         self._objects: dict[int, tuple[Any, Callable[[], object]]] = {}  # number: object, its end
         self._closed = False
@@ -128,7 +128,7 @@ class Exports:
         claim = self._share.take(objects=1)
         with self._lock:
             self._check(number)
-            self._objects[number] = None, claim.passed().give
+            self._objects[number] = None, claim.moved_to().give
 
     def fill(self, number: int, item: Any, end: Callable[[], object]) -> None:
         """Store the object of a reserved number; end it immediately if the client has released the number."""
@@ -145,7 +145,7 @@ class Exports:
 
         claim: an additional quota, until then.
         """
-        whole = end if claim is None else partial(_ended, end, claim.passed().give)
+        whole = end if claim is None else partial(_ended, end, claim.moved_to().give)
         try:
             self.claim(number)
         except NnhalError:

@@ -1,6 +1,7 @@
 """Counters of a service's clients and their executions: plain numbers, until a reader asks.
 
-Each client process has a `Tally` while it is connected. Afterwards its counts go to one tally of all ended clients, so
+Each client process has a `ExecutionTally` while it is connected. Afterwards its counts go to one tally of all ended
+clients, so
 there are never more tallies than clients, and no sum ever falls. One lock guards all, so a `Reading` is consistent:
 executions by outcome add up to those in the histogram. Counting holds the lock for some 100 ns.
 """
@@ -62,7 +63,7 @@ def _nanoseconds(bounds: tuple[float, ...]) -> tuple[int, ...]:
 _EXECUTION, _PREPARATION = _nanoseconds(EXECUTION), _nanoseconds(PREPARATION)
 
 
-class Tally:
+class ExecutionTally:
     """Executions of one client process. connections: their number."""
 
     __slots__ = ("_heir", "_lock", "connections", "inside", "metrics", "outcomes", "times")
@@ -89,7 +90,7 @@ class Tally:
             to.outcomes[outcome] = to.outcomes.get(outcome, 0) + 1
             to.times.add(took)
 
-    def bequeath(self, heir: "Tally") -> None:
+    def transfer_to(self, heir: "ExecutionTally") -> None:
         """Pass all counts, also future ones, to another tally; under the lock."""
         self._heir = heir
         heir.inside += self.inside
@@ -133,18 +134,18 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ended = Tally(self, self._lock)
-        self._tallies: dict[int, Tally] = {}  # by process
+        self._ended = ExecutionTally(self, self._lock)
+        self._tallies: dict[int, ExecutionTally] = {}  # by process
         self._preparations: Counter[tuple[str, str]] = Counter()
         self._preparing = {source: Times(_PREPARATION) for source in ("model", "cache")}
         self._cache = dict.fromkeys(("hit", "unusable", "absent"), 0)
         self._connections = dict.fromkeys(("closed", "process ended", "not greeted", "refused"), 0)
         self._queues: weakref.WeakSet[RunQueue] = weakref.WeakSet()
 
-    def connect(self, pid: int) -> Tally:
+    def connect(self, pid: int) -> ExecutionTally:
         """Return the tally of a process that connects; call `left` at its end."""
         with self._lock:
-            tally = self._tallies.setdefault(pid, Tally(self, self._lock))
+            tally = self._tallies.setdefault(pid, ExecutionTally(self, self._lock))
             tally.connections += 1
             return tally
 
@@ -155,7 +156,7 @@ class Metrics:
             tally = self._tallies[pid]
             tally.connections -= 1
             if not tally.connections:
-                self._tallies.pop(pid).bequeath(self._ended)
+                self._tallies.pop(pid).transfer_to(self._ended)
 
     def refused(self) -> None:
         """Count a refused connection."""

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from fcntl import F_SEAL_SHRINK
 
 from nnhal.base.errors import InvalidArgument, Unmappable
-from nnhal.base.memory import Memory, aligned, ordinary, seals
+from nnhal.base.memory import Memory, aligned, is_ordinary_memfd, seals
 from nnhal.ipc.protocol import wire
-from nnhal.ipc.service.quota import Share
+from nnhal.ipc.service.quota import ClientShare
 from nnhal.ipc.transport.channel import Descriptors
 
 _IMPORTED = "hardware_buffer_blob", "hardware_buffer"  # drivers may need their descriptors
@@ -29,7 +29,7 @@ class ServicePools:
     held: returns those of a `wire.Hold`, by its number. share: the client's; a memory counts while it is mapped.
     """
 
-    def __init__(self, held: Callable[[int], Sequence[Memory]], share: Share, *, shared: bool) -> None:
+    def __init__(self, held: Callable[[int], Sequence[Memory]], share: ClientShare, *, shared: bool) -> None:
         self._held, self._share, self._shared = held, share, shared
         self._mapped: weakref.WeakValueDictionary[_Identity, Memory] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
@@ -74,13 +74,13 @@ class ServicePools:
                 )
         elif not sealed & F_SEAL_SHRINK:
             raise InvalidArgument("pool: is not sealed against shrinking, must be")
-        elif not ordinary(fd):
+        elif not is_ordinary_memfd(fd):
             raise InvalidArgument("pool: has huge pages, which may run out, must have ordinary pages")
         pages = aligned(pool.size + pool.offset % mmap.PAGESIZE, mmap.PAGESIZE)
         with self._share.take(memories=1, addresses=pages, descriptors=kept) as claim:
             memory = Memory.from_fd(fd, pool.size, pool.offset, readonly=readonly, kept=kept)
             memory.kind = pool.kind
-            weakref.finalize(memory, claim.passed().give).atexit = False
+            weakref.finalize(memory, claim.moved_to().give).atexit = False
             return memory
 
     def __len__(self) -> int:

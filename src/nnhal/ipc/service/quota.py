@@ -241,7 +241,7 @@ class LongMessages:
         return self._left
 
     @property
-    def rested(self) -> bool:
+    def has_recovered(self) -> bool:
         """Whether it may send as much as a new client."""
         with self._lock:
             return self._now() == LONG_AT_ONCE
@@ -254,14 +254,14 @@ class Quotas:
         """clock: see `LongMessages`."""
         self.table, self._clock = table, clock
         self._long: dict[int, LongMessages] = {}  # by process, including those that just closed their connections
-        self._shares: list[Share] = []
+        self._shares: list[ClientShare] = []
         self._refusals: dict[str, int] = {}
         self._common = dict.fromkeys(table.capacity._fields, 0)
         self._lock = threading.Lock()
         # Releases that are not counted yet: finalizers may run at any time, also under the lock.
-        self._given: deque[tuple[Share, Mapping[str, int]]] = deque()
+        self._given: deque[tuple[ClientShare, Mapping[str, int]]] = deque()
 
-    def connect(self, pid: int) -> "Share":
+    def connect(self, pid: int) -> "ClientShare":
         """Return the share of a process that connects; ResourceExhausted if there is no place left."""
         with self._lock:
             self._settle()
@@ -276,7 +276,7 @@ class Quotas:
                     f"connections: process {pid} has {of_process}, must be at most {row.most}; {row.let_go}"
                 )
             self._forget_rested()
-            share = Share(self, pid)
+            share = ClientShare(self, pid)
             share.long = self._long.setdefault(pid, LongMessages(self._clock))
             self._shares.append(share)
         try:
@@ -300,7 +300,7 @@ class Quotas:
     def _refuse(self, name: str) -> None:
         self._refusals[name] = self._refusals.get(name, 0) + 1
 
-    def take(self, share: "Share", wanted: Mapping[str, int]) -> None:
+    def take(self, share: "ClientShare", wanted: Mapping[str, int]) -> None:
         """Count a client's request, all or nothing. ResourceExhausted names the exceeded row."""
         with self._lock:
             self._settle()
@@ -324,7 +324,7 @@ class Quotas:
             for name, amount in borrowed.items():
                 self._common[name] += amount
 
-    def give(self, share: "Share", units: Mapping[str, int]) -> None:
+    def give(self, share: "ClientShare", units: Mapping[str, int]) -> None:
         """Record a release; never waits."""
         self._given.append((share, units))
 
@@ -346,10 +346,10 @@ class Quotas:
     def _forget_rested(self) -> None:
         """Forget processes without a connection; under the lock."""
         there = {share.pid for share in self._shares}
-        self._long = {pid: long for pid, long in self._long.items() if pid in there or not long.rested}
+        self._long = {pid: long for pid, long in self._long.items() if pid in there or not long.has_recovered}
 
 
-class Share:
+class ClientShare:
     """The holdings of one client."""
 
     def __init__(self, quotas: Quotas, pid: int) -> None:
@@ -376,7 +376,7 @@ class Claim:
 
     __slots__ = ("_share", "_units")
 
-    def __init__(self, share: Share, units: Mapping[str, int]) -> None:
+    def __init__(self, share: ClientShare, units: Mapping[str, int]) -> None:
         self._share, self._units = share, [units]  # a list, because removing an element is atomic
 
     def give(self) -> None:
@@ -384,7 +384,7 @@ class Claim:
         with suppress(IndexError):
             self._share.quotas.give(self._share, self._units.pop())
 
-    def passed(self) -> "Claim":
+    def moved_to(self) -> "Claim":
         """Move it to another owner; this one becomes empty."""
         return Claim(self._share, self._units.pop())
 

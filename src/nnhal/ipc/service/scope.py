@@ -16,7 +16,7 @@ KEPT = 2  # background threads that long work leaves to other work
 _log = logger("driver")
 
 
-class Wanted:
+class CallScope:
     """Informs work for a client that it is abandoned: its call was cancelled, or the client is gone."""
 
     def __init__(self) -> None:
@@ -56,14 +56,14 @@ class Wanted:
             event.set()
 
 
-class Ends:
+class ObjectCloser:
     """Ends objects in a separate thread, one after the other, so that a driver's `close` blocks no other thread.
 
     claim: the quota of the thread, until it has ended.
     """
 
     def __init__(self, claim: Claim) -> None:
-        self._claim = claim.passed()
+        self._claim = claim.moved_to()
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None

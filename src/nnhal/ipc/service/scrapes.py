@@ -144,7 +144,7 @@ class _Caller:
         """Whether it has sent a request that no collection has answered yet."""
         return self.form is not None and self.answer is None
 
-    def hear(self) -> None:
+    def read_input(self) -> None:
         """Read its available input; OSError if it ended without a request."""
         data = self.sock.recv(LONGEST + 1)
         if not data:
@@ -193,12 +193,12 @@ class Server:
         """Serve until the process ends."""
         while True:
             try:
-                self.turn()
+                self.handle_event()
             except Exception:
                 _log.exception("metrics: a request was not answered")
                 time.sleep(_BREATH)
 
-    def turn(self) -> None:
+    def handle_event(self) -> None:
         """Wait for the next event, and handle it."""
         poll = select.poll()
         for fd, caller in self._callers.items():
@@ -246,7 +246,7 @@ class Server:
         caller = self._callers[fd]
         try:
             if caller.form is None and caller.answer is None:
-                caller.hear()
+                caller.read_input()
             if caller.answer is not None and caller.take():
                 self._end(fd)
         except BlockingIOError:

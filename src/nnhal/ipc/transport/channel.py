@@ -67,7 +67,9 @@ class Channel:
         """Return the next message and the owner of its descriptors."""
         return whole(self.lane.receive(timeout_ns), self.admit)
 
-    @trace.seam("ipc", "", "wait for the answer", key=lambda lane, *_: (lane.group, lane.number), direction=trace.OUT)
+    @trace.traced_method(
+        "ipc", "", "wait for the answer", key=lambda lane, *_: (lane.group, lane.number), direction=trace.OUT
+    )
     def call(self, data: bytes, fds: Sequence[int] = (), timeout_ns: int = -1) -> Message:
         """Send and wait for the reply."""
         if len(data) <= INLINE:

@@ -28,9 +28,9 @@ import msgspec
 
 from nnhal.base.descriptors import Owner
 from nnhal.base.memory import first_bytes
-from nnhal.base.private import lock_at_once, private_file, private_folder
+from nnhal.base.private import private_file, private_folder, try_lock
 from nnhal.hal.cache.files import MOST_FILES, Cache, CacheFiles, write
-from nnhal.runtime.cache.manifest import Blamed, Listed, Manifest, Missing, names
+from nnhal.runtime.cache.manifest import EntryBlocked, Listed, Manifest, NoEntry, names
 
 MANIFEST_MOST = 1 << 20  # bytes
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
@@ -116,7 +116,7 @@ class CacheFolder:
             manifest = self._read(key)
             if (manifest.model_files, manifest.data_files) != count:
                 had = f"{manifest.model_files} model and {manifest.data_files} data files"
-                raise Missing(f"the entry has {had}, the device has {count.model} and {count.data} now")
+                raise NoEntry(f"the entry has {had}, the device has {count.model} and {count.data} now")
             if used and manifest.pause:
                 self._refuse_for_now(manifest)
             files = OpenFiles(count, manifest.deaths)
@@ -141,7 +141,7 @@ class CacheFolder:
                     self._note_use(key, uses + 1, refused)
                     self._keep_to_quota(self._written(), key)
             return files
-        raise Missing("damaged: a file of the entry is missing")
+        raise NoEntry("damaged: a file of the entry is missing")
 
     def _refuse_for_now(self, manifest: Manifest) -> None:
         """Raise Blamed until as many starts have gone without the entry as its deaths require."""
@@ -149,17 +149,17 @@ class CacheFolder:
         if refused < manifest.pause:
             with contextlib.suppress(OSError):
                 self._note_use(manifest.key, uses, refused + 1)
-            raise Blamed(f"{manifest.blamed}; it is tried again after {manifest.pause - refused} starts")
+            raise EntryBlocked(f"{manifest.blamed}; it is tried again after {manifest.pause - refused} starts")
 
-    def blame(self, key: str, why: str) -> None:
+    def record_death(self, key: str, why: str) -> None:
         """Note that the driver's process ended when it restored an entry: the next starts may go without it."""
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(NoEntry):
             manifest = self._read(key)
             self._judge(manifest, why, manifest.deaths + 1)
 
-    def absolve(self, key: str) -> None:
+    def clear_deaths(self, key: str) -> None:
         """Note that an entry was restored: earlier deaths do not count any more."""
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(NoEntry):
             self._judge(self._read(key), "", 0)
 
     def _judge(self, manifest: Manifest, why: str, deaths: int) -> None:
@@ -174,7 +174,7 @@ class CacheFolder:
         try:
             fd = self.open(f"{key}.entry", os.O_RDONLY, own)
         except FileNotFoundError:
-            raise Missing("there is no entry") from None
+            raise NoEntry("there is no entry") from None
         try:
             return Manifest.unpacked(first_bytes(fd, MANIFEST_MOST), key)
         finally:
@@ -184,7 +184,7 @@ class CacheFolder:
         """Return the description of an entry; None without a readable one."""
         try:
             return self._read(key)
-        except (Missing, OSError):
+        except (NoEntry, OSError):
             return None
 
     def entries(self) -> list[Listed]:
@@ -200,7 +200,7 @@ class CacheFolder:
         last, uses, _ = self._uses(key)
         try:
             manifest = self._read(key)
-        except (Missing, OSError) as error:
+        except (NoEntry, OSError) as error:
             return Listed(key, 0, last, uses, None, str(error))
         sizes = [self._size(name) for name in manifest.files]
         problem = manifest.blamed if None not in sizes else "damaged: a file of the entry is missing"
@@ -277,7 +277,7 @@ class CacheFolder:
             own = Owner()
             try:
                 fd = self.open(f"{MAKING}/{name}", os.O_RDWR, own)
-                if lock_at_once(fd):
+                if try_lock(fd):
                     before = first_bytes(fd, 16).decode("ascii", "replace")
                     now = self.manifest(key)
                     for each in {generation, before} - {now and now.generation}:
@@ -409,6 +409,6 @@ class CacheFolder:
 def _is_ours(mark: int) -> bool:
     """Lock a new mark; return whether no other process has it. Without locks, files of dead processes are not deleted."""
     try:
-        return lock_at_once(mark) and os.fstat(mark).st_nlink > 0
+        return try_lock(mark) and os.fstat(mark).st_nlink > 0
     except OSError:
         return True

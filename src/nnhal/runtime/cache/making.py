@@ -5,12 +5,12 @@ import os
 from typing import Any
 
 from nnhal.base.descriptors import Owner
-from nnhal.hal.cache.files import CacheFiles, refusal
+from nnhal.hal.cache.files import CacheFiles, read_refusal
 from nnhal.runtime.cache.folder import NEW, CacheFolder, OpenFiles
 from nnhal.runtime.cache.manifest import Manifest, names
 
 
-class NothingSaved(Exception):
+class NothingCached(Exception):
     """The driver cached nothing; the text has the reason."""
 
 
@@ -51,9 +51,9 @@ class NewEntry:
         cache = self.files.cache(token)
         if cache.unwritten and not unwritten:
             os.pwrite(cache.files[0], bytes(1), 0)  # a full disk is the better reason
-            raise NothingSaved("the device kept nothing of it")
-        if why := next(filter(None, map(refusal, cache.files)), ""):
-            raise NothingSaved(f"the device did not keep it: {why}")
+            raise NothingCached("the device kept nothing of it")
+        if why := next(filter(None, map(read_refusal, cache.files)), ""):
+            raise NothingCached(f"the device did not keep it: {why}")
         for fd in cache.files:
             os.fsync(fd)
         manifest = Manifest(self._key, self._generation, *self._count, facts)
@@ -77,7 +77,7 @@ class NewEntry:
         self.files.close()
 
 
-class UnwrittenEntry:
+class EntryBeingWritten:
     """An existing entry that its driver has not filled yet: another start of the driver writes the same files.
 
     So a later start gets what an earlier one writes late, and a driver that never writes has one entry.
@@ -90,12 +90,12 @@ class UnwrittenEntry:
     def publish(self, token: bytes, facts: dict[str, Any], *, unwritten: bool = False) -> None:
         """As in `NewEntry`; the entry remains in any case."""
         cache = self.files.cache(token)
-        if why := next(filter(None, map(refusal, cache.files)), ""):
+        if why := next(filter(None, map(read_refusal, cache.files)), ""):
             for fd in cache.files:
                 os.ftruncate(fd, 0)
-            raise NothingSaved(f"the device did not keep it: {why}")
+            raise NothingCached(f"the device did not keep it: {why}")
         if cache.unwritten and not unwritten:
-            raise NothingSaved("the device kept nothing of it")
+            raise NothingCached("the device kept nothing of it")
 
     def close(self) -> None:
         self.files.close()

@@ -13,11 +13,11 @@ FORMAT = 1
 MOST_REFUSED = 1 << 10  # consecutive starts without an entry that killed its driver
 
 
-class Missing(Exception):
+class NoEntry(Exception):
     """There is no usable entry; the text has the reason."""
 
 
-class Blamed(Missing):
+class EntryBlocked(NoEntry):
     """There is an entry that may not be used or replaced now."""
 
 
@@ -47,13 +47,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             found = msgspec.json.decode(data, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise Missing("damaged: the entry's description cannot be read") from None
+            raise NoEntry("damaged: the entry's description cannot be read") from None
         if found.check != _check(found):
-            raise Missing("damaged: the entry's description is not what was written")
+            raise NoEntry("damaged: the entry's description is not what was written")
         if found.format != FORMAT:
-            raise Missing("the entry is of another format")
+            raise NoEntry("the entry is of another format")
         if found.key != key:
-            raise Missing("damaged: the entry is that of another key")
+            raise NoEntry("damaged: the entry is that of another key")
         return found
 
     @property

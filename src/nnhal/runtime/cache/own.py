@@ -15,24 +15,24 @@ import msgspec
 
 from nnhal.base.custom_operators import CUSTOM_OPERATORS
 from nnhal.base.digests import blake2b
-from nnhal.base.errors import NnhalError, clipped, told
+from nnhal.base.errors import NnhalError, bounded_text, error_text
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.records import Record
 from nnhal.base.sealed import sealed
 from nnhal.base.version import __version__
-from nnhal.frontends.behind import Behind
+from nnhal.frontends.behind import TrailingArchive
 from nnhal.frontends.beside import BESIDE, read_beside
-from nnhal.hal.cache.files import CacheContent, CacheFiles, why_of
-from nnhal.hal.cache.keeper import identity, keep, recall
-from nnhal.hal.claims import Claims
+from nnhal.hal.cache.files import CacheContent, CacheFiles, os_reason
+from nnhal.hal.cache.keeper import identity, load_content, store_content
+from nnhal.hal.claims import SupportReport
 from nnhal.hal.code import code_of_nnhal
 from nnhal.hal.device import Device, OperationGroup, Verdict, identity_of
 from nnhal.model.graph import Model
-from nnhal.model.kept import kept, unkept
+from nnhal.model.kept import pack_model, unpack_model
 from nnhal.runtime.cache.folder import CacheFolder
-from nnhal.runtime.cache.making import NewEntry, NothingSaved
-from nnhal.runtime.cache.manifest import Missing
+from nnhal.runtime.cache.making import NewEntry, NothingCached
+from nnhal.runtime.cache.manifest import NoEntry
 from nnhal.runtime.cache.tokens import digest_of
 from nnhal.runtime.cache.wanted import CacheOutcome
 
@@ -43,7 +43,7 @@ _ONE = CacheFiles(1, 0)
 _log = logger("compilation")
 
 
-class OwnEntries(Record, frozen=True):
+class RuntimeEntries(Record, frozen=True):
     """The runtime's entries in one folder."""
 
     folder: CacheFolder
@@ -52,7 +52,7 @@ class OwnEntries(Record, frozen=True):
         """Return the sections of an entry; Missing, OSError or an NnhalError has the reason if there are none."""
         files = self.folder.entry(key.hex(), _ONE)
         try:
-            return recall(files.cache(key), (), OWN, _identity()).model[0]
+            return load_content(files.cache(key), (), OWN, _identity()).model[0]
         finally:
             files.close()
 
@@ -61,24 +61,24 @@ class OwnEntries(Record, frozen=True):
         try:
             new = NewEntry(self.folder, key.hex(), _ONE)
             try:
-                keep(CacheContent([dict(sections)]), new.files.cache(key), OWN, _identity())
+                store_content(CacheContent([dict(sections)]), new.files.cache(key), OWN, _identity())
                 new.publish(
                     key, {"device": OWN, "version": __version__, "place": "own", "made": int(time.time()), **facts}
                 )
             finally:
                 new.close()
         except OSError as error:
-            return f"it cannot be kept: {why_of(error)}"
-        except NothingSaved as error:  # another process emptied its files
+            return f"it cannot be kept: {os_reason(error)}"
+        except NothingCached as error:  # another process emptied its files
             return f"it cannot be kept: {error}"
         except NnhalError as error:
-            return f"it cannot be kept: {told(error)}"
+            return f"it cannot be kept: {error_text(error)}"
         except MemoryError:
             return "it cannot be kept: it does not fit into memory"
         return ""
 
 
-def imported(
+def cached_import(
     label: str,
     memory: Memory,
     asked: Sequence[Any],
@@ -94,7 +94,7 @@ def imported(
         return read(), CacheOutcome("model", "off", "custom operators are registered")
     if unknown := code_of_nnhal().unknown:
         return read(), CacheOutcome("model", "off", unknown)
-    own = OwnEntries(folder)
+    own = RuntimeEntries(folder)
     try:
         digest = digest_of(memory, folder)
         key = _key("imported", digest.hex(), label, *map(_plain, asked))
@@ -105,14 +105,14 @@ def imported(
                 files[of - 1] if of else sealed(bytes(sections[f"pool {n}"]))
                 for n, of in enumerate(sections["of the file"])
             )
-            model = unkept(sections["model"], tuple(pools), Behind(memory.bytes(), label))
+            model = unpack_model(sections["model"], tuple(pools), TrailingArchive(memory.bytes(), label))
             model._memo[IMPORTED] = True
             return model, CacheOutcome("model", "hit")
-        except (Missing, NnhalError) as error:
-            missed = str(error) if isinstance(error, Missing) else told(error)
+        except (NoEntry, NnhalError) as error:
+            missed = str(error) if isinstance(error, NoEntry) else error_text(error)
         model = read()
     except OSError as error:
-        return read(), CacheOutcome("model", "miss", why_of(error))
+        return read(), CacheOutcome("model", "miss", os_reason(error))
     _log.info("model %s: miss: %s", label, missed)
     model._memo[IMPORTED] = True
     others: Mapping[str, Memory] = model._memo.get(BESIDE, {})
@@ -120,7 +120,7 @@ def imported(
     if len(files) > MOST_FILES:
         return model, CacheOutcome("model", "miss", f"{missed}; it is in more than {MOST_FILES} files")
     of_the_file = [next((n for n, file in enumerate(files, 1) if pool is file), 0) for pool in model.pools]
-    parts: dict[str, Any] = {"model": kept(model), "of the file": bytes(of_the_file)}
+    parts: dict[str, Any] = {"model": pack_model(model), "of the file": bytes(of_the_file)}
     parts |= {f"pool {n}": p.bytes().data for n, p in enumerate(model.pools) if not of_the_file[n]}
     parts[BESIDE] = msgspec.msgpack.encode([(name, digest_of(each, folder)) for name, each in others.items()])
     lost = own.keep(key, parts, _facts(model))
@@ -132,10 +132,10 @@ def _beside(section: memoryview, folder: str | None, label: str, cache_: CacheFo
     files = []
     for name, digest in _named(section):
         if folder is None:
-            raise Missing(f"it has data in {name!r} beside it")
+            raise NoEntry(f"it has data in {name!r} beside it")
         memory = read_beside(folder, name, f"{label}: external file {name!r}")[1]
         if digest_of(memory, cache_) != digest:
-            raise Missing(f"{name!r} beside it has changed")
+            raise NoEntry(f"{name!r} beside it has changed")
         files.append(memory)
     return files
 
@@ -143,9 +143,9 @@ def _beside(section: memoryview, folder: str | None, label: str, cache_: CacheFo
 _named = msgspec.msgpack.Decoder(list[tuple[str, bytes]]).decode
 
 
-def considered(
-    device: Device, model: Model, facts: Sequence[Any], own: OwnEntries, ask: Callable[[], Claims]
-) -> Claims:
+def cached_support(
+    device: Device, model: Model, facts: Sequence[Any], own: RuntimeEntries, ask: Callable[[], SupportReport]
+) -> SupportReport:
     """Return a device's answer about a model: the cached one, or else a new and cached one.
 
     facts: everything that the answer may depend on, including the driver's code, as JSON data.
@@ -154,8 +154,8 @@ def considered(
     try:
         verdicts, groups = _said(own.found(key)["claims"])
         if len(verdicts) == len(model.main.operations):
-            return Claims(model, verdicts, groups)
-    except (Missing, NnhalError, OSError, msgspec.DecodeError) as error:
+            return SupportReport(model, verdicts, groups)
+    except (NoEntry, NnhalError, OSError, msgspec.DecodeError) as error:
         _log.debug("%s: cannot read its cached answer about the model: %s", identity_of(device).name, error)
     claims = ask()
     said = msgspec.msgpack.encode((claims.verdicts, claims.groups))
@@ -168,7 +168,7 @@ _said = msgspec.msgpack.Decoder(tuple[list[Verdict], tuple[OperationGroup, ...]]
 
 def _facts(model: Model) -> dict[str, Any]:
     count = len(model.main.operations)
-    return {"model": clipped(model.name, 200), "operations": count, "of": count}
+    return {"model": bounded_text(model.name, 200), "operations": count, "of": count}
 
 
 def _plain(asked: Any) -> Any:

@@ -12,42 +12,42 @@ from typing import Any
 
 from nnhal.base.codes import FOREIGN_OPERATIONS
 from nnhal.base.digests import blake2b
-from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, clipped, told
-from nnhal.base.kept import kept
+from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, bounded_text, error_text
+from nnhal.base.kept import cached_property
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
-from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles, why_of
-from nnhal.hal.claims import Claims
+from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles, os_reason
+from nnhal.hal.claims import SupportReport
 from nnhal.hal.code import code_of_functions
 from nnhal.hal.device import (
     Device,
     Hints,
     cache_files_by,
+    cache_record_identity,
+    checked_prepared,
+    checked_restored,
     code_by,
     identity_of,
-    prepared_by,
-    restored_by,
     traits_of,
-    written_by,
 )
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline
-from nnhal.model.stored import stored
+from nnhal.model.stored import pack_device_view
 from nnhal.ops.schema import OPS
 from nnhal.runtime.cache.folder import CacheFolder, OpenFiles
-from nnhal.runtime.cache.making import NewEntry, NothingSaved, UnwrittenEntry
-from nnhal.runtime.cache.manifest import Blamed, Missing
-from nnhal.runtime.cache.own import IMPORTED, OwnEntries, considered, imported
+from nnhal.runtime.cache.making import EntryBeingWritten, NewEntry, NothingCached
+from nnhal.runtime.cache.manifest import EntryBlocked, NoEntry
+from nnhal.runtime.cache.own import IMPORTED, RuntimeEntries, cached_import, cached_support
 from nnhal.runtime.cache.tokens import token_of
-from nnhal.runtime.cache.wanted import CacheOutcome, CacheState, Caching
-from nnhal.runtime.lanes import Lane
+from nnhal.runtime.cache.wanted import CacheOutcome, CacheSettings, CacheState
+from nnhal.runtime.lanes import DeadlineExecutor
 
 _log = logger("compilation")
 
 
-def imported_in(
+def import_with_cache(
     folder: Path,
     most: int,
     label: str,
@@ -63,17 +63,17 @@ def imported_in(
     try:
         there = CacheFolder(folder, most)
     except OSError as error:
-        return read(), CacheOutcome("model", "off", f"the folder {folder} {why_of(error)}")
-    return imported(label, memory, asked, there, read, beside)
+        return read(), CacheOutcome("model", "off", f"the folder {folder} {os_reason(error)}")
+    return cached_import(label, memory, asked, there, read, beside)
 
 
 class ModelCache:
     """The cache entries of one model in compilation. of: those of the model that contains it as a subgraph, and its role."""
 
-    def __init__(self, caching: Caching, model: Model, of: "tuple[ModelCache, int, str] | None" = None) -> None:
+    def __init__(self, caching: CacheSettings, model: Model, of: "tuple[ModelCache, int, str] | None" = None) -> None:
         self._caching, self._model, self._of = caching, model, of
 
-    @kept
+    @cached_property
     def _folder(self) -> CacheFolder | str:
         """Return the folder, or why there is none."""
         if self._caching.folder is None:
@@ -81,9 +81,9 @@ class ModelCache:
         try:
             return CacheFolder(self._caching.folder, self._caching.most)
         except OSError as error:
-            return f"the folder {self._caching.folder} {why_of(error)}"
+            return f"the folder {self._caching.folder} {os_reason(error)}"
 
-    @kept
+    @cached_property
     def _token(self) -> bytes:
         assert isinstance(self._folder, CacheFolder)
         if self._of is not None:
@@ -102,7 +102,7 @@ class ModelCache:
         """As in `Keeping`."""
         return ModelCache(self._caching, model, (self, operation, name))
 
-    def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
+    def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], SupportReport]) -> SupportReport:
         """As in `Keeping`: an in-process driver with a cache is asked once about a file's model."""
         folder = self._folder
         if IMPORTED not in self._model._memo or isinstance(folder, str) or place != "none":
@@ -114,10 +114,16 @@ class ModelCache:
             json.dumps(facts)
         except (OSError, TypeError, ValueError):
             return ask()
-        return considered(device, self._model, facts, OwnEntries(folder), ask)
+        return cached_support(device, self._model, facts, RuntimeEntries(folder), ask)
 
     def prepare_in(
-        self, lane: Lane, device: Device, model: Model, hints: Hints, place: str, operations: Sequence[int] | None
+        self,
+        lane: DeadlineExecutor,
+        device: Device,
+        model: Model,
+        hints: Hints,
+        place: str,
+        operations: Sequence[int] | None,
     ) -> tuple[CacheState, str]:
         """Prepare one partition, and return the outcome of its entry, with the reason.
 
@@ -126,12 +132,12 @@ class ModelCache:
         """
         step = self._step(device, model, hints, place, operations)
         if isinstance(step, str):
-            lane.prepared = prepared_by(device, model, hints, as_is=True)
+            lane.prepared = checked_prepared(device, model, hints, as_is=True)
             return "off", step
         try:
             missed, unwritten = step.restore_in(lane)
-        except Blamed as blamed:
-            lane.prepared = prepared_by(device, model, hints, as_is=True)
+        except EntryBlocked as blamed:
+            lane.prepared = checked_prepared(device, model, hints, as_is=True)
             return "off", str(blamed)
         if not missed:
             return "hit", ""
@@ -158,17 +164,17 @@ class ModelCache:
             return kernels.unknown
         try:
             seen = outline(model)
-            key = _key(self._token, device, hints, place, operations, stored(seen) + kernels.digest)
+            key = _key(self._token, device, hints, place, operations, pack_device_view(seen) + kernels.digest)
             return _Step(folder, device, model, seen, hints, key, count)
         except (TypeError, ValueError) as error:
             return f"the options of the device cannot be written down: {error}"
         except OSError as error:
-            return f"the model's token: {why_of(error)}"
+            return f"the model's token: {os_reason(error)}"
 
     def _facts(self, device: Device, model: Model, hints: Hints, place: str) -> dict[str, Any]:
         own = identity_of(device)
         return {
-            "model": clipped(self._model.name, 200),
+            "model": bounded_text(self._model.name, 200),
             "operations": len(model.main.operations),
             "of": len(self._model.main.operations),
             "device": own.name,
@@ -189,7 +195,9 @@ class StepEntry(Record, frozen=True):
     place: str = "none"
     operations: Sequence[int] | None = None
 
-    def prepare_in(self, lane: Lane, device: Device, model: Model, hints: Hints, label: str) -> CacheOutcome:
+    def prepare_in(
+        self, lane: DeadlineExecutor, device: Device, model: Model, hints: Hints, label: str
+    ) -> CacheOutcome:
         """As in `CacheEntry`."""
         return CacheOutcome(label, *self.cache.prepare_in(lane, device, model, hints, self.place, self.operations))
 
@@ -209,86 +217,86 @@ class _Step(Record, frozen=True):
     def _name(self) -> str:
         return self.key.hex()
 
-    def restore_in(self, lane: Lane) -> tuple[str, UnwrittenEntry | None]:
+    def restore_in(self, lane: DeadlineExecutor) -> tuple[str, EntryBeingWritten | None]:
         """Prepare from the entry; return why that failed, or "". Blamed if it may not be replaced either.
 
         The second result is the entry, if its driver has yet to fill it, for `prepare_in`.
         """
         try:
             files = self.folder.entry(self._name, self.count)
-        except Blamed:
+        except EntryBlocked:
             raise
-        except Missing as missing:
+        except NoEntry as missing:
             return str(missing), None
         except OSError as error:
-            return f"the entry cannot be opened: {why_of(error)}", None
+            return f"the entry cannot be opened: {os_reason(error)}", None
         cache = files.cache(self.key)
         try:
             if cache.unwritten:
-                unwritten = UnwrittenEntry(files) if files.writable else None
+                unwritten = EntryBeingWritten(files) if files.writable else None
                 return "its driver has not written the entry", unwritten
         except OSError as error:
-            return f"the entry {why_of(error)}", None
+            return f"the entry {os_reason(error)}", None
         return self._restored_in(lane, files, cache), None
 
-    def _restored_in(self, lane: Lane, files: OpenFiles, cache: Cache) -> str:
+    def _restored_in(self, lane: DeadlineExecutor, files: OpenFiles, cache: Cache) -> str:
         try:
             hints = replace(self.hints, cache=cache, worked_out=None)
-            lane.prepared = restored_by(self.device, self.seen, hints)
+            lane.prepared = checked_restored(self.device, self.seen, hints)
             lane.prepared.model = self.model
         except MissedDeadline:
             if self.hints.deadline is not None:
                 raise
             return "the driver did not restore it in time"
         except DeadObject as error:  # the next one would be no better, and too many deaths end the device
-            why = f"its driver's process ended when it was restored: {told(error)}"
+            why = f"its driver's process ended when it was restored: {error_text(error)}"
             with suppress(OSError):
-                self.folder.blame(self._name, why)
-            raise Blamed(why) from None
+                self.folder.record_death(self._name, why)
+            raise EntryBlocked(why) from None
         except OSError as error:
-            return f"the entry {why_of(error)}"
+            return f"the entry {os_reason(error)}"
         except NnhalError as error:
             name = identity_of(self.device).name
-            return told(error).removeprefix(f"device {name}: ")
+            return error_text(error).removeprefix(f"device {name}: ")
         finally:
             files.close()
         if files.deaths:
             with suppress(OSError):
-                self.folder.absolve(self._name)
+                self.folder.clear_deaths(self._name)
         return ""
 
-    def prepare_in(self, lane: Lane, facts: Mapping[str, Any], unwritten: UnwrittenEntry | None) -> str:
+    def prepare_in(self, lane: DeadlineExecutor, facts: Mapping[str, Any], unwritten: EntryBeingWritten | None) -> str:
         """Prepare and cache; return why it was not cached, or "". unwritten: the existing entry to fill, if any."""
         try:
             writing = unwritten or NewEntry(self.folder, self._name, self.count)
         except OSError as error:
             self._plainly_in(lane)
-            return f"it cannot be kept: {why_of(error)}"
+            return f"it cannot be kept: {os_reason(error)}"
         try:
             return self._saved_in(lane, writing, facts)
         finally:
             writing.close()
 
-    def _saved_in(self, lane: Lane, writing: NewEntry | UnwrittenEntry, facts: Mapping[str, Any]) -> str:
+    def _saved_in(self, lane: DeadlineExecutor, writing: NewEntry | EntryBeingWritten, facts: Mapping[str, Any]) -> str:
         cache = writing.files.cache(self.key)
         try:
             hints = replace(self.hints, cache=cache)
-            lane.prepared = prepared_by(self.device, self.model, hints, as_is=True)
+            lane.prepared = checked_prepared(self.device, self.model, hints, as_is=True)
         except (MissedDeadline, InvalidArgument):
             raise
         except NnhalError as error:
             self._plainly_in(lane)
-            return f"the driver failed while it was to keep it: {told(error)}"
+            return f"the driver failed while it was to keep it: {error_text(error)}"
         try:
             writing.publish(self.key, dict(facts), unwritten=traits_of(lane.prepared).writes_later)
             return "its driver may write the entry later" if cache.unwritten else ""
-        except NothingSaved as error:
+        except NothingCached as error:
             return str(error)
         except OSError as error:
-            return f"it cannot be kept: {why_of(error)}"
+            return f"it cannot be kept: {os_reason(error)}"
 
-    def _plainly_in(self, lane: Lane) -> None:
-        lane.prepared = prepared_by(self.device, self.model, self.hints, as_is=True)
+    def _plainly_in(self, lane: DeadlineExecutor) -> None:
+        lane.prepared = checked_prepared(self.device, self.model, self.hints, as_is=True)
 
 
 def _count(device: Device) -> tuple[CacheFiles, str]:
@@ -296,7 +304,7 @@ def _count(device: Device) -> tuple[CacheFiles, str]:
     try:
         count = cache_files_by(device)
     except NnhalError as error:
-        return CacheFiles(), f"the driver failed to report its number of cache files: {told(error)}"
+        return CacheFiles(), f"the driver failed to report its number of cache files: {error_text(error)}"
     return count, "" if count else "the device keeps none"
 
 
@@ -320,10 +328,10 @@ def _key(
 
 def _facts(device: Device, hints: Hints) -> list[Any]:
     """Return the attributes of a device and its hints that make compilations differ."""
-    own, hints = identity_of(device), device.told(hints)
+    own, hints = identity_of(device), device.effective_hints(hints)
     _check_keys(hints.options)
     said = int(hints.preference), int(hints.priority), hints.threads, dict(hints.options)
-    return [written_by(device)[1].hex(), own.name, own.version, str(own.level), own.preferred_layout, *said]
+    return [cache_record_identity(device)[1].hex(), own.name, own.version, str(own.level), own.preferred_layout, *said]
 
 
 def _check_keys(given: Any) -> None:

@@ -13,7 +13,7 @@ from nnhal.base.descriptors import Owner
 from nnhal.base.digests import blake2b
 from nnhal.base.memory import Memory
 from nnhal.model.graph import Model
-from nnhal.model.stored import stored
+from nnhal.model.stored import pack_device_view
 from nnhal.runtime.cache.folder import CacheFolder
 
 SETTLED_NS = 2_000_000_000  # the least age of a file's last change for its hash to be stored
@@ -26,7 +26,7 @@ def token_of(model: Model, folder: CacheFolder) -> bytes:
     token = blake2b(person=b"nnhal token", digest_size=32)
     for pool in model.pools:
         token.update(digest_of(pool, folder))
-    token.update(stored(model))
+    token.update(pack_device_view(model))
     return token.digest()
 
 

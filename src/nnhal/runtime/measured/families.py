@@ -8,7 +8,7 @@ import math
 from typing import NamedTuple
 
 from nnhal.base.codes import TYPE_FACTS, OperandType, operation_name
-from nnhal.base.operands import Unknown
+from nnhal.base.operands import UnknownValue
 from nnhal.model.graph import Model, Operation
 from nnhal.model.outline import outline
 from nnhal.model.validate import validate
@@ -59,7 +59,7 @@ class OperationWork(NamedTuple):
     turns: int = 1
 
 
-def works(model: Model) -> tuple[OperationWork, ...]:
+def work_of_operations(model: Model) -> tuple[OperationWork, ...]:
     """Return the work of each operation of the main subgraph; unknown dimensions count as 1. Computed once for a model."""
     found: tuple[OperationWork, ...] | None = model._memo.get("works")
     if found is None:
@@ -85,7 +85,7 @@ def _turns(name: str, bound: Bound | None) -> int:
     shape = bound.input.shape or (None,) * 3
     try:
         steps = shape[0 if bound.time_major else 1]
-    except Unknown:  # known only during an execution
+    except UnknownValue:  # known only during an execution
         steps = max(shape[0] or 1, shape[1] or 1)
     return (steps or 1) * (2 if "BIDIRECTIONAL" in name else 1)
 
@@ -104,7 +104,7 @@ def _family(model: Model, operation: Operation) -> str:
     return "pointwise" if len(filters) == 4 and tuple(filters[1:3]) == (1, 1) else "convolution"
 
 
-def weighing(model: Model, operation: Operation) -> int:
+def main_type(model: Model, operation: Operation) -> int:
     """Return the type of the operation's first floating-point or quantised operand, or else of its first."""
     operands = model.main.operands
     types = [operands[i].type for i in (*operation.inputs, *operation.outputs)]
@@ -112,7 +112,7 @@ def weighing(model: Model, operation: Operation) -> int:
 
 
 def _kind(model: Model, operation: Operation) -> str:
-    heavy = weighing(model, operation)
+    heavy = main_type(model, operation)
     if heavy in (OperandType.TENSOR_FLOAT32, OperandType.FLOAT32) and model.relaxed:
         return "relaxed"
     return _KIND.get(heavy, "float32")

@@ -18,7 +18,7 @@ _turn = threading.Lock()
 _log = logger("compilation")
 
 
-def later(write: Callable[[], object]) -> None:
+def queue_write(write: Callable[[], object]) -> None:
     """Queue a write, after all earlier ones. The log has the reason if there is no free thread."""
     _writing.append(write)
     try:
@@ -44,7 +44,7 @@ def _forget(write: Callable[[], object]) -> None:
         _writing.remove(write)
 
 
-def settle(seconds: float = 1.0) -> None:
+def wait_for_writes(seconds: float = 1.0) -> None:
     """Wait until all is written, at most this long."""
     end = time.monotonic() + seconds
     while _writing and time.monotonic() < end:
@@ -58,5 +58,5 @@ def _forked() -> None:
     _writing.clear()
 
 
-atexit.register(settle)
+atexit.register(wait_for_writes)
 os.register_at_fork(after_in_child=_forked)

@@ -12,7 +12,7 @@ def path() -> Path:
     return state_folder() / FILE
 
 
-def there() -> bool:
+def is_measured() -> bool:
     """Whether anything was measured."""
     try:
         return path().exists()

@@ -24,7 +24,7 @@ CONTROL = "if", "while"  # kinds of networks other than those of values
 PLACES = "none", "process"  # the places of a driver, by the names of `isolation`
 
 
-class CostLine(Record, frozen=True, forbid_unknown_fields=True):
+class LinearCost(Record, frozen=True, forbid_unknown_fields=True):
     """The seconds of one operation: `fixed` in each iteration, and for each multiply-accumulate and each byte."""
 
     fixed: float
@@ -77,11 +77,11 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
 
     identity: str
     version: str
-    lines: Mapping[str, Mapping[str, CostLine]]
+    lines: Mapping[str, Mapping[str, LinearCost]]
     steps: Mapping[str, float]
     workloads: Mapping[str, Workload] = field(default_factory=dict)
 
-    def line(self, kind: str, family: str) -> CostLine | None:
+    def line(self, kind: str, family: str) -> LinearCost | None:
         """Return the costs of a family and kind, or the nearest: the family with float32, then by bytes only."""
         kinds = dict.fromkeys((kind, "float32"))
         near = [(each, family) for each in kinds] + [(each, name) for each in kinds for name in ("pad", "add", "relu")]
@@ -114,7 +114,7 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
         touched = Counter[tuple[str, str]]()
         for work in works:
             touched[work.kind, work.family] += work.bytes
-        lines: dict[tuple[str, str], tuple[CostLine, float]] = {}
+        lines: dict[tuple[str, str], tuple[LinearCost, float]] = {}
         for key, bytes in touched.items():
             line = self.line(*key)
             if line is None:

@@ -22,7 +22,7 @@ from nnhal.base.log import logger
 from nnhal.base.private import private_file, private_folder, require_private_file
 from nnhal.hal.cache.keeper import features
 from nnhal.hal.cache.tokens import state_folder
-from nnhal.runtime.measured.place import FILE, path, there
+from nnhal.runtime.measured.place import FILE, is_measured, path
 from nnhal.runtime.measured.profile import MachineProfile, decoded, encoded
 
 MOST, MOST_FAILURES = 20_000, 2_000  # recorded assignments of all models, and failures of all devices
@@ -41,7 +41,7 @@ _log = logger("compilation")
 T = TypeVar("T")
 
 
-class KeptFailure(NamedTuple):
+class StoredFailure(NamedTuple):
     """A failure of a device at operations that it supports. device: its identity; name, for people."""
 
     device: str
@@ -53,7 +53,7 @@ class KeptFailure(NamedTuple):
     at: int = 0
 
 
-class Took(NamedTuple):
+class AssignmentTime(NamedTuple):
     """The time of an assignment. seconds: None if its trial has only begun.
 
     settled: whether no further trial is needed: it was measured more than once, or is being measured.
@@ -101,7 +101,7 @@ def _opened(*, make: bool) -> Iterator[sqlite3.Connection]:
 
 
 def _looked(what: str, ask: Callable[[sqlite3.Connection], T], nothing: T) -> T:
-    if not there():
+    if not is_measured():
         return nothing
     try:
         with _opened(make=False) as connection:
@@ -181,19 +181,19 @@ def forget() -> None:
 # ------------------------------------------------------------------------------------------- what assignments took, learnt
 
 
-def learnt(model: str) -> dict[str, Took]:
+def assignment_times(model: str) -> dict[str, AssignmentTime]:
     """Return the times of a model's assignments, by their texts."""
 
-    def ask(connection: sqlite3.Connection) -> dict[str, Took]:
+    def ask(connection: sqlite3.Connection) -> dict[str, AssignmentTime]:
         sound = "typeof(assignment) = 'text' and typeof(seconds) = 'real' and seconds between 0 and 1e9"
         took = "case when count > 0 then seconds end, count <> 1"
         rows = connection.execute(f"select assignment, {took} from learnt where model = ? and {sound}", (model,))
-        return {assignment: Took(seconds, bool(settled)) for assignment, seconds, settled in rows}
+        return {assignment: AssignmentTime(seconds, bool(settled)) for assignment, seconds, settled in rows}
 
     return _looked("partition times", ask, {})
 
 
-def learn(model: str, rows: Sequence[tuple[str, float]], settled: bool = False) -> None:
+def record_times(model: str, rows: Sequence[tuple[str, float]], settled: bool = False) -> None:
     """Record times of assignments. A new time counts a quarter against the recorded one, unless it is less.
 
     settled: whether no further trial in another compilation is needed.
@@ -213,7 +213,7 @@ def learn(model: str, rows: Sequence[tuple[str, float]], settled: bool = False) 
     _noted("partition times", write)
 
 
-def tried(model: str, assignment: str) -> None:
+def record_trial(model: str, assignment: str) -> None:
     """Record that a trial of an assignment has begun, the first or another one."""
     row = (model, assignment, int(time.time()))
     begun = "insert into learnt values (?, ?, 0.0, 0, ?) on conflict do update set count = 2 where count = 1"
@@ -223,7 +223,7 @@ def tried(model: str, assignment: str) -> None:
 # ----------------------------------------------------------------------------------------------------------- what failed
 
 
-def failed(failure: KeptFailure) -> None:
+def record_failure(failure: StoredFailure) -> None:
     """Record a failure of a device in its current version."""
     row = (*failure[:2], json.dumps(failure.operations), *failure[3:6], int(time.time()))
 
@@ -237,11 +237,11 @@ def failed(failure: KeptFailure) -> None:
     _noted("a failure", write)
 
 
-def failures(devices: Iterable[str], model: str | None = None, *, name: str | None = None) -> list[KeptFailure]:
+def failures(devices: Iterable[str], model: str | None = None, *, name: str | None = None) -> list[StoredFailure]:
     """Return the failures of devices, for one model or all, oldest first. devices: identities; name: or by name."""
     asked, which = list(devices), "" if model is None else " and model = ?"
 
-    def ask(connection: sqlite3.Connection) -> list[KeptFailure]:
+    def ask(connection: sqlite3.Connection) -> list[StoredFailure]:
         marks = ", ".join("?" * len(asked))
         texts = " and ".join(f"typeof({each}) = 'text'" for each in ("device", "model", "phase", "why", "name"))
         sound = f"{texts} and typeof(at) = 'integer'"
@@ -249,7 +249,7 @@ def failures(devices: Iterable[str], model: str | None = None, *, name: str | No
             f"select * from failures where (device in ({marks}) or name = ?){which} and {sound} order by at",
             (*asked, name, *([model] if which else [])),
         )
-        return [KeptFailure(d, m, _places(o), p, w, n, at) for d, m, o, p, w, n, at in rows.fetchall()]
+        return [StoredFailure(d, m, _places(o), p, w, n, at) for d, m, o, p, w, n, at in rows.fetchall()]
 
     return _looked("what failed", ask, [])
 

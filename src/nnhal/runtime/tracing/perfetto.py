@@ -76,7 +76,7 @@ def clocks() -> dict[int, int]:
     }
 
 
-def written(timeline: Timeline, now: dict[int, int]) -> Iterator[bytes]:
+def encode_packets(timeline: Timeline, now: dict[int, int]) -> Iterator[bytes]:
     """Yield the parts of the file, in order. now: the values of `clocks` at some moment of the trace."""
     snapshot = b"".join(_data(1, _number(CLOCK_ID, n) + _number(CLOCK_TIME, value)) for n, value in now.items())
     yield _packet(_data(CLOCKS, snapshot), _number(FLAGS, BEGINS))
@@ -167,7 +167,7 @@ def _note(what: str, text: str) -> bytes:
 
 
 def read(data: bytes, where: str) -> Timeline:
-    """Parse a file from `written`; BadFile for anything else. where: the file, for messages."""
+    """Parse a file from `encode_packets`; BadFile for anything else. where: the file, for messages."""
     try:
         return _read(data)
     except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:

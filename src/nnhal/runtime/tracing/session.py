@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from nnhal.base import trace as base
-from nnhal.base.answers import shown
+from nnhal.base.answers import safe_repr
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import BadState, InvalidArgument, ResourceExhausted
 from nnhal.base.log import logger
-from nnhal.base.uncopied import Uncopied
+from nnhal.base.uncopied import NotCopyable
 
 if TYPE_CHECKING:
     from nnhal.runtime.tracing.timeline import Timeline
@@ -30,7 +30,7 @@ _log = logger("execution")
 _beginning = threading.RLock()
 
 
-class Trace(Uncopied, instead="its file can be read anywhere"):
+class Trace(NotCopyable, instead="its file can be read anywhere"):
     """A running trace of this process and the drivers' processes. A context manager.
 
     Attributes:
@@ -40,9 +40,9 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
     def __init__(self, path: "str | os.PathLike[str]", spans: int = base.SLOTS) -> None:
         """As in `trace`."""
         if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-            raise InvalidArgument(f"trace: path is {shown(path)}, must be that of a file to write")
+            raise InvalidArgument(f"trace: path is {safe_repr(path)}, must be that of a file to write")
         if type(spans) is not int or not 1 <= spans <= MOST_SLOTS:
-            raise InvalidArgument(f"trace: spans is {shown(spans)}, must be an integer of 1 to {MOST_SLOTS}")
+            raise InvalidArgument(f"trace: spans is {safe_repr(spans)}, must be an integer of 1 to {MOST_SLOTS}")
         self.path, self._spans = Path(path), spans
         self._recording: base.Recording | None = None
         self._pid, self._ender, self._until = os.getpid(), 0, 0
@@ -124,7 +124,7 @@ class Trace(Uncopied, instead="its file can be read anywhere"):
                 os.ftruncate(fd, 0)
                 os.lseek(fd, 0, os.SEEK_SET)
             with open(fd, "wb", closefd=False) as file:
-                file.writelines(perfetto.written(timeline, self._clocks))
+                file.writelines(perfetto.encode_packets(timeline, self._clocks))
         except OSError as error:
             self._over()
             raise ResourceExhausted(f"trace {self.path}: cannot be written: {error.strerror}") from None

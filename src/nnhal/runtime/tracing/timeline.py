@@ -126,7 +126,7 @@ class ProcessLog(Record, frozen=True):
         groups = {LOCAL: -self.group, SESSION: self.group} if self.group else {entry.group: entry.group}
         return (groups[entry.group], entry.number) if entry.group in groups else None
 
-    def may_say(self, entry: LogEntry) -> bool:
+    def is_about_process(self, entry: LogEntry) -> bool:
         """Whether an entry is about this process: a driver's process counts nothing for others."""
         about_itself = entry.amount in (0, self.pid) and entry.name not in (MEMORY, DROPPED)
         return not self.group or entry.kind != COUNTER or about_itself
@@ -144,7 +144,7 @@ def merged(parts: Sequence[ProcessLog], since: int, until: int, notes: Iterable[
     by_thread: dict[tuple[int, int], list[tuple[ProcessLog, LogEntry]]] = defaultdict(list)
     for part in parts:
         found.processes.setdefault(part.pid, part.name)
-        entries = [entry for entry in part.contents.entries if part.may_say(entry)]
+        entries = [entry for entry in part.contents.entries if part.is_about_process(entry)]
         lost = part.contents.dropped + part.contents.wrong + len(part.contents.entries) - len(entries)
         if lost:
             before = found.counters.get((part.pid, DROPPED), [(until, 0)])[-1][1]  # of another connection to it

@@ -13,7 +13,7 @@ from nnhal.base.memory import Memory
 from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles, read
 from nnhal.hal.device import Hints, Prepared
 from nnhal.model.graph import Model
-from nnhal.model.stored import stored, unstored
+from nnhal.model.stored import pack_device_view, unpack_device_view
 
 from .faults import VALIDATE, fault
 from .healthy import Engine, Healthy
@@ -25,7 +25,7 @@ class KeptEngine(Engine):
         self.whole = model
 
     def save(self, files: CacheContent) -> bool:
-        files.model[0]["model"] = stored(self.whole)
+        files.model[0]["model"] = pack_device_view(self.whole)
         for n, pool in enumerate(self.whole.pools):
             files.model[0][f"pool {n}"] = pool.bytes()
         return True
@@ -41,7 +41,9 @@ class Keeping(Healthy):
 
     def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
         sections = dict(files.model[0])
-        model = unstored(sections.pop("model"), tuple(Memory.wrap(self.pool(data)) for data in sections.values()))
+        model = unpack_device_view(
+            sections.pop("model"), tuple(Memory.wrap(self.pool(data)) for data in sections.values())
+        )
         return self.prepare(model, hints)
 
     def pool(self, data: Any) -> Any:
@@ -131,7 +133,7 @@ class OwnFiles(Keeping):
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         if hints.cache is not None and not model.pools:
-            data = stored(model)
+            data = pack_device_view(model)
             os.write(hints.cache.files[0], self.seal(data, hints.cache) + data)
         return super().prepare(model, hints)
 
@@ -140,7 +142,7 @@ class OwnFiles(Keeping):
         data = read(hints.cache.files[0])
         if data[:32] != self.seal(data[32:], hints.cache):
             raise OperationFailed("the file is not what was written")
-        return super().prepare(unstored(data[32:], ()), hints)
+        return super().prepare(unpack_device_view(data[32:], ()), hints)
 
     def seal(self, data: bytes, cache: Cache) -> bytes:
         return blake2b(cache.token + data, digest_size=32).digest()

@@ -17,11 +17,11 @@ from nnhal.base.records import replace
 from nnhal.conformance.pool import LOADING
 from nnhal.conformance.subject import ANY
 from nnhal.conformance.suites.crash.client import BURST, COMPILE, EXECUTE, ClientOrders, connected
-from nnhal.conformance.suites.crash.processes import ClientProcess, ended, held, service
+from nnhal.conformance.suites.crash.processes import ClientProcess, ended, resources_of, service
 from nnhal.conformance.suites.stress.graphs import difference
 from nnhal.conformance.suites.stress.runs import PLAIN, SETS, ThreadJob, any_job, closed, executed
 from nnhal.conformance.suites.suite import PREPARING, Case, CaseFailed, Context, NotApplicable, Suite, SuiteRun
-from nnhal.hal.device import prepared_by
+from nnhal.hal.device import checked_prepared
 from nnhal.ipc import transport
 from nnhal.ipc.client.output import DriverProcess
 from nnhal.runtime import discovery
@@ -92,7 +92,7 @@ class _Probe:
         """Execute a graph again and again while a function runs in another thread; raise the first error of either."""
         device, context = self.context.device, self.context
         context.at("prepare")
-        prepared = prepared_by(device, one.graph.model, PLAIN)
+        prepared = checked_prepared(device, one.graph.model, PLAIN)
         helper = threading.Thread(target=self._acting, args=(act,), name="nnhal-crash", daemon=True)
         helper.start()
         try:
@@ -155,7 +155,7 @@ class _Service:
         try:
             self.probe.beside(self.job, act)
         except DeadObject as error:
-            fate = self.process.fate()
+            fate = self.process.exit_description()
             raise CaseFailed(
                 f"the driver's service has ended after a client died: {fate or error}",
                 "the driver ends with its client?",
@@ -224,14 +224,14 @@ def _settled(served: _Service, before: Sequence[dict[str, int]]) -> dict[str, in
     """Wait until the service holds no more than after the client before, but not long; return what it holds."""
     pause, left = 0.02, SETTLING
     while left > 0:
-        now = held(served.pid)
+        now = resources_of(served.pid)
         if before and all(now[name] <= before[-1][name] for name in now):
             break
         if not before and left < SETTLING / 2:
             break
         served.probe.done.wait(pause)
         left -= pause
-    return held(served.pid)
+    return resources_of(served.pid)
 
 
 def _stopped(context: Context) -> Found:

@@ -20,7 +20,7 @@ from nnhal.conformance.pool import LOADING
 from nnhal.conformance.suites.stress.graphs import difference
 from nnhal.conformance.suites.stress.runs import PLAIN, SETS, ThreadJob, any_job, closed, executed
 from nnhal.conformance.suites.suite import Context, SuiteRun
-from nnhal.hal.device import Device, prepared_by
+from nnhal.hal.device import Device, checked_prepared
 from nnhal.hal.request import UNLIMITED
 from nnhal.hal.wrappers import WithOptions
 from nnhal.ipc import names
@@ -128,7 +128,7 @@ class _Client:
         """Yield the difference of each new model's result; None if the driver refused it."""
         for number in range(self.orders.steps):
             try:
-                prepared = prepared_by(self.device, self.job.graph.model, PLAIN)
+                prepared = checked_prepared(self.device, self.job.graph.model, PLAIN)
             except ResourceExhausted:
                 yield None
                 continue
@@ -138,13 +138,13 @@ class _Client:
             yield problem
 
     def _executing(self, first: int) -> Iterator[str | None]:
-        prepared = prepared_by(self.device, self.job.graph.model, PLAIN)
+        prepared = checked_prepared(self.device, self.job.graph.model, PLAIN)
         for number in range(self.orders.steps):
             place = (first + number) % SETS
             yield difference(self.job.wanted[place], executed(self.device, prepared, self.job.inputs[place]))
 
     def _in_a_burst(self, first: int) -> Iterator[str | None]:
-        prepared = prepared_by(self.device, self.job.graph.model, PLAIN)
+        prepared = checked_prepared(self.device, self.job.graph.model, PLAIN)
         with ExitStack() as stack:
             burst = stack.enter_context(prepared.burst())
             for number in range(self.orders.steps):

@@ -46,7 +46,9 @@ def service(driver: str, level: str) -> Iterator[tuple[str, DriverProcess]]:
         while name not in names.running():
             time.sleep(_LOOK)
             if process.poll() is not None or time.monotonic() > end:
-                raise CaseFailed(f"the driver's service does not start: {process.fate() or 'it does not listen'}")
+                raise CaseFailed(
+                    f"the driver's service does not start: {process.exit_description() or 'it does not listen'}"
+                )
         yield name, process
     finally:
         process.kill()
@@ -138,7 +140,7 @@ class ClientProcess:
         return words[-1] if words else f"it ended with {self._process.returncode}"
 
 
-def held(pid: int) -> dict[str, int]:
+def resources_of(pid: int) -> dict[str, int]:
     """Return what a driver's process holds: descriptors, threads, child processes."""
     counts = {what: len(os.listdir(f"/proc/{pid}/{folder}")) for what, folder in COUNTED.items()}
     return {**counts, "processes": len(children_of(pid))}

@@ -15,7 +15,7 @@ import numpy as np
 import nnhal
 from nnhal.base.codes import type_name
 from nnhal.base.operands import Array
-from nnhal.conformance.differential import again, arrays_of, judge, model_of, other_constants
+from nnhal.conformance.differential import arrays_of, compare_outputs, model_of, other_constants, with_other_values
 from nnhal.conformance.draw import Call, Cell, cells, draw
 from nnhal.conformance.suites.suite import PREPARING, Case, CaseFailed, Context, NotApplicable, NotSupported
 from nnhal.hal.device import Device, identity_of
@@ -173,7 +173,7 @@ class AreaTrial:
             try:
                 self.expected(model, arrays_of(call))
             except nnhal.NnhalError:
-                call = again(call, self.rng)
+                call = with_other_values(call, self.rng)
             else:
                 return call
         return None
@@ -248,7 +248,7 @@ class SampleModel:
         """Return the same compiled model with other inputs, of which the results are known."""
         trial = self.trial
         for _ in range(SETTLES):
-            call = again(self.call, trial.rng)
+            call = with_other_values(self.call, trial.rng)
             try:
                 return SampleModel(trial, call, self.model, self.compiled)
             except nnhal.NnhalError:  # values that the reference rejects
@@ -270,7 +270,7 @@ class SampleModel:
                 if (a.dtype, a.shape) != (w.dtype, w.shape):
                     return f"output {n} is {a.dtype}{list(a.shape)}, must be {w.dtype}{list(w.shape)}"
             return ""
-        return judge(self.call, self.wanted, actual, self.trial.device.relaxations)
+        return compare_outputs(self.call, self.wanted, actual, self.trial.device.relaxations)
 
     def execute(self, where: str, work: Callable[[], Any] | None = None) -> list[Array]:
         """Execute once and check the results. work: the execution, by default a call of the compiled model."""

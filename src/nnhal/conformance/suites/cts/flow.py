@@ -8,10 +8,10 @@ import numpy as np
 
 import nnhal
 from nnhal.conformance.control import sources
-from nnhal.conformance.differential import again, arrays_of, model_of
+from nnhal.conformance.differential import arrays_of, model_of, with_other_values
 from nnhal.conformance.suites.cts.area import ENOUGH, AreaTrial, SampleModel, area
 from nnhal.conformance.suites.suite import NotApplicable, NotSupported
-from nnhal.hal.claims import considered_by
+from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Device, Hints
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
@@ -24,9 +24,9 @@ def _supports(trial: AreaTrial, model: Model) -> bool:
     known = _verdicts.setdefault(trial.device, {})
     if id(model) not in known:
         with trial.at("supports"):
-            claims = considered_by(trial.device, model, Hints())
+            claims = consider_support(trial.device, model, Hints())
         known[id(model)] = model, not claims.refused()
-        claims.let_go()
+        claims.release_work()
     return known[id(model)][1]
 
 
@@ -47,7 +47,7 @@ def drawn(trial: AreaTrial) -> None:
     compiled = trial.compile(model, devices=[trial.device, *beside], fallback="allow", placement=_inside(trial))
     for n in range(4):
         SampleModel(trial, call, model, compiled).execute(f"execution {n}, {compiled.placement.summary()}")
-        call = again(call, trial.rng)
+        call = with_other_values(call, trial.rng)
     trial.no_fallback(compiled)
     if trial.label not in compiled.placement.devices():
         raise NotSupported("the device supports nothing of it")

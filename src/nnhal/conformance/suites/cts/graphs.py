@@ -69,7 +69,7 @@ class ComputedGraph:
         """Return a value of one of these types and ranks, later ones more often; Unfit if the graph has no such value."""
         fits = [n for n, v in enumerate(self.values) if kind_of(v) in kinds and v.ndim in ranks]
         if not fits:
-            raise Unfit
+            raise GraphNotComputable
         recent = fits[-3:] if self.rng.random() < 0.6 else fits
         return recent[int(self.rng.integers(len(recent)))]
 
@@ -79,9 +79,9 @@ class ComputedGraph:
         made = _computed(node, [wide(self.values[n]) for n in inputs])
         for y in made:
             if not y.size or y.size > LARGEST or not np.isfinite(y).all():
-                raise Unfit
+                raise GraphNotComputable
             if not isinstance(y, _Quantised) and np.abs(y).max() > GREATEST:
-                raise Unfit
+                raise GraphNotComputable
         self.nodes.append(node)
         self.values += [narrow(y) for y in made]
 
@@ -92,7 +92,7 @@ class ComputedGraph:
                 break
             try:
                 KINDS[kinds[int(self.rng.integers(len(kinds)))]](self)
-            except Unfit:
+            except GraphNotComputable:
                 continue
         return bool(self.nodes)
 
@@ -188,7 +188,7 @@ class ExpectedResults(NamedTuple):
         return ""
 
 
-class Unfit(Exception):
+class GraphNotComputable(Exception):
     """An operation that cannot be added here."""
 
 
@@ -361,7 +361,7 @@ def _split(g: ComputedGraph) -> None:
     shape = g.values[x].shape
     ways = [(axis, n) for axis, size in enumerate(shape) for n in (2, 3) if size % n == 0]
     if not ways:
-        raise Unfit
+        raise GraphNotComputable
     axis, count = ways[int(g.rng.integers(len(ways)))]
     g.put(
         "SPLIT",

@@ -9,8 +9,8 @@ from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.draw import draw
 from nnhal.conformance.suites.cts.area import AreaTrial, SampleModel, area
 from nnhal.conformance.suites.suite import NotApplicable
-from nnhal.hal.claims import considered_by
-from nnhal.hal.device import Hints, capabilities_by, identity_of
+from nnhal.hal.claims import consider_support
+from nnhal.hal.device import Hints, driver_capabilities, identity_of
 from nnhal.runtime import discovery
 
 VERDICTS = 6  # calls of each signature and type
@@ -55,7 +55,7 @@ def listed(trial: AreaTrial) -> None:
 def performance(trial: AreaTrial) -> None:
     """The declared performance is positive and finite, and stays the same over queries and a compilation."""
     with trial.at("capabilities"):
-        first = capabilities_by(trial.device)
+        first = driver_capabilities(trial.device)
     several = [*first.operands.values(), first.relaxed_scalar, first.relaxed_tensor]
     for each in (*several, first.if_performance, first.while_performance):
         for number in each:
@@ -66,7 +66,7 @@ def performance(trial: AreaTrial) -> None:
         trial.compile(b.finish([x], [b.add(x, x)]))
     trial.idle()
     with trial.at("capabilities"):
-        again = capabilities_by(trial.device)
+        again = driver_capabilities(trial.device)
     trial.require(first == again, f"performance is {again} after a compilation, must be {first}")
 
 
@@ -95,9 +95,9 @@ def verdicts(trial: AreaTrial) -> None:
 
 def _refused(trial: AreaTrial, model: nnhal.Model) -> dict[int, str]:
     with trial.at("supports"):
-        claims = considered_by(trial.device, model, Hints())
+        claims = consider_support(trial.device, model, Hints())
     found = dict(claims.refused())
-    claims.let_go()
+    claims.release_work()
     return found
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from nnhal.base.brief import counted
+from nnhal.base.brief import with_count
 from nnhal.base.operands import Array, quantised
 from nnhal.base.records import Record, as_dict
 from nnhal.conformance.suites.mlts.data import value_of
@@ -130,7 +130,7 @@ def problems(device: Accuracy, reference: Accuracy, relaxed: bool) -> Iterator[s
         allowed = _allowed(device.rows)
         if device.labels and its - mine > allowed:
             shares = f"{mine / device.rows:.1%} of {device.rows} inputs, the reference's is {its / device.rows:.1%}"
-            yield f"{name} accuracy is {shares}, must be at most {counted(allowed, 'input')} below"
+            yield f"{name} accuracy is {shares}, must be at most {with_count(allowed, 'input')} below"
     if device.moved > _allowed(device.rows):
         what = f"{device.moved} of {device.rows} rows have another class than on the reference"
         yield f"{what}, must be at most {_allowed(device.rows)} (near ties are not counted)"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.errors import DeviceUnavailable, InvalidArgument, told
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument, error_text
 from nnhal.base.operands import Array, Value
 from nnhal.model.metadata import Metadata, TensorMetadata
 from nnhal.ops.common import encode
@@ -42,7 +42,7 @@ def labelled(folder: Path, labels: str) -> tuple[list[Path], list[str]]:
     try:
         lines = Path(labels).read_text("utf-8").splitlines()
     except (OSError, UnicodeError) as error:
-        raise InvalidArgument(f"labels {labels} cannot be read: {told(error)}") from None
+        raise InvalidArgument(f"labels {labels} cannot be read: {error_text(error)}") from None
     by_name = {}
     for number, line in enumerate(lines, 1):
         name, _, label = line.strip().partition(" ")
@@ -99,7 +99,7 @@ def _arrays(file: Path) -> dict[str, Array]:
         found = np.load(file, allow_pickle=False)
         return {"": found} if isinstance(found, np.ndarray) else dict(found)
     except (OSError, ValueError, EOFError, KeyError) as error:
-        raise InvalidArgument(f"{file} cannot be read: {told(error)}") from None
+        raise InvalidArgument(f"{file} cannot be read: {error_text(error)}") from None
 
 
 def _fitted(file: Path, array: Array, spec: Spec) -> Array:
@@ -131,7 +131,7 @@ def _picture(file: Path, spec: Spec, said: TensorMetadata) -> Array:
         with Image.open(file) as opened:
             resized = opened.convert(MODES[channels]).resize((width, height), Image.Resampling.BICUBIC)
     except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise InvalidArgument(f"{file} cannot be read as a picture: {told(error)}") from None
+        raise InvalidArgument(f"{file} cannot be read as a picture: {error_text(error)}") from None
     pixels: Array = np.asarray(resized, np.float32).reshape(height, width, channels)
     real: Array
     if len(said.mean) in (1, channels) and len(said.std) in (1, channels):

@@ -11,7 +11,7 @@ import numpy as np
 
 from nnhal import api
 from nnhal.hal.device import Device
-from nnhal.measure.latency import Runner, steady, timed
+from nnhal.measure.latency import Runner, measure_calls, timed
 from nnhal.model.graph import Model
 from nnhal.runtime.compiled import Compiled
 
@@ -104,7 +104,7 @@ def latencies(
     for _ in range(1 if iterations else ROUNDS):
         for name, run in runners.items():
             at(name)
-            runs[name] += steady(run, seconds / ROUNDS, iterations)[0]
+            runs[name] += measure_calls(run, seconds / ROUNDS, iterations)[0]
     return {name: summary(first[name], spent) for name, spent in runs.items()}
 
 

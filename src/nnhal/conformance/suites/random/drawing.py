@@ -15,12 +15,12 @@ import numpy as np
 
 from nnhal.base.codes import EXTENSION_SHIFT
 from nnhal.base.errors import InvalidModel, NnhalError
-from nnhal.base.operands import Array, Unknown, Value, dtype_of, fixed, quantised
+from nnhal.base.operands import Array, UnknownValue, Value, dtype_of, fixed, quantised
 from nnhal.base.records import Record, replace
-from nnhal.conformance.control import CONTROL, Counting, if_call, while_call
-from nnhal.conformance.differential import again, arrays_of, operands_of
+from nnhal.conformance.control import CONTROL, CountingLoop, if_call, while_call
+from nnhal.conformance.differential import arrays_of, operands_of, with_other_values
 from nnhal.conformance.draw import Call, Cell, Drawn, cells
-from nnhal.conformance.evaluation import RUNS, STEPS, Evaluation, applied, deviations, moved, rooms_of
+from nnhal.conformance.evaluation import RUNS, STEPS, Evaluation, applied, deviations, moved, output_buffers
 from nnhal.conformance.reduction import without_unused
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model, State
@@ -243,7 +243,7 @@ class GraphDrawing:
             fitted = Fitted(cell, self.rng, [], None, True)
             fitted.widest = wide
             call = fitted.call()
-        except (InvalidModel, Unknown):
+        except (InvalidModel, UnknownValue):
             return False
         first = call.inputs[0]
         usual = first is not None and call.arguments[0].spec is T and call.arguments[0].drawn is None
@@ -262,7 +262,7 @@ class GraphDrawing:
         try:
             fitted = Fitted(cell, self.rng, self.pool, seeded, True)
             call = scaled(fitted.call())
-        except (InvalidModel, Unknown):
+        except (InvalidModel, UnknownValue):
             return False
         if (len(call.outputs) > MOST_OUTPUTS or any(v.shape is None for v in call.outputs)) and not soft:
             return False
@@ -279,7 +279,7 @@ class GraphDrawing:
             try:
                 inner = Fitted(cell, self.rng, [node], node, False)
                 call = scaled(inner.call())
-            except (InvalidModel, Unknown):
+            except (InvalidModel, UnknownValue):
                 continue
             places = [n for n in range(len(call.inputs)) if call.inputs[n] is node.value]
             call = replace(call, given=tuple(sorted({*call.given, *places})))
@@ -294,11 +294,11 @@ class GraphDrawing:
 
     def _around(self, name: str, call: Call) -> Call:
         if name == "IF":
-            other = again(call, self.rng)
+            other = with_other_values(call, self.rng)
             return if_call(call, other, bool(self.rng.random() < 0.5), given=bool(self.rng.random() < 0.5))
         start = [replace(v, data=fresh(self.rng, v)) for v in call.outputs]
         rounds = int(self.rng.choice([1, 2, 3]))
-        return while_call(call, Counting(I32, "LESS", "ADD"), rounds, start, given=False)
+        return while_call(call, CountingLoop(I32, "LESS", "ADD"), rounds, start, given=False)
 
     def add(self, call: Call, nodes: dict[int, DrawnNode], *, soft: bool = False) -> bool:
         """Add a call if the device supports it and its results suit."""
@@ -326,7 +326,7 @@ class GraphDrawing:
             if call.cell.op.name in CONTROL:
                 return self._flow_results(call, given)
             a, exact = applied(call.bound, call.inputs)
-            rooms = rooms_of(a, call.inputs, exact, in_a_row=self._in_a_row)
+            rooms = output_buffers(a, call.inputs, exact, in_a_row=self._in_a_row)
             found = [exact]
             quiet = not any(np.any(np.isfinite(room) & (np.asarray(room) > 0)) for room in rooms)
             for run in range(1, RUNS + 1):
@@ -342,7 +342,7 @@ class GraphDrawing:
                     return None  # the number of results depends on errors
                 found.append([moved(x, room, self.rng) for x, room in zip(results, rooms, strict=True)])
             return found
-        except (NnhalError, Unknown):
+        except (NnhalError, UnknownValue):
             return None
 
     def _flow_results(self, call: Call, given: Sequence[DrawnNode | None]) -> list[list[Array]]:

@@ -14,8 +14,8 @@ from nnhal.base.operands import Array, dtype_of, fixed
 from nnhal.conformance.evaluation import Evaluated, evaluate
 from nnhal.conformance.suites.suite import PREPARING, CaseFailed, NotSupported
 from nnhal.conformance.switching import switching_often
-from nnhal.hal.claims import considered_by
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.claims import consider_support
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
 from nnhal.hal.host import run_resolved
 from nnhal.hal.request import UNLIMITED
 from nnhal.model.graph import Model
@@ -52,9 +52,9 @@ Way = Callable[[Subjects], str]
 
 def refusal(device: Device, model: Model) -> str:
     """Return why a device does not support a whole model; "" if it does."""
-    claims = considered_by(device, model, Hints())
+    claims = consider_support(device, model, Hints())
     refused = [*claims.refused().values()]
-    claims.let_go()
+    claims.release_work()
     return refused[0] or "refused without a reason" if refused else ""
 
 
@@ -63,13 +63,13 @@ def prepared(s: Subjects) -> Iterator[Prepared]:
     """Prepare the model as a whole; NotSupported if the device refuses a part of it."""
     s.at("supports")
     with ExitStack() as held:
-        claims = considered_by(s.device, s.model, Hints())
-        held.callback(claims.let_go)
+        claims = consider_support(s.device, s.model, Hints())
+        held.callback(claims.release_work)
         refused = [*claims.refused().values()]
         if refused:
             raise NotSupported(refused[0])
         s.at("prepare")
-        made = held.enter_context(closing(prepared_by(s.device, s.model, claims.hints(Hints()))))
+        made = held.enter_context(closing(checked_prepared(s.device, s.model, claims.hints(Hints()))))
         s.at("run")
         yield made
         s.at("close")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nnhal.base.errors import BadFile, InvalidArgument
-from nnhal.base.names import meant
+from nnhal.base.names import suggestion
 from nnhal.conformance.suites.report.results import CaseResult, ExpectedFailure
 from nnhal.conformance.suites.run import SUITES
 from nnhal.conformance.suites.suite import CaseOutcome
@@ -42,7 +42,7 @@ def _entry(where: str, entry: object) -> ExpectedFailure:
         if not isinstance(entry[name], str) or not entry[name].strip():
             raise InvalidArgument(f"{where}: {name} is {entry[name]!r}, must be text and not empty")
     if entry["suite"] not in SUITES:
-        like = meant(entry["suite"], SUITES) or f", must be one of {', '.join(SUITES)}"
+        like = suggestion(entry["suite"], SUITES) or f", must be one of {', '.join(SUITES)}"
         raise InvalidArgument(f"{where}: suite {entry['suite']!r} is unknown{like}")
     try:
         re.compile(entry["name"])

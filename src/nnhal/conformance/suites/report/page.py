@@ -5,8 +5,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from nnhal.base.brief import counted as many
 from nnhal.base.brief import duration
+from nnhal.base.brief import with_count as many
 from nnhal.base.names import printable
 from nnhal.conformance.suites.report.results import (
     EXPECTED,

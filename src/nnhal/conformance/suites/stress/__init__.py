@@ -40,7 +40,7 @@ from nnhal.conformance.suites.suite import (
     Suite,
     SuiteRun,
 )
-from nnhal.hal.device import Prepared, prepared_by
+from nnhal.hal.device import Prepared, checked_prepared
 from nnhal.hal.request import UNLIMITED
 
 THREADS = 8
@@ -157,7 +157,7 @@ def _executing(
 def _compiling(context: Context, one: ThreadJob, rounds: int, tally: _Tally) -> Iterator[None]:
     for number in range(rounds):
         try:
-            prepared = prepared_by(context.device, one.graph.model, PLAIN)
+            prepared = checked_prepared(context.device, one.graph.model, PLAIN)
         except ResourceExhausted as error:  # a device may have a limit of open models
             tally.refused += 1
             tally.why = str(error)
@@ -174,7 +174,7 @@ def _compiling(context: Context, one: ThreadJob, rounds: int, tally: _Tally) -> 
 def _open(context: Context, graph: StressGraph, stack: ExitStack) -> Prepared:
     """Prepare; closed with the stack."""
     context.at("prepare")
-    prepared = prepared_by(context.device, graph.model, PLAIN)
+    prepared = checked_prepared(context.device, graph.model, PLAIN)
     context.at(PREPARING)
 
     def close() -> None:
@@ -230,7 +230,7 @@ def _models(context: Context, group: int) -> Found:
         one = ThreadJob(graph, inputs, alone(context, graph, inputs))
         context.at("prepare")
         try:
-            prepared = prepared_by(device, graph.model, PLAIN)
+            prepared = checked_prepared(device, graph.model, PLAIN)
         except ResourceExhausted as error:
             if not opened:
                 raise
@@ -299,7 +299,7 @@ def _timed(
 
 def _compiling_until(context: Context, other: ThreadJob, until: float, compiled: list[int]) -> Iterator[None]:
     while not compiled[0] or time.monotonic() < until:
-        closed(context.device, prepared_by(context.device, other.graph.model, PLAIN))
+        closed(context.device, checked_prepared(context.device, other.graph.model, PLAIN))
         compiled[0] += 1
         yield
 
@@ -355,7 +355,7 @@ def _once(context: Context, one: ThreadJob, way: str, stack: ExitStack) -> Calla
 
     def whole_life() -> None:
         context.at("prepare")
-        prepared = prepared_by(device, one.graph.model, PLAIN)
+        prepared = checked_prepared(device, one.graph.model, PLAIN)
         context.at("run")
         executed(device, prepared, arrays)
         context.at("close")
@@ -400,7 +400,7 @@ def _endurance(context: Context) -> Found:
             (place, way), (prepared, one) = next(steps), next(turns)
             if way == "prepare":
                 context.at("prepare")
-                fresh = prepared_by(device, one.graph.model, PLAIN)
+                fresh = checked_prepared(device, one.graph.model, PLAIN)
                 context.at("run")
                 tally.took(one, place, executed(device, fresh, one.inputs[place]), "of a new model: ")
                 context.at("close")

@@ -14,14 +14,14 @@ from nnhal.base.errors import InvalidModel, NnhalError
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.base.records import Record, replace
-from nnhal.conformance.differential import Outputs, again, arrays_of, model_of
+from nnhal.conformance.differential import Outputs, arrays_of, model_of, with_other_values
 from nnhal.conformance.draw import Call, cells, draw
 from nnhal.conformance.reduction import names_of
 from nnhal.conformance.suites.suite import PREPARING, NotSupported
 from nnhal.conformance.validate.trial import by_reference
 from nnhal.frontends.python import Builder
 from nnhal.frontends.tensor import Tensor
-from nnhal.hal.claims import verdicts_by
+from nnhal.hal.claims import query_verdicts
 from nnhal.hal.device import Device
 from nnhal.hal.lowering import refusals
 from nnhal.model.graph import CONSTANTS, Location, Model
@@ -55,7 +55,7 @@ class StressGraph(Record, frozen=True):
         """Draw the values of all inputs."""
         rng = np.random.default_rng([seed, 1])
         if self.call is not None:
-            return [x.copy() for x in arrays_of(again(self.call, rng) if seed else self.call)]
+            return [x.copy() for x in arrays_of(with_other_values(self.call, rng) if seed else self.call)]
         operands = [self.model.main.operands[index] for index in self.model.main.inputs]
         if self.kind == FLOAT:
             return [rng.uniform(-2, 2, o.dimensions).astype(np.float32) for o in operands]
@@ -94,7 +94,7 @@ def verdicts(device: Device, model: Model, at: At) -> list[bool]:
         return [not why for why in lacking]
     at("supports")
     try:
-        return [verdict.ok for verdict in verdicts_by(device, model)]
+        return [verdict.ok for verdict in query_verdicts(device, model)]
     finally:
         at(PREPARING)
 

@@ -38,7 +38,7 @@ class Growth(NamedTuple):
         return f"{much} ({self.executions} executions)"
 
 
-def held(pid: int) -> dict[str, int]:
+def resources_of(pid: int) -> dict[str, int]:
     """Return what a process holds: bytes of memory, descriptors, threads, child processes; OSError if it has ended."""
     if pid == os.getpid():
         gc.collect()
@@ -121,5 +121,5 @@ def _series(
 
 def _read(pids: Sequence[int]) -> dict[str, int]:
     """Return what the processes hold together."""
-    several = [held(pid) for pid in pids]
+    several = [resources_of(pid) for pid in pids]
     return {name: sum(each[name] for each in several) for name in several[0]}

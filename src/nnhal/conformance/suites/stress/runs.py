@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from nnhal.base.answers import answering
+from nnhal.base.answers import driver_call
 from nnhal.base.errors import MissedDeadline
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import Outputs
@@ -16,9 +16,9 @@ from nnhal.conformance.suites.suite import PREPARING, Context, NotApplicable, No
 from nnhal.conformance.switching import switching_often
 from nnhal.conformance.ways import WAYS
 from nnhal.conformance.worker import process_of
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by, where_of
+from nnhal.hal.device import Device, Hints, Prepared, checked_prepared, where_of
 from nnhal.hal.request import UNLIMITED, Control
-from nnhal.ipc.client.process import ResilientPrepared
+from nnhal.ipc.client.process import ReconnectingModel
 
 SETS = 4  # of inputs for each graph
 DRAWS = 8  # of graphs, to find one whose results differ by input
@@ -52,8 +52,8 @@ def executed(
 
 def closed(device: Device, prepared: Prepared) -> None:
     """Close, and return after the driver's own `close`."""
-    with answering(where_of(device), "close() of a prepared model"):
-        if isinstance(prepared, ResilientPrepared) and prepared.alive:
+    with driver_call(where_of(device), "close() of a prepared model"):
+        if isinstance(prepared, ReconnectingModel) and prepared.alive:
             prepared.end()
         else:
             prepared.close()
@@ -93,7 +93,7 @@ def alone(context: Context, graph: StressGraph, inputs: Sequence[Sequence[Array]
     """Prepare, execute once on each set, and close; return copies of the results."""
     device = context.device
     context.at("prepare")
-    prepared = prepared_by(device, graph.model, PLAIN)
+    prepared = checked_prepared(device, graph.model, PLAIN)
     found = []
     for arrays in inputs:
         context.at("run")

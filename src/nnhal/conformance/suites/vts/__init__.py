@@ -35,7 +35,15 @@ from nnhal.conformance.suites.vts import (
     times,
 )
 from nnhal.conformance.suites.vts.promise import CHOSEN, DRIVER, OPERATION, PROMISES, Probe, Promise, chosen, ending
-from nnhal.conformance.validate.trial import AFTER, DRAWING, Drawing, NotAsked, NotTaken, ProcessDied, Unmet
+from nnhal.conformance.validate.trial import (
+    AFTER,
+    DRAWING,
+    Drawing,
+    NotAccepted,
+    NotAsked,
+    ProcessDied,
+    RequirementNotMet,
+)
 from nnhal.ops import OPS
 
 PARTS = (
@@ -75,11 +83,11 @@ class Vts(Suite):
         try:
             with ending(probe):
                 seen = sum(each.look(one) for one in chosen(probe)) if each.per == CHOSEN else each.look(probe)
-        except NotTaken as why:
+        except NotAccepted as why:
             raise NotSupported(str(why)) from why
         except NotAsked as why:
             raise NotApplicable(str(why)) from why
-        except Unmet as broken:
+        except RequirementNotMet as broken:
             at = f" (at {broken.place})" if broken.place else ""
             raise CaseFailed(f"{broken}{at}; rule: {each.rule}") from broken
         except ProcessDied as died:

@@ -12,7 +12,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.suites.vts.promise import Probe, promise
-from nnhal.conformance.validate.trial import NotAsked, Unmet, copies
+from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, copies
 from nnhal.conformance.ways import not_used
 from nnhal.hal.binding import flat_bytes
 from nnhal.hal.device import Prepared, allocated_by
@@ -98,7 +98,7 @@ class _Domain:
         """Raise Unmet unless a buffer has no contents."""
         self.probe.refused(f"a copy out of a buffer {when}", OperationFailed, lambda: self.contents(buffer))
         if buffer.shape is not None:
-            raise Unmet(f"a buffer {when} has shape {list(buffer.shape)}, must have no contents")
+            raise RequirementNotMet(f"a buffer {when} has shape {list(buffer.shape)}, must have no contents")
 
     def right(self, buffer: Buffer, when: str) -> None:
         """Raise Unmet unless a buffer has the first result."""
@@ -193,7 +193,9 @@ def _failed_execution(domain: _Domain, written: Buffer) -> None:
         if written.shape is not None:  # it may not have begun; else it has no contents
             domain.right(written, "after an execution that did not begin")
     else:
-        raise Unmet("an execution that reads a buffer without contents succeeds, must fail", domain.probe.place())
+        raise RequirementNotMet(
+            "an execution that reads a buffer without contents succeeds, must fail", domain.probe.place()
+        )
 
 
 @promise(
@@ -223,7 +225,7 @@ def sizes(probe: Probe) -> int:
     with probe.asking("copy_to"):
         buffer.copy_to(memory)
     if not np.array_equal(memory.bytes()[:nbytes], flat_bytes(array)):
-        raise Unmet("a copy out differs from the copy in before")
+        raise RequirementNotMet("a copy out differs from the copy in before")
     return 6
 
 
@@ -332,7 +334,9 @@ def open_dimensions(probe: Probe) -> int:
         probe.refused(what, InvalidArgument, partial(_copied, probe, read, memory, wrong))
         _copied(probe, read, memory, arrays[0].shape)
         if read.shape != arrays[0].shape:
-            raise Unmet(f"memory of open dimensions has shape {read.shape}, must be {list(arrays[0].shape)}")
+            raise RequirementNotMet(
+                f"memory of open dimensions has shape {read.shape}, must be {list(arrays[0].shape)}"
+            )
         rooms: list[Array | None] = [None] * len(wanted)
         request = probe.signature_of(prepared).make(
             probe.signature_of(prepared), [None, *arrays[1:]], rooms, {0: read}, {0: written}
@@ -340,7 +344,9 @@ def open_dimensions(probe: Probe) -> int:
         with probe.asking("run"):
             request.execute(partial(run_resolved, prepared), UNLIMITED)
         if written.shape != result.shape:
-            raise Unmet(f"an output in driver memory has shape {written.shape}, must be {list(result.shape)}")
+            raise RequirementNotMet(
+                f"an output in driver memory has shape {written.shape}, must be {list(result.shape)}"
+            )
         out = Memory.allocate(max(1, result.nbytes), "nnhal-vts")
         with probe.asking("copy_to"):
             written.copy_to(out)

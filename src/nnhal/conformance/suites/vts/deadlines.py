@@ -6,13 +6,13 @@ from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import LoopTimeout, MissedDeadline, NnhalError
 from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.records import replace
-from nnhal.conformance.control import WhileCall, endless
+from nnhal.conformance.control import WhileCall, endless_loop
 from nnhal.conformance.differential import Outputs, arrays_of, model_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.vts.promise import OPERATION, Probe, named, promise
 from nnhal.conformance.validate.table import of_operation
-from nnhal.conformance.validate.trial import PLAIN, Unmet, copies
-from nnhal.hal.device import Hints, Prepared, burst_by, prepared_by
+from nnhal.conformance.validate.trial import PLAIN, RequirementNotMet, copies
+from nnhal.hal.device import Hints, Prepared, checked_burst, checked_prepared
 from nnhal.hal.request import Control, Run
 
 NEAR_NS, FAR_NS, GRACE_NS = 5_000_000, 600_000_000_000, 300_000_000
@@ -30,14 +30,16 @@ def prepare(probe: Probe) -> int:
         hints = replace(PLAIN, deadline=time.monotonic_ns() + ahead)
         try:
             with probe.asking("prepare"):
-                prepared = probe.opened(prepared_by(probe.device, model_of(call), hints))
+                prepared = probe.opened(checked_prepared(probe.device, model_of(call), hints))
         except MissedDeadline as error:
             if ahead == FAR_NS:
-                raise Unmet(f"a compilation with a deadline in {FAR_NS / 1e9:g} s: {named(error)}") from error
+                raise RequirementNotMet(
+                    f"a compilation with a deadline in {FAR_NS / 1e9:g} s: {named(error)}"
+                ) from error
             continue
         except NnhalError as error:
             text = f"a compilation with a deadline in {ahead / 1e6:g} ms: {named(error)}, must be MissedDeadline"
-            raise Unmet(text) from error
+            raise RequirementNotMet(text) from error
         probe.right(call, wanted, prepared, f"prepared with a deadline in {ahead / 1e6:g} ms")
     probe.right(call, wanted, probe.prepare(model), "after compilations that missed their deadlines")
     return 4
@@ -54,7 +56,7 @@ def execute(probe: Probe) -> int:
     wanted = probe.alone(model, arrays_of(call))
     prepared = probe.prepare(model)
     with probe.asking("burst"):
-        series = burst_by(prepared, probe.where)
+        series = checked_burst(prepared, probe.where)
     try:
         for how, run in (("", prepared.run), (" in a burst", series.run)):
             for ahead in (-1_000_000_000, NEAR_NS, FAR_NS):
@@ -63,7 +65,7 @@ def execute(probe: Probe) -> int:
                     late.append(_late(probe, call, wanted, prepared, run, ahead, how))
                 if late[-1] > GRACE_NS:
                     text = f"an execution{how} returned {late[-1] / 1e9:.1f} s after its deadline"
-                    raise Unmet(f"{text}, must poll control.check()", probe.place())
+                    raise RequirementNotMet(f"{text}, must poll control.check()", probe.place())
             probe.right(call, wanted, prepared, f"after executions{how} that missed their deadlines")
     finally:
         with probe.asking("close"):
@@ -81,9 +83,9 @@ def _late(probe: Probe, call: Call, wanted: Outputs, prepared: Prepared, run: Ru
             request.execute(run, Control(deadline=deadline))
     except MissedDeadline as error:
         if ahead == FAR_NS:
-            raise Unmet(f"{what}: {named(error)}, must give its result", probe.place()) from error
+            raise RequirementNotMet(f"{what}: {named(error)}, must give its result", probe.place()) from error
     except NnhalError as error:
-        raise Unmet(f"{what}: {named(error)}, must be a result or MissedDeadline", probe.place()) from error
+        raise RequirementNotMet(f"{what}: {named(error)}, must be a result or MissedDeadline", probe.place()) from error
     else:
         probe.same(call, wanted, request.results, what)
     return time.monotonic_ns() - max(deadline, deadline - ahead)
@@ -125,15 +127,15 @@ def loops(probe: Probe) -> int:
         results = probe.run(prepared, copies(arrays_of(call)), Control(loop_timeout=LONGEST_LOOP_NS))
         probe.same(call, wanted, results, "with the greatest loop timeout")
         with probe.asking("burst"):
-            series = burst_by(prepared, probe.where)
+            series = checked_burst(prepared, probe.where)
         try:
-            request = probe.request(prepared, copies(arrays_of(endless(call))))
+            request = probe.request(prepared, copies(arrays_of(endless_loop(call))))
             with probe.asking("run"):
                 request.execute(series.run, Control(loop_timeout=LOOP_NS))
         except LoopTimeout:
             seen += 1
         else:
-            raise Unmet("an endless loop in a burst has a result, must be LoopTimeout", probe.place())
+            raise RequirementNotMet("an endless loop in a burst has a result, must be LoopTimeout", probe.place())
         finally:
             with probe.asking("close"):
                 series.close()

@@ -16,7 +16,7 @@ from nnhal.conformance.differential import Outputs, arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.vts.promise import DRIVER, Look, Probe, chosen, named, promise
 from nnhal.conformance.suites.vts.remote import opened, prepared_on
-from nnhal.conformance.validate.trial import PLAIN, NotAsked, Unmet
+from nnhal.conformance.validate.trial import PLAIN, NotAsked, RequirementNotMet
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import fenced_by
@@ -106,7 +106,7 @@ def _callback(doomed: _Doomed, _: Held) -> None:
 
     doomed.prepared.execute(doomed.request(), UNLIMITED, notify)
     if not done.wait(WAIT):
-        raise Unmet(f"execute() has not notified within {WAIT:g} s after the death of its process")
+        raise RequirementNotMet(f"execute() has not notified within {WAIT:g} s after the death of its process")
     if came[0] is not None:
         raise came[0]
 
@@ -150,12 +150,12 @@ def _dead(name: str, hold: Callable[[_Doomed], Held], act: Callable[[_Doomed, He
                 except Closed as error:
                     if when == AGAIN and name == IN_BURST:  # a burst ends with its process
                         continue
-                    raise Unmet(f"{name}() {when}: {named(error)}, must be DeadObject") from error
+                    raise RequirementNotMet(f"{name}() {when}: {named(error)}, must be DeadObject") from error
                 except UnsupportedModel as why:
                     raise NotAsked(str(why)) from why
                 except NnhalError as error:
-                    raise Unmet(f"{name}() {when}: {named(error)}, must be DeadObject") from error
-                raise Unmet(f"{name}() {when} succeeds, must be DeadObject")
+                    raise RequirementNotMet(f"{name}() {when}: {named(error)}, must be DeadObject") from error
+                raise RequirementNotMet(f"{name}() {when} succeeds, must be DeadObject")
             doomed.prepared.close()
         return 2
 
@@ -185,23 +185,25 @@ def fence(probe: Probe) -> int:
             launched: FencedExecution = fenced_by(doomed.prepared, probe.where, doomed.request(), UNLIMITED, [ready])
         doomed.die()
         if launched.fence is None:
-            raise Unmet("has ended before its fence was signalled")
+            raise RequirementNotMet("has ended before its fence was signalled")
         try:
             launched.fence.wait(WAIT)
         except DeadObject:
             pass
         except NnhalError as error:
-            raise Unmet(f"the fence after the death of its process: {named(error)}, must be DeadObject") from error
+            raise RequirementNotMet(
+                f"the fence after the death of its process: {named(error)}, must be DeadObject"
+            ) from error
         else:
-            raise Unmet("the fence signals NONE after the death of its process, must be DEAD_OBJECT")
+            raise RequirementNotMet("the fence signals NONE after the death of its process, must be DEAD_OBJECT")
         if launched.fence.status() != ErrorStatus.DEAD_OBJECT:
-            raise Unmet(f"the fence signals {launched.fence.status()}, must be DEAD_OBJECT")
+            raise RequirementNotMet(f"the fence signals {launched.fence.status()}, must be DEAD_OBJECT")
         try:
             launched.get_execution_info()
         except NnhalError:
             pass
         else:
-            raise Unmet("execution info is given after the death of its process, must be an error")
+            raise RequirementNotMet("execution info is given after the death of its process, must be an error")
         signal_.set()
     return 3
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.errors import DeadObject, NnhalError, told
+from nnhal.base.errors import DeadObject, NnhalError, error_text
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.conformance.differential import Outputs, model_of
@@ -22,15 +22,15 @@ from nnhal.conformance.draw import cells, draw
 from nnhal.conformance.subject import ANY
 from nnhal.conformance.suites.process_state import State, state_of_this_process
 from nnhal.conformance.suites.suite import SuiteRun
-from nnhal.conformance.validate.trial import PLAIN, Unmet
+from nnhal.conformance.validate.trial import PLAIN, RequirementNotMet
 from nnhal.hal.cache.files import Cache
-from nnhal.hal.claims import verdicts_by
-from nnhal.hal.device import Device, cache_files_by, capabilities_by, identity_of, layout_of, restored_by
+from nnhal.hal.claims import query_verdicts
+from nnhal.hal.device import Device, cache_files_by, checked_restored, driver_capabilities, identity_of, layout_of
 from nnhal.hal.lowering import refusals
 from nnhal.hal.request import UNLIMITED, Request, Signature
 from nnhal.ipc.client.output import DriverProcess
 from nnhal.model.graph import Model
-from nnhal.model.layouts import laid_out
+from nnhal.model.layouts import with_layout
 from nnhal.model.parts import outline
 from nnhal.runtime import discovery, isolation
 
@@ -57,17 +57,17 @@ def elsewhere(run: SuiteRun, task: str, *arguments: Any, fds: Sequence[int] = ()
     try:
         connection.send((run, task, arguments))
         if not connection.poll(max(SECONDS, run.timeout)):
-            raise Unmet(f"{task} in a fresh process has not ended within {max(SECONDS, run.timeout):g} s")
+            raise RequirementNotMet(f"{task} in a fresh process has not ended within {max(SECONDS, run.timeout):g} s")
         try:
             problem, answer = connection.recv()
         except (EOFError, ConnectionResetError):
-            raise DeadObject(f"the fresh process: {process.fate() or 'closed its connection'}") from None
+            raise DeadObject(f"the fresh process: {process.exit_description() or 'closed its connection'}") from None
     finally:
         connection.close()
         process.kill()
         process.wait()
     if problem:
-        raise Unmet(f"in a fresh process: {problem}")
+        raise RequirementNotMet(f"in a fresh process: {problem}")
     return answer
 
 
@@ -86,7 +86,7 @@ def answers(device: Device) -> dict[str, Any]:
     """Return the answers to all queries that may not change over a restart."""
     return {
         "identity": tuple(identity_of(device)),
-        "capabilities": capabilities_by(device),
+        "capabilities": driver_capabilities(device),
         "number_of_cache_files": tuple(cache_files_by(device)),
     }
 
@@ -99,7 +99,7 @@ def verdicts(device: Device, seed: int, ask: Callable[[], object] = lambda: None
             model = model_of(draw(cell, np.random.default_rng(seed)))
             ask()
             try:
-                ok = not any(refusals(model, device.level)) and all(v.ok for v in verdicts_by(device, model))
+                ok = not any(refusals(model, device.level)) and all(v.ok for v in query_verdicts(device, model))
             except NnhalError as error:
                 found[str(cell)] = type(error).__name__
             else:
@@ -111,9 +111,9 @@ def restored(device: Device, saved: Sequence[Saved]) -> list[Outputs | str]:
     """Restore models and run each once; return the results, or the error."""
     found: list[Outputs | str] = []
     for model, token, model_files, data_files, arrays in saved:
-        seen = outline(laid_out(model, layout_of(device)).model)
+        seen = outline(with_layout(model, layout_of(device)).model)
         try:
-            prepared = restored_by(device, seen, replace(PLAIN, cache=Cache(token, model_files, data_files)))
+            prepared = checked_restored(device, seen, replace(PLAIN, cache=Cache(token, model_files, data_files)))
             request = Request(Signature.of(prepared.model), arrays)
             request.execute(prepared.run, UNLIMITED)
         except NnhalError as error:
@@ -126,7 +126,7 @@ def restored(device: Device, saved: Sequence[Saved]) -> list[Outputs | str]:
 
 def loading(device: Device) -> State:
     """Return the state of the process after it has loaded the device."""
-    capabilities_by(device)
+    driver_capabilities(device)
     return state_of_this_process()
 
 
@@ -152,7 +152,7 @@ def main() -> None:
         if task == "loading":
             answer = before, answer
     except Exception as error:  # of the driver, of any class; the other process reports it
-        problem, answer = told(error), None
+        problem, answer = error_text(error), None
     connection.send((problem, answer))
     sys.stdout.flush()
     os._exit(0)  # no one waits for the driver's remaining work

@@ -9,10 +9,10 @@ from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError
 from nnhal.base.levels import V1_3
 from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.suites.vts.promise import Probe, promise
-from nnhal.conformance.validate.trial import NotAsked, Unmet, copies
+from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, copies
 from nnhal.conformance.ways import not_used
 from nnhal.hal.background import FencedExecution
-from nnhal.hal.device import Prepared, fenced_by, info_by
+from nnhal.hal.device import Prepared, checked_info, fenced_by
 from nnhal.hal.fence import Fence, fence_pair
 from nnhal.hal.request import UNLIMITED, Control, Request
 
@@ -58,7 +58,7 @@ class _Fenced:
                 launched.fence.wait(WAIT)
             except MissedDeadline as error:
                 if launched.fence.status() is None:
-                    raise Unmet(
+                    raise RequirementNotMet(
                         f"a fenced execution has not signalled within {WAIT:g} s", self.probe.place()
                     ) from error
             except NnhalError:
@@ -71,9 +71,9 @@ class _Fenced:
         """Raise Unmet unless it ends with its results."""
         status = self.ended(launched)
         if status != ErrorStatus.NONE:
-            raise Unmet(f"{what}: its fence signals {status.name}, must be NONE", self.probe.place())
+            raise RequirementNotMet(f"{what}: its fence signals {status.name}, must be NONE", self.probe.place())
         with self.probe.asking("execution info"):
-            info_by(launched, self.probe.where)
+            checked_info(launched, self.probe.where)
         self.probe.same(self.call, self.wanted, request.results, what)
 
     def still_right(self, when: str) -> None:
@@ -109,7 +109,9 @@ def every(probe: Probe) -> int:
         launched = fenced.launch(request, [fence for fence, _ in pairs])
         for place, number in enumerate(order):
             if _ended_early(launched):
-                raise Unmet(f"has ended after {place} of 3 fences were signalled, must wait for all", probe.place())
+                raise RequirementNotMet(
+                    f"has ended after {place} of 3 fences were signalled, must wait for all", probe.place()
+                )
             pairs[number][1].set()
         fenced.right(launched, request, "with three fences")
     return 2
@@ -122,7 +124,7 @@ def chain(probe: Probe) -> int:
     first = fenced.request()
     begun = fenced.launch(first, [ready])
     if begun.fence is None:
-        raise Unmet("has ended before its fence was signalled", probe.place())
+        raise RequirementNotMet("has ended before its fence was signalled", probe.place())
     requests = [fenced.request() for _ in range(3)]
     launched = [fenced.launch(request, [begun.fence.duplicate()]) for request in requests]
     signal.set()
@@ -152,7 +154,7 @@ def failing(probe: Probe) -> int:
         launched = fenced.launch(fenced.request(), [ready])
         signal.set(status)
         if fenced.ended(launched) == ErrorStatus.NONE:
-            raise Unmet(
+            raise RequirementNotMet(
                 f"its fence signals NONE though the fence that it waits for fails with {status.name}", probe.place()
             )
         _info_fails(probe, launched, "of an execution whose fence failed")
@@ -167,7 +169,9 @@ def abandoned(probe: Probe) -> int:
     launched = fenced.launch(fenced.request(), [ready])
     del signal
     if fenced.ended(launched) == ErrorStatus.NONE:
-        raise Unmet("its fence signals NONE though nobody can signal the fence that it waits for", probe.place())
+        raise RequirementNotMet(
+            "its fence signals NONE though nobody can signal the fence that it waits for", probe.place()
+        )
     fenced.still_right("after a fence without a signalling side")
     return 1
 
@@ -179,21 +183,23 @@ def info(probe: Probe) -> int:
     request = fenced.request()
     launched = fenced.launch(request, [ready], Control(measure=True))
     if launched.fence is None:
-        raise Unmet("has ended before its fence was signalled", probe.place())
+        raise RequirementNotMet("has ended before its fence was signalled", probe.place())
     _info_fails(probe, launched, "before its end")
     signal.set()
     fenced.right(launched, request, "with execution info")
     with probe.asking("execution info"):
-        first, second = info_by(launched, probe.where), info_by(launched, probe.where)
+        first, second = checked_info(launched, probe.where), checked_info(launched, probe.where)
     if first != second:
-        raise Unmet(f"execution info is {first}, then {second}, must stay the same")
+        raise RequirementNotMet(f"execution info is {first}, then {second}, must stay the same")
     for times in first:
         device, driver = times
         if device is not None and driver is not None and device > driver:
-            raise Unmet(f"execution info has {device} ns on the device of {driver} ns in the driver")
+            raise RequirementNotMet(f"execution info has {device} ns on the device of {driver} ns in the driver")
     whole, inner = first.launched.in_driver, first.fenced.in_driver
     if whole is not None and inner is not None and inner > whole:
-        raise Unmet(f"execution info has {inner} ns since the last fence and {whole} ns since the launch, must be less")
+        raise RequirementNotMet(
+            f"execution info has {inner} ns since the last fence and {whole} ns since the launch, must be less"
+        )
     return 2
 
 
@@ -225,7 +231,7 @@ def duration(probe: Probe) -> int:
     launched = fenced.launch(fenced.request(), [ready], Control(deadline=time.monotonic_ns() + SHORT_NS))
     status = fenced.ended(launched)
     if status == ErrorStatus.NONE:
-        raise Unmet(
+        raise RequirementNotMet(
             "its fence signals NONE at the deadline though the fence that it waits for is pending", probe.place()
         )
     signal.set()
@@ -255,7 +261,7 @@ def _ended_early(launched: FencedExecution) -> bool:
 
 def _info_fails(probe: Probe, launched: FencedExecution, when: str) -> None:
     try:
-        info_by(launched, probe.where)
+        checked_info(launched, probe.where)
     except NnhalError:  # a DeadObject too, where a fence signalled that
         return
-    raise Unmet(f"execution info {when} is given, must be an error")
+    raise RequirementNotMet(f"execution info {when} is given, must be an error")

@@ -12,11 +12,11 @@ from nnhal.conformance.differential import Outputs, arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.vts.elsewhere import Saved, elsewhere
 from nnhal.conformance.suites.vts.promise import COMMON, DRIVER, Look, Probe, ending, named, promise
-from nnhal.conformance.validate.trial import PLAIN, NotAsked, NotTaken, Unmet, copies
+from nnhal.conformance.validate.trial import PLAIN, NotAccepted, NotAsked, RequirementNotMet, copies
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
-from nnhal.hal.device import Prepared, cache_files_by, layout_of, prepared_by, restored_by
+from nnhal.hal.device import Prepared, cache_files_by, checked_prepared, checked_restored, layout_of
 from nnhal.model.graph import Model
-from nnhal.model.layouts import laid_out
+from nnhal.model.layouts import with_layout
 from nnhal.model.parts import outline
 from nnhal.ops import OPS
 
@@ -51,9 +51,9 @@ class _KeptFiles:
         """Restore from files, which are read from their beginning."""
         for fd in cache.files:
             os.lseek(fd, 0, os.SEEK_SET)
-        seen = outline(laid_out(self.model, layout_of(self.probe.device)).model)
+        seen = outline(with_layout(self.model, layout_of(self.probe.device)).model)
         with self.probe.asking("prepare_from_cache"):
-            return self.probe.opened(restored_by(self.probe.device, seen, replace(PLAIN, cache=cache)))
+            return self.probe.opened(checked_restored(self.probe.device, seen, replace(PLAIN, cache=cache)))
 
     def missed_or_right(self, what: str, cache: Cache | None = None, *, may_restore: bool = True) -> bool:
         """Return whether files were restored; raise Unmet if that is wrong, or its results are."""
@@ -62,11 +62,11 @@ class _KeptFiles:
         except NnhalError:
             return False
         if not may_restore:
-            raise Unmet(f"files {what} are accepted, must be a miss")
+            raise RequirementNotMet(f"files {what} are accepted, must be a miss")
         results = self.probe.run(prepared, copies(arrays_of(self.call)))
         problem = self.probe.differs(self.call, self.wanted, results)
         if problem:
-            raise Unmet(f"files {what} are accepted, and change results: {problem}")
+            raise RequirementNotMet(f"files {what} are accepted, and change results: {problem}")
         self.probe.close(prepared)
         return True
 
@@ -76,7 +76,7 @@ def _counted(probe: Probe) -> CacheFiles:
     with probe.asking("number_of_cache_files"):
         count = cache_files_by(probe.device)
     if not count:
-        raise NotTaken("the driver has no compilation cache: number_of_cache_files() returns 0, 0")
+        raise NotAccepted("the driver has no compilation cache: number_of_cache_files() returns 0, 0")
     return count
 
 
@@ -142,14 +142,14 @@ def _group(number: int) -> Look:
             try:
                 answers = elsewhere(probe.suite_run, "restored", tasks, fds=fds)
             except DeadObject as error:
-                raise Unmet(f"restoring in a fresh process: {error}") from error
+                raise RequirementNotMet(f"restoring in a fresh process: {error}") from error
             for k, answer in zip(kept, answers, strict=True):
                 where = f"{k.probe.operation}, saved here and restored in a fresh process"
                 if isinstance(answer, str):
-                    raise Unmet(f"{where}: {answer}, must be restored")
+                    raise RequirementNotMet(f"{where}: {answer}, must be restored")
                 problem = k.probe.differs(k.call, k.wanted, answer)
                 if problem:
-                    raise Unmet(f"{where}: {problem}")
+                    raise RequirementNotMet(f"{where}: {problem}")
             return len(kept)
 
     return look
@@ -188,7 +188,7 @@ def swapped(probe: Probe) -> int:
             kinds = Cache(one.cache.token, one.cache.data_files, one.cache.model_files)
             one.missed_or_right("with exchanged kinds", kinds)
         if not one.missed_or_right("as they were saved"):
-            raise Unmet("files that hold again what was saved are a miss, must be restored")
+            raise RequirementNotMet("files that hold again what was saved are a miss, must be restored")
     return seen + 2
 
 
@@ -207,7 +207,7 @@ def number(probe: Probe) -> int:
         }.items():
             kept.missed_or_right(what, wrong, may_restore=False)
         if not kept.missed_or_right("as they were saved"):
-            raise Unmet("files that were refused with others are a miss afterwards, must be restored")
+            raise RequirementNotMet("files that were refused with others are a miss afterwards, must be restored")
     return 6
 
 
@@ -246,7 +246,9 @@ def unsuitable(probe: Probe) -> int:
             except InvalidArgument:  # the caller's mistake
                 continue
             except NnhalError as error:
-                raise Unmet(f"prepare() with files {text}: {named(error)}, must prepare the model uncached") from error
+                raise RequirementNotMet(
+                    f"prepare() with files {text}: {named(error)}, must prepare the model uncached"
+                ) from error
             kept.probe.right(kept.call, kept.wanted, prepared, f"prepared with files {text}")
             if _may_seek(fd):
                 kept.missed_or_right(text, cache, may_restore=False)
@@ -255,7 +257,7 @@ def unsuitable(probe: Probe) -> int:
 
 def _prepared(kept: _KeptFiles, cache: Cache) -> Prepared:
     with kept.probe.asking("prepare"):
-        return prepared_by(kept.probe.device, kept.model, replace(PLAIN, cache=cache))
+        return checked_prepared(kept.probe.device, kept.model, replace(PLAIN, cache=cache))
 
 
 def _may_seek(fd: int) -> bool:
@@ -299,7 +301,7 @@ def changed_while_read(probe: Probe) -> int:
                 kept.missed_or_right("that change while they are read")
         kept.write(kept.data)
         if not kept.missed_or_right("as they were saved"):
-            raise Unmet("files that hold again what was saved are a miss, must be restored")
+            raise RequirementNotMet("files that hold again what was saved are a miss, must be restored")
     return probe.count(SWAPS)
 
 

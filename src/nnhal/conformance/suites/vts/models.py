@@ -9,9 +9,9 @@ from nnhal.conformance.differential import arrays_of, operands_of
 from nnhal.conformance.mutate import BAD_HINTS, MUTATIONS, Mutant
 from nnhal.conformance.suites.vts.promise import OPERATION, Look, Probe, named, promise
 from nnhal.conformance.validate.place import place_in
-from nnhal.conformance.validate.trial import PLAIN, Unmet
-from nnhal.hal.claims import verdicts_by
-from nnhal.hal.device import prepared_by
+from nnhal.conformance.validate.trial import PLAIN, RequirementNotMet
+from nnhal.hal.claims import query_verdicts
+from nnhal.hal.device import checked_prepared
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.model.validate import validate
@@ -69,31 +69,33 @@ def _judged(probe: Probe, mutant: Mutant) -> None:
         valid = False
     accepted = _accepted(probe, mutant)
     if accepted and not valid:
-        raise Unmet(f"supports() accepts a model with {mutant.kind}: {mutant.detail}", probe.place("supports"))
+        raise RequirementNotMet(
+            f"supports() accepts a model with {mutant.kind}: {mutant.detail}", probe.place("supports")
+        )
     if not accepted and (valid or not probe.isolated):
         return
     try:
         with probe.asking("prepare"):
-            prepared = prepared_by(probe.device, mutant.model, PLAIN)
+            prepared = checked_prepared(probe.device, mutant.model, PLAIN)
     except DeadObject:
         raise
     except NnhalError as error:
         if valid:
             text = f"supports() accepts {mutant.kind}: {mutant.detail}, which is valid; prepare(): {named(error)}"
-            raise Unmet(text, place_in(error.stack)) from error
+            raise RequirementNotMet(text, place_in(error.stack)) from error
         return
     probe.close(probe.opened(prepared))
     if not valid:
-        raise Unmet(f"prepare() accepts a model with {mutant.kind}: {mutant.detail}, must be an error")
+        raise RequirementNotMet(f"prepare() accepts a model with {mutant.kind}: {mutant.detail}, must be an error")
 
 
 def _accepted(probe: Probe, mutant: Mutant) -> bool:
     try:
         with probe.asking("supports"):
-            verdicts = verdicts_by(probe.device, mutant.model)
+            verdicts = query_verdicts(probe.device, mutant.model)
     except DriverFailed as error:
         text = f"supports() of a model with {mutant.kind}: {mutant.detail}: {named(error)}, must be no or InvalidModel"
-        raise Unmet(text, place_in(error.stack)) from error
+        raise RequirementNotMet(text, place_in(error.stack)) from error
     except NnhalError:
         return False
     return bool(verdicts) and all(verdict.ok for verdict in verdicts)
@@ -117,14 +119,14 @@ def _hinted(field: str) -> Look:
         for value in BAD_HINTS[field]:
             try:
                 with probe.asking("prepare"):
-                    prepared = prepared_by(probe.device, model, replace(PLAIN, **{field: value}))
+                    prepared = checked_prepared(probe.device, model, replace(PLAIN, **{field: value}))
             except DeadObject:
                 raise
             except (InvalidArgument, DriverFailed):
                 continue
             probe.opened(prepared)
             if probe.isolated and probe.device.level >= SINCE[field]:
-                raise Unmet(f"prepare() accepts {field} {value!r}, must be InvalidArgument")
+                raise RequirementNotMet(f"prepare() accepts {field} {value!r}, must be InvalidArgument")
             if wanted is not None:  # it is not sent, or nnhal has looked at it before
                 probe.right(call, wanted, prepared, f"prepared with {field} {value!r}")
         return len(BAD_HINTS[field])

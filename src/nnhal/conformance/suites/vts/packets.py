@@ -11,7 +11,7 @@ from nnhal.base.records import replace
 from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.suites.vts.promise import CHOSEN, Probe, named, promise
 from nnhal.conformance.suites.vts.remote import opened, prepared_on
-from nnhal.conformance.validate.trial import NotAsked, Unmet, copies
+from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, copies
 from nnhal.hal.request import UNLIMITED, Request
 from nnhal.ipc.client.burst import RemoteBurst
 from nnhal.ipc.protocol import wire
@@ -67,7 +67,7 @@ def mutated(probe: Probe) -> int:
             seen += 1
             problem = _accepted(answer)
             if problem:
-                raise Unmet(f"a packet {what}: {problem}")
+                raise RequirementNotMet(f"a packet {what}: {problem}")
             if isinstance(answer, int) and answer != _native.FULL:
                 burst.close()
                 burst = _Burst(prepared, UNLIMITED)
@@ -77,7 +77,7 @@ def mutated(probe: Probe) -> int:
             try:
                 request.execute(series.run, UNLIMITED)
             except NnhalError as error:
-                raise Unmet(f"a burst after mutated packets: {named(error)}") from error
+                raise RequirementNotMet(f"a burst after mutated packets: {named(error)}") from error
         probe.same(call, wanted, request.results, "in a burst after mutated packets")
         probe.right(call, wanted, prepared, "after mutated packets")
     return seen

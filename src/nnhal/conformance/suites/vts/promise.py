@@ -15,7 +15,7 @@ from nnhal.conformance.differential import Outputs, arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.suite import SuiteRun
 from nnhal.conformance.validate.place import place_in
-from nnhal.conformance.validate.trial import Drawing, NotAsked, NotTaken, Trial, Unmet, copies
+from nnhal.conformance.validate.trial import Drawing, NotAccepted, NotAsked, RequirementNotMet, Trial, copies
 from nnhal.hal.device import Device, Prepared
 from nnhal.hal.request import Request, Signature
 from nnhal.model.graph import Model
@@ -94,7 +94,7 @@ class Probe(Trial):
         try:
             results = self.run(prepared, copies(arrays_of(call)))
         except NnhalError as error:
-            raise Unmet(
+            raise RequirementNotMet(
                 f"{when}: {named(error)}, must give its result", place_in(error.stack) or self.place()
             ) from error
         self.same(call, wanted, results, when)
@@ -109,8 +109,8 @@ class Probe(Trial):
         except allowed:
             return
         except NnhalError as error:
-            raise Unmet(f"{what}: {named(error)}, must be {names}", place_in(error.stack)) from error
-        raise Unmet(f"{what} is accepted, must be {names}")
+            raise RequirementNotMet(f"{what}: {named(error)}, must be {names}", place_in(error.stack)) from error
+        raise RequirementNotMet(f"{what} is accepted, must be {names}")
 
 
 Look = Callable[[Probe], int]
@@ -160,7 +160,7 @@ def chosen(probe: Probe) -> Iterator[Probe]:
     if CHOSEN not in probe.lists:
         probe.lists[CHOSEN] = list(islice(_shown(probe), FEW))
     if not probe.lists[CHOSEN]:
-        raise NotTaken("no supported call has an input and outputs of known shapes")
+        raise NotAccepted("no supported call has an input and outputs of known shapes")
     for operation in probe.lists[CHOSEN]:
         each = probe.of(operation)
         with ending(each):

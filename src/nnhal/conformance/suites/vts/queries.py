@@ -7,8 +7,8 @@ from nnhal.base.errors import NnhalError
 from nnhal.conformance.suites.vts.elsewhere import answers, elsewhere, verdicts
 from nnhal.conformance.suites.vts.promise import DRIVER, Probe, named, promise
 from nnhal.conformance.validate.table import of_the_driver
-from nnhal.conformance.validate.trial import Unmet
-from nnhal.hal.device import cache_files_by, capabilities_by, status_by
+from nnhal.conformance.validate.trial import RequirementNotMet
+from nnhal.hal.device import cache_files_by, checked_status, driver_capabilities
 
 THREADS, EACH = 4, 10
 
@@ -20,8 +20,8 @@ for _check in of_the_driver():
 @promise("queries/threads", "Queries of several threads at once have the same answers as those of one.", DRIVER)
 def threads(probe: Probe) -> int:
     def ask() -> Any:
-        found = capabilities_by(probe.device), cache_files_by(probe.device)
-        status_by(probe.device)
+        found = driver_capabilities(probe.device), cache_files_by(probe.device)
+        checked_status(probe.device)
         return found
 
     wrong: list[str] = []
@@ -46,7 +46,7 @@ def threads(probe: Probe) -> int:
         for worker in workers:
             worker.join()
     if wrong:
-        raise Unmet(f"a query of {THREADS} threads gives {wrong[0]}")
+        raise RequirementNotMet(f"a query of {THREADS} threads gives {wrong[0]}")
     return THREADS * EACH
 
 
@@ -57,7 +57,9 @@ def restart(probe: Probe) -> int:
     there = elsewhere(probe.suite_run, "answers")
     for what, answer in here.items():
         if there[what] != answer:
-            raise Unmet(f"{what} is {answer!s:.150} here and {there[what]!s:.150} after a restart, must be the same")
+            raise RequirementNotMet(
+                f"{what} is {answer!s:.150} here and {there[what]!s:.150} after a restart, must be the same"
+            )
     return len(here)
 
 
@@ -68,5 +70,7 @@ def verdicts_restart(probe: Probe) -> int:
     there = elsewhere(probe.suite_run, "verdicts", probe.suite_run.seed)
     for cell, answer in here.items():
         if there[cell] != answer:
-            raise Unmet(f"supports() of {cell} is {answer} here and {there[cell]} after a restart, must be the same")
+            raise RequirementNotMet(
+                f"supports() of {cell} is {answer} here and {there[cell]} after a restart, must be the same"
+            )
     return len(here)

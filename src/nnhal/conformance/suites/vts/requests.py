@@ -18,7 +18,7 @@ from nnhal.base.records import replace
 from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.suites.vts.promise import CHOSEN, OPERATION, Probe, changed, named, promise
 from nnhal.conformance.suites.vts.remote import opened, prepared_on
-from nnhal.conformance.validate.trial import Unmet, copies
+from nnhal.conformance.validate.trial import RequirementNotMet, copies
 from nnhal.hal.binding import flat_bytes
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import UNLIMITED, Request, Signature
@@ -73,10 +73,10 @@ def _refused(probe: Probe, what: str, request: Request, prepared: Prepared) -> N
         with probe.asking("run"):
             request.execute(prepared.run, UNLIMITED)
     except NOT_NAMED as error:
-        raise Unmet(f"{what}: {named(error)}, must be InvalidArgument") from error
+        raise RequirementNotMet(f"{what}: {named(error)}, must be InvalidArgument") from error
     except NnhalError:
         return
-    raise Unmet(f"{what} is executed, must be refused")
+    raise RequirementNotMet(f"{what} is executed, must be refused")
 
 
 @promise("requests/inputs", "A request with inputs missing or too many is refused, and harms no later one.", OPERATION)

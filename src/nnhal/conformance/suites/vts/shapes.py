@@ -11,7 +11,7 @@ from nnhal.conformance.differential import Outputs, arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.vts.promise import OPERATION, Probe, changed, named, promise
 from nnhal.conformance.validate.place import place_in
-from nnhal.conformance.validate.trial import NotAsked, Unmet, copies
+from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, copies
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import UNLIMITED, Request
 from nnhal.model.graph import Model
@@ -25,7 +25,7 @@ def _executed(probe: Probe, prepared: Prepared, call: Call, rooms: Sequence[Arra
         with probe.asking("run"):
             request.execute(prepared.run, UNLIMITED)
     except NnhalError as error:
-        raise Unmet(
+        raise RequirementNotMet(
             f"{what}: {named(error)}, must report the shapes", place_in(error.stack) or probe.place()
         ) from error
     return request
@@ -81,20 +81,26 @@ def _small(probe: Probe, call: Call, model: Model, wanted: Outputs) -> int:
             what = f"output {place} with a buffer of {less} of {size} bytes"
             request = _executed(probe, prepared, call, changed(whole, place, behind[:less]), what)
             if place not in request.small:
-                raise Unmet(f"{what} is reported as sufficient, must be OUTPUT_INSUFFICIENT_SIZE", probe.place())
+                raise RequirementNotMet(
+                    f"{what} is reported as sufficient, must be OUTPUT_INSUFFICIENT_SIZE", probe.place()
+                )
             others = [n for n in request.small if n != place]
             if others:
-                raise Unmet(f"{what}: output {others[0]} is reported as insufficient too, must be output {place} alone")
+                raise RequirementNotMet(
+                    f"{what}: output {others[0]} is reported as insufficient too, must be output {place} alone"
+                )
             for n, (shape, w) in enumerate(zip(request.shapes, wanted, strict=True)):
                 partly = shape is None or 0 in shape or shape == () != w.shape if w is not None else True
                 if w is not None and not partly and tuple(shape) != w.shape:
-                    raise Unmet(f"{what}: the shape of output {n} is {list(shape)}, must be {list(w.shape)}")
+                    raise RequirementNotMet(
+                        f"{what}: the shape of output {n} is {list(shape)}, must be {list(w.shape)}"
+                    )
             shape, right = request.shapes[place], wanted[place]
             assert right is not None
             if shape is None or tuple(shape) != right.shape:
-                raise Unmet(f"{what}: its shape is {shape}, must be {list(right.shape)}")
+                raise RequirementNotMet(f"{what}: its shape is {shape}, must be {list(right.shape)}")
             if (behind[less:] != FILL).any():
-                raise Unmet(f"{what}: is written past its end", probe.place())
+                raise RequirementNotMet(f"{what}: is written past its end", probe.place())
             seen += 1
         if size:
             request = _executed(probe, prepared, call, changed(whole, place, _bytes(size + 64)), "a larger buffer")

@@ -10,7 +10,7 @@ from nnhal.conformance.control import CONTROL
 from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.vts.promise import OPERATION, Probe, named, promise
-from nnhal.conformance.validate.trial import Unmet
+from nnhal.conformance.validate.trial import RequirementNotMet
 from nnhal.ops.schema import Q8, Q8S, bind
 
 OFFSET = 128
@@ -36,7 +36,7 @@ def signed(probe: Probe) -> int:
             continue
         verdict = probe.verdict(model_of(other))
         if not verdict.ok:
-            raise Unmet(
+            raise RequirementNotMet(
                 f"supports() accepts {call.cell}, and rejects the same call on signed tensors: {verdict.reason}",
                 probe.place("supports"),
             )
@@ -56,11 +56,13 @@ def _compared(probe: Probe, call: Call, other: Call) -> None:
     try:
         actual = probe.alone(model_of(other), arrays_of(other))
     except NnhalError as error:
-        raise Unmet(f"{call.cell} runs, and the same call on signed tensors fails: {named(error)}") from error
+        raise RequirementNotMet(
+            f"{call.cell} runs, and the same call on signed tensors fails: {named(error)}"
+        ) from error
     wanted = [_shifted(out, result) for out, result in zip(call.outputs, results, strict=True)]
     problem = probe.differs(other, wanted, actual)  # AOSP's own kernels round ties of averages differently
     if problem:
-        raise Unmet(f"{call.cell} on signed tensors: {problem}", probe.place())
+        raise RequirementNotMet(f"{call.cell} on signed tensors: {problem}", probe.place())
 
 
 def _shifted(out: Value, result: Array | None) -> Array | None:

@@ -13,7 +13,7 @@ from nnhal.conformance.suites.process_state import (
 )
 from nnhal.conformance.suites.vts.elsewhere import elsewhere
 from nnhal.conformance.suites.vts.promise import DRIVER, OPERATION, Probe, promise
-from nnhal.conformance.validate.trial import NotAsked, Unmet, copies
+from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, copies
 from nnhal.conformance.worker import process_of
 
 
@@ -36,7 +36,7 @@ def loading(probe: Probe) -> int:
     before, after = elsewhere(probe.suite_run, "loading")
     changed = difference({name: before[name] for name in before if name != ENVIRONMENT}, after)
     if changed:
-        raise Unmet(f"after the driver was loaded, {changed}, must be as before")
+        raise RequirementNotMet(f"after the driver was loaded, {changed}, must be as before")
     return len(before)
 
 
@@ -53,7 +53,7 @@ def process(probe: Probe) -> int:
         def look(what: str, before: State = before) -> None:
             changed = difference(before, _state(probe))
             if changed:
-                raise Unmet(f"after {what}(), {changed}, must be as before", probe.place(what))
+                raise RequirementNotMet(f"after {what}(), {changed}, must be as before", probe.place(what))
 
         probe.verdict(model)
         look("supports")

@@ -7,7 +7,7 @@ from nnhal.base.errors import NnhalError
 from nnhal.base.levels import V1_2
 from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.suites.vts.promise import OPERATION, Probe, promise
-from nnhal.conformance.validate.trial import Unmet, copies
+from nnhal.conformance.validate.trial import RequirementNotMet, copies
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import Control, Request, Timing
 
@@ -72,15 +72,17 @@ def _judged(probe: Probe, measured: _Measured) -> int:
             if value is None:
                 continue
             if type(value) is not int or value < 0:
-                raise Unmet(f"the time {name} is {value!r:.50}, must be nanoseconds as an int", probe.place())
+                raise RequirementNotMet(
+                    f"the time {name} is {value!r:.50}, must be nanoseconds as an int", probe.place()
+                )
             if value > spent:
-                raise Unmet(f"the time {name} is {value} ns of a call of {spent} ns", probe.place())
+                raise RequirementNotMet(f"the time {name} is {value} ns of a call of {spent} ns", probe.place())
             seen += 1
         if timing[1] is not None:
             driver_of, spent_of = driver_of + timing[1], spent_of + spent
     if spent_of and driver_of * LEAST < spent_of:
         text = f"the times in the driver are {driver_of} ns for calls of {spent_of} ns"
-        raise Unmet(f"{text}; they may be in microseconds", probe.place())
+        raise RequirementNotMet(f"{text}; they may be in microseconds", probe.place())
     return seen
 
 
@@ -108,12 +110,12 @@ def profile(probe: Probe) -> int:
         end = time.monotonic_ns()
         for operation, since, until in noted:
             if not 0 <= operation < len(prepared.model.main.operations):
-                raise Unmet(
+                raise RequirementNotMet(
                     f"times of operation {operation} are reported, which the model does not have", probe.place()
                 )
             if not begin <= since <= until <= end:
                 span = f"{since - begin} to {until - begin} ns"
-                raise Unmet(
+                raise RequirementNotMet(
                     f"operation {operation} took from {span} of an execution of {end - begin} ns", probe.place()
                 )
         seen += len(noted)

@@ -14,8 +14,8 @@ several.
 """
 
 from nnhal.drivers.kit.onnx import elementwise, layers, recurrent, shapes
-from nnhal.drivers.kit.onnx.graph import TABLE, Built, OnnxGraph, OnnxTask
+from nnhal.drivers.kit.onnx.graph import TABLE, BuiltGraph, OnnxGraph, OnnxTask
 
 FAMILIES = (elementwise, layers, recurrent, shapes)  # their import fills the table
 
-__all__ = ["TABLE", "Built", "OnnxGraph", "OnnxTask"]
+__all__ = ["TABLE", "BuiltGraph", "OnnxGraph", "OnnxTask"]

@@ -31,7 +31,7 @@ AWAY = 1 + 2.0**-22  # factor for halves of a quantisation step: ONNX rounds the
 EXTERNAL = 512  # a constant of at least this many bytes stays in its memory
 
 
-class Built(NamedTuple):
+class BuiltGraph(NamedTuple):
     """An ONNX model, and its relation to the NNAPI model.
 
     inputs: number, name, type and shape of those that are read. arrays: constants that the model only names.
@@ -143,7 +143,7 @@ class OnnxGraph:
             self._same[key] = self.node("DequantizeLinear", name, scale, zero, **how)
         return self._same[key]
 
-    def finish(self) -> Built:
+    def finish(self) -> BuiltGraph:
         """Return the model, all of whose shapes are known by now."""
         from onnx import helper
 
@@ -171,7 +171,7 @@ class OnnxGraph:
         graph = helper.make_graph(protos, "nnhal", *infos, weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
         large = {name: array for name, array in arrays.items() if external(array)}
-        return Built(model.SerializeToString(), tuple(starts), tuple(ends), large)
+        return BuiltGraph(model.SerializeToString(), tuple(starts), tuple(ends), large)
 
     def _needed(self, ends: list[str]) -> tuple[list[NodeFacts], set[str]]:
         """Return the nodes that the ends need, and the names of all their tensors."""

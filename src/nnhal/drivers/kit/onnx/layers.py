@@ -8,7 +8,7 @@ import numpy as np
 from nnhal.base.codes import Activation
 from nnhal.base.operands import Value, fixed
 from nnhal.drivers.kit import bounds, product_scales, stored_bounds, window
-from nnhal.drivers.kit.movement import interpolation, nearest, repeats
+from nnhal.drivers.kit.movement import interpolation, nearest_indices, repeats
 from nnhal.drivers.kit.onnx.graph import (
     AWAY,
     FLOATS,
@@ -30,7 +30,7 @@ from nnhal.drivers.kit.sums import (
 )
 from nnhal.ops.common import ACTIVATION_RANGE
 from nnhal.ops.schema import F32, Q8, Q8PC, Q8S
-from nnhal.ops.transposed import cut, spread
+from nnhal.ops.transposed import cut, products_extent
 
 SQUARED = 2.0**50  # numbers are squared up to here
 NEAR = 2.0**17  # up to so many quantisation steps of the output, sums of rounded numbers are close to the exact ones
@@ -41,7 +41,7 @@ WAYS = ("uint8", "float")  # products in the processor's own instructions, or of
 FORMS: dict[int, tuple[str, ...]] = {Q8: WAYS, Q8S: WAYS}
 
 
-def sliding(t: OnnxTask) -> dict[str, Any]:
+def window_attributes(t: OnnxTask) -> dict[str, Any]:
     """Return the movement of a window, as attributes."""
     h, w = window(t.a, "h"), window(t.a, "w")
     found = {"kernel_shape": (h.size, w.size), "strides": (h.stride, w.stride)}
@@ -58,7 +58,7 @@ def new_sizes(t: OnnxTask) -> tuple[int, ...]:
 @entry("AVERAGE_POOL_2D", "MAX_POOL_2D", exact=True)
 def pool(t: OnnxTask) -> None:
     """Padding does not count. The maximum of quantised elements is that of the stored values."""
-    how = sliding(t)
+    how = window_attributes(t)
     if t.name != "AVERAGE_POOL_2D":
         given = t.real("input") if t.a.T in FLOATS else t.x("input")
         made = t.as_given(t.o.MaxPool(t.image(given), **how))
@@ -77,7 +77,7 @@ def pool(t: OnnxTask) -> None:
 
 def mean_pool(t: OnnxTask, x: str) -> str:
     """Return the means of windows, in stages if they are long."""
-    how, windows = sliding(t), mean_windows(t.a)
+    how, windows = window_attributes(t), mean_windows(t.a)
     if windows == [how["kernel_shape"]]:
         return t.o.AveragePool(x, **how)
     if not windows:
@@ -119,7 +119,7 @@ def moved(t: OnnxTask, name: str, order: tuple[int, ...]) -> str:
     return t.graph.constant(np.ascontiguousarray(data.transpose(order)))
 
 
-def unsigned(t: OnnxTask, name: str) -> tuple[str, int]:
+def as_uint8(t: OnnxTask, name: str) -> tuple[str, int]:
     """Return 8-bit weights as uint8, and their zero point."""
     value = getattr(t.a, name)
     if value.type != Q8PC:
@@ -164,7 +164,7 @@ def convolution(t: OnnxTask) -> None:
     a, depthwise = t.a, t.name == "DEPTHWISE_CONV_2D"
     order, axis = ((3, 0, 1, 2), 3) if depthwise else ((0, 3, 1, 2), 0)
     groups = a.depth_out // a.depth_multiplier if depthwise else a.groups if a.form_has("groups") else 1
-    how = sliding(t) | {"group": groups}
+    how = window_attributes(t) | {"group": groups}
     if t.form == "uint8" and a.bias.data is not None:
         require_32_bits(greatest_sum(a.input, a.filter, axis, a.bias))
         t.put(clipped(t, t.as_given(in_integers(t, order, axis, how))))
@@ -178,7 +178,7 @@ def convolution(t: OnnxTask) -> None:
 
 def in_integers(t: OnnxTask, order: tuple[int, ...], axis: int, how: dict[str, Any]) -> str:
     """Convolve unsigned activations and weights, with kernels that add up in 32 bits."""
-    a, (weights, zero), by_channel = t.a, unsigned(t, "filter"), t.a.filter.channel is not None
+    a, (weights, zero), by_channel = t.a, as_uint8(t, "filter"), t.a.filter.channel is not None
     scales = np.array(a.filter.channel.scales if by_channel else a.filter.scale, np.float32)
     zeros = np.full(scales.shape, zero, np.uint8)
     x, x_zero = t.image(t.x("input")), np.uint8(zero_point(a.input))
@@ -194,7 +194,7 @@ def transposed_convolution(t: OnnxTask) -> None:
     a, sizes = t.a, new_sizes(t)
     require_sums(t, a.filter, 0)
     before = cut(a, "h"), cut(a, "w")
-    after = [spread(a, axis) - b - size for axis, b, size in zip("hw", before, sizes, strict=True)]
+    after = [products_extent(a, axis) - b - size for axis, b, size in zip("hw", before, sizes, strict=True)]
     pads = (*before, *after) if min(after) >= 0 else (0, 0, 0, 0)
     strides = a.stride_h, a.stride_w
     y = t.o.ConvTranspose(t.image(t.steps("input")), moved(t, "filter", (3, 0, 1, 2)), strides=strides, pads=pads)
@@ -216,7 +216,7 @@ def fully_connected(t: OnnxTask) -> None:
 
     if t.form == "uint8":
         require_32_bits(greatest_sum(a.input, a.weights, 0))
-        weights, zero = unsigned(t, "weights")
+        weights, zero = as_uint8(t, "weights")
         y = t.o.MatMulInteger(
             rows(t.x("input")), t.o.Transpose(weights, perm=(1, 0)), np.uint8(zero_point(a.input)), np.uint8(zero)
         )
@@ -270,7 +270,7 @@ def softmax(t: OnnxTask) -> None:
     t.give((t.o.LogSoftmax if t.name == "LOG_SOFTMAX" else t.o.Softmax)(x, axis=axis))
 
 
-def wide(t: OnnxTask, name: str) -> str:
+def to_float64(t: OnnxTask, name: str) -> str:
     """Return an argument in float64, in which no square overflows."""
     return t.cast(t.real(name), np.float64)
 
@@ -278,7 +278,7 @@ def wide(t: OnnxTask, name: str) -> str:
 @entry("L2_NORMALIZATION")
 def l2_normalisation(t: OnnxTask) -> None:
     """Zeros stay zeros."""
-    x = wide(t, "input")
+    x = to_float64(t, "input")
     length = t.o.Sqrt(t.o.ReduceSum(t.o.Mul(x, x), [t.a.axis % t.a.input.rank]))
     t.give(t.cast(t.o.Div(x, t.o.Max(length, np.float64(1e-300))), np.float32))
 
@@ -286,7 +286,7 @@ def l2_normalisation(t: OnnxTask) -> None:
 @entry("LOCAL_RESPONSE_NORMALIZATION", types=FLOATS)
 def local_response(t: OnnxTask) -> None:
     """Add up shifted squares."""
-    a, axis, x = t.a, t.a.axis % t.a.input.rank, wide(t, "input")
+    a, axis, x = t.a, t.a.axis % t.a.input.rank, to_float64(t, "input")
     size = a.input.known[axis]
     radius = min(a.radius, size)
     t.require(radius <= WIDEST, f"radius is {radius}, must be at most {WIDEST}")
@@ -300,7 +300,7 @@ def local_response(t: OnnxTask) -> None:
 @entry("INSTANCE_NORMALIZATION", types=FLOATS)
 def instance_normalisation(t: OnnxTask) -> None:
     """Compute (x - mean) * gamma / sqrt(variance + epsilon) + beta."""
-    a, x, axes = t.a, wide(t, "input"), [2, 3] if t.a.nchw else [1, 2]
+    a, x, axes = t.a, to_float64(t, "input"), [2, 3] if t.a.nchw else [1, 2]
     centred = t.o.Sub(x, t.o.ReduceMean(x, axes))
     variance = t.o.ReduceMean(t.o.Mul(centred, centred), axes)
     deviation = t.o.Sqrt(t.o.Add(variance, np.float64(a.epsilon)))
@@ -323,7 +323,7 @@ def pick_nearest(t: OnnxTask) -> None:
         t.put(t.o.Resize(y, "", np.array([1, 1, *times], np.float32), **how))
         return
     for axis, (size, new) in enumerate(zip((t.a.height, t.a.width), new_sizes(t), strict=True), first):
-        y = t.o.Gather(y, nearest(t.a, size, new).tolist(), axis=axis)
+        y = t.o.Gather(y, nearest_indices(t.a, size, new).tolist(), axis=axis)
     t.put(y)
 
 

@@ -140,7 +140,7 @@ def lstm_step(t: OnnxTask) -> None:
     """Write a sequence of one step; the content of the scratch output is undefined."""
     y, states = lstm(t, t.o.Unsqueeze(t.x("input"), [0]), 1, "")
     scratch = t.o.Concat(*[t.x("cell_state")] * (4 if t.maybe("input_to_input") else 3), axis=1)
-    give_all(t, [scratch, *states, t.o.Squeeze(y, [0])])
+    set_outputs(t, [scratch, *states, t.o.Squeeze(y, [0])])
 
 
 # ------------------------------------------------------------------------------------------------------------------- GRU
@@ -157,15 +157,15 @@ def gru(t: OnnxTask, s: GatedSequence) -> None:
     how = {"hidden_size": s.units, "linear_before_reset": int(s.reset_behind)}
     (y,) = t.nodes("GRU", [x, *first_of_one(t, joined), "", state], 1, **how)
     if s.steps == 1:
-        t.graph.put(s.last, t.reshaped(t.o.Add(y, spoilt(t, x, state, s)), (s.batch, s.units)))
+        t.graph.put(s.last, t.reshaped(t.o.Add(y, nan_mask(t, x, state, s)), (s.batch, s.units)))
         return
-    y = t.o.Add(t.o.Squeeze(y, [1]), spoilt(t, x, state, s))
+    y = t.o.Add(t.o.Squeeze(y, [1]), nan_mask(t, x, state, s))
     t.graph.put(s.last, t.o.Gather(y, np.array(s.steps - 1, np.int64), axis=0))
     if s.states is not None:
         t.graph.put(s.states, y)
 
 
-def spoilt(t: OnnxTask, x: str, state: str, s: GatedSequence) -> str:
+def nan_mask(t: OnnxTask, x: str, state: str, s: GatedSequence) -> str:
     """Return what ONNX Runtime's gates forget: NaN for each step from the first NaN on, else 0, as [steps, batch, 1]."""
 
     def zeros(name: str) -> str:
@@ -206,7 +206,7 @@ def rnn(t: OnnxTask, x: str, steps: int, way: str, *, crossed: bool = False, bac
 @entry("RNN", types=FLOATS)
 def rnn_step(t: OnnxTask) -> None:
     _, states = rnn(t, t.o.Unsqueeze(t.x("input"), [0]), 1, "")
-    give_all(t, states * 2)
+    set_outputs(t, states * 2)
 
 
 # ------------------------------------------------------------------------------------------------------------- sequences
@@ -221,7 +221,7 @@ def time_first(t: OnnxTask, x: str) -> str:
 def one_way(t: OnnxTask) -> None:
     steps, kernel = t.a.input.known[not t.a.time_major], lstm if t.name.endswith("LSTM") else rnn
     y, states = kernel(t, time_first(t, t.x("input")), steps, "")
-    give_all(t, [time_first(t, y), *states])
+    set_outputs(t, [time_first(t, y), *states])
 
 
 @entry("BIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_RNN", types=FLOATS)
@@ -239,10 +239,10 @@ def two_ways(t: OnnxTask) -> None:
     forwards, states = kernel(t, ahead, steps, "fw_", **how)
     backwards, more = kernel(t, behind, steps, "bw_", back=True, **how)
     merged = [t.o.Concat(forwards, backwards, axis=2)] if t.a.merge_outputs else [forwards, backwards]
-    give_all(t, [*[time_first(t, y) for y in merged], *states, *more])
+    set_outputs(t, [*[time_first(t, y) for y in merged], *states, *more])
 
 
-def give_all(t: OnnxTask, outputs: list[str]) -> None:
+def set_outputs(t: OnnxTask, outputs: list[str]) -> None:
     """Give as many outputs as the operation has."""
     for number, y in enumerate(outputs[: len(t.operation.outputs)]):
         t.put(y, number)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from nnhal.base.operands import Shape
-from nnhal.drivers.kit.movement import FAR, mirrored, picked, regrouped
+from nnhal.drivers.kit.movement import FAR, block_move, mirror_indices, strided_slices
 from nnhal.drivers.kit.onnx.graph import FLOATS, MOVED, SIGN, OnnxTask, engine_dtype, entry, zero_point
-from nnhal.drivers.kit.sums import Stage, stages, summed, unpadded
+from nnhal.drivers.kit.sums import Stage, padding_correction, stages, summed
 from nnhal.ops.schema import B8, Q8S
 
 
@@ -59,7 +59,7 @@ def block(t: OnnxTask) -> None:
 def strided(t: OnnxTask) -> None:
     for name in ("begin", "end", "strides"):
         t.array(name)
-    begins, ends, steps = picked(t.a)
+    begins, ends, steps = strided_slices(t.a)
     y = t.o.Slice(t.x("input"), begins, ends, [*range(len(ends))], steps)
     t.put(t.reshaped(y, t.shape()) if t.a.shrink_mask else y)
 
@@ -141,7 +141,7 @@ def padded(t: OnnxTask, x: str, rows: object, fill: object) -> str:
 def mirror(t: OnnxTask) -> None:
     y = t.x("input")
     t.array("paddings")
-    for axis, places in mirrored(t.a).items():
+    for axis, places in mirror_indices(t.a).items():
         y = t.o.Gather(y, places.tolist(), axis=axis)
     t.put(y)
 
@@ -169,7 +169,7 @@ def blocks(t: OnnxTask) -> None:
     if t.a.form_has("paddings"):
         rows = [[0, 0], [0, 0], *t.array("paddings").tolist()]
         x = padded(t, x, rows, np.array(zero_point(t.a.input), engine_dtype(t.a.input)))
-    cut, order, whole = regrouped(t.a)
+    cut, order, whole = block_move(t.a)
     y = t.reshaped(t.o.Transpose(t.reshaped(x, cut), perm=order), whole)
     t.put(t.as_given(y) if picture else y)
 
@@ -223,5 +223,5 @@ def add_up(t: OnnxTask, kind: str, x: str, shape: Shape | None, axes: Sequence[i
     def reduce(y: str, stage: Stage) -> str:
         return t.graph.node(kind, y, [stage.along], keepdims=0)
 
-    y, share = summed(x, parts, t.reshaped, pad, reduce), unpadded(parts)
+    y, share = summed(x, parts, t.reshaped, pad, reduce), padding_correction(parts)
     return t.o.Mul(y, share) if kind == "ReduceMean" and share != 1 else y

@@ -11,7 +11,7 @@ from nnhal.base.operands import Array
 from nnhal.drivers.kit.real.engine import Node
 
 
-class Scaled(NamedTuple):
+class ScaledConstant(NamedTuple):
     """8-bit integers, and scales of the same rank: one, or one for each position along a dimension."""
 
     whole: Array
@@ -23,7 +23,7 @@ class KnownConstants(ABC):
 
     def __init__(self) -> None:
         self.constants: dict[str, Array] = {}
-        self._scaled: dict[str, Scaled] = {}
+        self._scaled: dict[str, ScaledConstant] = {}
         self._transposed: dict[tuple[str, tuple[int, ...]], Node] = {}
 
     @abstractmethod
@@ -54,7 +54,7 @@ class KnownConstants(ABC):
         return self.name_of(x) in self._scaled
 
     def scaled(self, whole: Array, scales: Array) -> Node:
-        found = Scaled(np.ascontiguousarray(whole), np.ascontiguousarray(scales))
+        found = ScaledConstant(np.ascontiguousarray(whole), np.ascontiguousarray(scales))
         node = self.decoded(*map(self.constant, found))
         self._scaled[self.name_of(node)] = found
         return node

@@ -11,7 +11,7 @@ Node = Any
 """A tensor of the engine's graph."""
 
 
-class Sliding(NamedTuple):
+class WindowAttributes(NamedTuple):
     """The movement of a window over height and width.
 
     size: the window's, None if a filter defines it. before, after: padding; auto: "same" if the engine computes it
@@ -128,7 +128,7 @@ class Primitives(Protocol):
     def blocks(self, kind: str, x: Node, block: int) -> Node:
         """Write "depth_to_space" or "space_to_depth" of pictures; the depth is in the order of blocks first."""
 
-    def convolution(self, x: Node, weights: Node, groups: int, how: Sliding) -> Node:
+    def convolution(self, x: Node, weights: Node, groups: int, how: WindowAttributes) -> Node:
         """Convolve. weights: outputs, inputs of a group, height, width."""
 
     def spread(self, x: Node, weights: Node, strides: Sequence[int]) -> Node:
@@ -137,10 +137,10 @@ class Primitives(Protocol):
     def matmul(self, x: Node, y: Node, turn_x: bool = False, turn_y: bool = False) -> Node:
         """Multiply matrices, either one transposed first."""
 
-    def mean_pool(self, x: Node, how: Sliding, padded: bool = False) -> Node:
+    def mean_pool(self, x: Node, how: WindowAttributes, padded: bool = False) -> Node:
         """Return means of windows; padding counts if `padded`."""
 
-    def max_pool(self, x: Node, how: Sliding) -> Node:
+    def max_pool(self, x: Node, how: WindowAttributes) -> Node:
         """Return the greatest elements of windows."""
 
     def softmax(self, x: Node, axis: int, logarithm: bool) -> Node:

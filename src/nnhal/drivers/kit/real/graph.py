@@ -10,14 +10,14 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from nnhal.base.kept import kept
+from nnhal.base.kept import cached_property
 from nnhal.base.operands import Array, Value, fixed
 from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.gated import GatedSequence
 from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
-from nnhal.drivers.kit.numbers import bounds, makes_halves
-from nnhal.drivers.kit.real.engine import Node, Primitives, Sliding
-from nnhal.drivers.kit.sums import Stage, mean_windows, stages, summed, unpadded
+from nnhal.drivers.kit.numbers import bounds, has_many_ties
+from nnhal.drivers.kit.real.engine import Node, Primitives, WindowAttributes
+from nnhal.drivers.kit.sums import Stage, mean_windows, padding_correction, stages, summed
 from nnhal.model.graph import CONSTANTS, Model, Operation
 from nnhal.model.validate import validate
 from nnhal.ops.common import decode, encode, type_range
@@ -147,7 +147,7 @@ class RealGraph(Generic[E]):
         if not value.quantised or value.data is not None:
             return self.real(index)
         stored = type_range(value.type)
-        return self.engine.levels(self.converted(self.held(index), np.float32), stored, real_ends(value))
+        return self.engine.levels(self.converted(self.held(index), np.float32), stored, real_bounds(value))
 
     def hold_levels(self, index: int, node: Node, within: tuple[float, float]) -> None:
         """Let an operand represent real values within bounds, in the variant for 8-bit kernels.
@@ -155,14 +155,14 @@ class RealGraph(Generic[E]):
         The bounds are stored values, as the definition rounds them. 8-bit kernels would cut off their decimals.
         """
         value = self.value(index)
-        stored = self.engine.levels(node, real_ends(value), type_range(value.type))
+        stored = self.engine.levels(node, real_bounds(value), type_range(value.type))
         low, high = encode(value, np.array(within, np.float32)).tolist()
         if [low, high] != [*type_range(value.type)]:
             stored = self.engine.clamp(stored, float(low), float(high))
         self.hold(index, self.engine.convert(stored, value.dtype))
 
 
-def real_ends(value: Value) -> tuple[float, float]:
+def real_bounds(value: Value) -> tuple[float, float]:
     """Return the real values of the least and the greatest element of a quantised type."""
     scale = float(scales_of(value))
     low, high = type_range(value.type)
@@ -178,7 +178,7 @@ class RealTask(LoweringTask):
         self.o: Primitives = graph.engine
         self.op = graph.engine.op
 
-    @kept
+    @cached_property
     def eight(self) -> bool:
         """Whether it is written for 8-bit kernels: in that variant, if their numbers hold its scales."""
         arguments = [value for _, value in self.a.inputs if isinstance(value, Value)]
@@ -194,7 +194,7 @@ class RealTask(LoweringTask):
         """Whether many results are exact halves of the output's quantisation step, which 8-bit kernels round to even."""
         places = [place for argument, _ in self.a.inputs for place in self.places(argument.name)]
         scales = [self.graph.value(place).scale for place in places]
-        return makes_halves([math.prod(scales)] if self.name == "MUL" else scales, self.value().scale or 1.0)
+        return has_many_ties([math.prod(scales)] if self.name == "MUL" else scales, self.value().scale or 1.0)
 
     def x(self, name: str) -> Node:
         """Return the real values of an argument; integers and truth values unchanged."""
@@ -284,12 +284,12 @@ class RealTask(LoweringTask):
         def reduce(y: Node, stage: Stage) -> Node:
             return self.o.reduce(kind, y, [stage.along], False)
 
-        y, share = summed(x, parts, self.o.reshape, pad, reduce), unpadded(parts)
+        y, share = summed(x, parts, self.o.reshape, pad, reduce), padding_correction(parts)
         y = self.op("multiply", y, self.f32(share)) if kind == "mean" and share != 1 else y
         sizes = enumerate(fixed(shape) or ())
         return self.o.reshape(y, [1 if axis in axes else n for axis, n in sizes if keep or axis not in axes])
 
-    def mean_pool(self, x: Node, how: Sliding) -> Node:
+    def mean_pool(self, x: Node, how: WindowAttributes) -> Node:
         """Return the means of windows of a picture with channels first, in stages if they are long."""
         windows = mean_windows(self.a)
         if not windows:
@@ -332,7 +332,7 @@ def entry(
 _gated: list[Whole] = []
 
 
-def gated(function: Whole) -> Whole:
+def whole_grus(function: Whole) -> Whole:
     """Make a function write each GRU whole, in all tables that are made of these."""
     _gated.append(function)
     return function

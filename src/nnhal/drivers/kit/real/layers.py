@@ -12,16 +12,16 @@ from functools import partial, reduce
 import numpy as np
 
 from nnhal.base.codes import Padding as Scheme
-from nnhal.base.operands import Unknown, fixed
-from nnhal.drivers.kit.movement import nearest, repeats
+from nnhal.base.operands import UnknownValue, fixed
+from nnhal.drivers.kit.movement import nearest_indices, repeats
 from nnhal.drivers.kit.numbers import stored_bounds, window
-from nnhal.drivers.kit.real.engine import Node, Sliding
+from nnhal.drivers.kit.real.engine import Node, WindowAttributes
 from nnhal.drivers.kit.real.graph import FAR, FLOATS, FORMS, RealTask, entry, scales_of
 from nnhal.drivers.kit.sums import EXPONENTIALS, greatest_sum, mean_windows, reach
 from nnhal.ops.common import axis_of
 from nnhal.ops.resize import new_size
 from nnhal.ops.schema import Q8S
-from nnhal.ops.transposed import cut, out_size, spread
+from nnhal.ops.transposed import cut, out_size, products_extent
 from nnhal.ops.weighted import product_scales
 
 EXACT = 2.0**24  # float32 holds every integer up to here
@@ -39,14 +39,14 @@ def exact_sums(t: RealTask, x: Node, weights: Node, product: Sum, most: float, c
     most: the greatest magnitude of the whole; count: how many products there are.
     """
     if most < EXACT:
-        return [guarded(t, product(x, weights))]
+        return [keep_integer_weights(t, product(x, weights))]
     tens, units = digits(t, weights)
     if count * reach_x * BASE < EXACT:
-        return [guarded(t, product(x, tens)), guarded(t, product(x, units))]
+        return [keep_integer_weights(t, product(x, tens)), keep_integer_weights(t, product(x, units))]
     t.require(2 * count * BASE**2 < EXACT, f"a sum has {count} 8-bit products, must have fewer to be exact in float32")
     high, low = digits(t, x)
-    middle = t.op("add", guarded(t, product(high, units)), guarded(t, product(low, tens)))
-    return [guarded(t, product(high, tens)), middle, guarded(t, product(low, units))]
+    middle = t.op("add", keep_integer_weights(t, product(high, units)), keep_integer_weights(t, product(low, tens)))
+    return [keep_integer_weights(t, product(high, tens)), middle, keep_integer_weights(t, product(low, units))]
 
 
 def digits(t: RealTask, x: Node) -> tuple[Node, Node]:
@@ -76,7 +76,7 @@ def total(t: RealTask, sums: Sequence[Node]) -> Node:
     return reduce(lambda high, low: t.op("add", t.op("multiply", high, t.f32(BASE)), low), sums)
 
 
-def guarded(t: RealTask, sums: Node) -> Node:
+def keep_integer_weights(t: RealTask, sums: Node) -> Node:
     """Guard sums, so that no subsequent factor is multiplied into their weights, which would not be integers then."""
     return t.o.clamp(sums, -FAR, FAR)
 
@@ -137,14 +137,14 @@ def eight_bits(t: RealTask, name: str, axis: int) -> list[Node]:
     return [t.o.scaled(part.astype(np.int8), scales.reshape(scales.shape or (1,) * weights.rank)) for part in parts]
 
 
-def sliding(t: RealTask, size: tuple[int, int] | None = None) -> Sliding:
+def sliding(t: RealTask, size: tuple[int, int] | None = None) -> WindowAttributes:
     """Return the movement of a filter, or of a window of this size."""
     a, strides = t.a, (t.a.stride_h, t.a.stride_w)
     dilations = (a.dilation_h, a.dilation_w) if a.form_has("dilation_h") else (1, 1)
     if a.form_has("scheme"):
-        return Sliding(strides, size=size, dilations=dilations, same=a.scheme == Scheme.SAME)
+        return WindowAttributes(strides, size=size, dilations=dilations, same=a.scheme == Scheme.SAME)
     h, w = window(a, "h"), window(a, "w")
-    return Sliding(strides, (h.before, w.before), (h.after, w.after), size, dilations)
+    return WindowAttributes(strides, (h.before, w.before), (h.after, w.after), size, dilations)
 
 
 @entry("CONV_2D", "GROUPED_CONV_2D", "DEPTHWISE_CONV_2D", forms=FORMS)
@@ -170,7 +170,7 @@ def idle(t: RealTask, axis: str) -> bool:
     """Whether a row or column of the filter meets only padding, at each position of the filter."""
     try:
         size, w = (t.a.height if axis == "h" else t.a.width), window(t.a, axis)
-    except Unknown:  # only during verdicts: a compiled model has known sizes
+    except UnknownValue:  # only during verdicts: a compiled model has known sizes
         return False
     taps = np.arange(w.size) * w.dilation - w.before
     places = np.arange(0, size + w.before + w.after - (w.size - 1) * w.dilation, w.stride)
@@ -184,7 +184,7 @@ def transposed_convolution(t: RealTask) -> None:
     a = t.a
     if a.form_has("scheme"):
         t.array("output_shape")
-    sizes = [(cut(a, axis), out_size(axis)(a), spread(a, axis)) for axis in "hw"]
+    sizes = [(cut(a, axis), out_size(axis)(a), products_extent(a, axis)) for axis in "hw"]
     t.require(all(before < reached for before, _, reached in sizes), "only padding is left of the output")
 
     def product(x: Node, weights: Node) -> Node:
@@ -309,7 +309,7 @@ def local_response(t: RealTask) -> None:
 
     def normalised(factor: float) -> tuple[Node, Node]:
         less = t.op("multiply", x, t.f32(factor))
-        around = Sliding((1, 1), (radius, 0), (radius, 0), (2 * radius + 1, 1))
+        around = WindowAttributes((1, 1), (radius, 0), (radius, 0), (2 * radius + 1, 1))
         mean = t.o.mean_pool(t.op("multiply", less, less), around, padded=True)
         total = t.op("multiply", mean, t.f32(2 * radius + 1))
         base = t.op("add", t.op("multiply", total, t.f32(a.alpha)), t.f32(a.bias * factor**2))
@@ -361,5 +361,5 @@ def resize_nearest(t: RealTask) -> None:
         t.hold(t.o.interpolate(x, sizes, "repeated"))
         return
     for size, new, axis in zip((a.height, a.width), sizes, (2, 3) if a.nchw else (1, 2), strict=True):
-        x = t.o.gather(x, t.constant(nearest(a, size, new), np.int32), axis)
+        x = t.o.gather(x, t.constant(nearest_indices(a, size, new), np.int32), axis)
     t.hold(x)

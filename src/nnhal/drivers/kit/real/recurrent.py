@@ -10,8 +10,8 @@ import numpy as np
 from nnhal.base.codes import RecurrentActivation as Kind
 from nnhal.drivers.kit.gated import GatedSequence
 from nnhal.drivers.kit.real.engine import Node
-from nnhal.drivers.kit.real.graph import FLOATS, RealTask, entry, gated
-from nnhal.ops.lstm import EPSILON, room
+from nnhal.drivers.kit.real.graph import FLOATS, RealTask, entry, whole_grus
+from nnhal.ops.lstm import EPSILON, scratch_size
 from nnhal.ops.recurrent import size
 
 MOST_STEPS = 64  # each becomes separate nodes
@@ -22,7 +22,7 @@ Step = Callable[[States, Node], States]
 Cell = Callable[[RealTask, str, bool], tuple[Step, States]]
 
 
-def bent(t: RealTask, x: Node) -> Node:
+def with_activation(t: RealTask, x: Node) -> Node:
     """Apply the operation's activation to a node."""
     kind = t.a.activation_kind
     if kind in BOUNDS:
@@ -35,19 +35,19 @@ def times(t: RealTask, x: Node, weights: Node) -> Node:
     return t.o.matmul(x, weights, False, True)
 
 
-def linked(t: RealTask, name: str, aux: str, crossed: bool) -> Node:
+def joined_weights(t: RealTask, name: str, aux: str, crossed: bool) -> Node:
     """Return weights, followed by those of the auxiliary input if it is read too."""
     return t.o.concat([t.x(name), t.x(aux)], 1) if crossed else t.x(name)
 
 
 def rnn_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, States]:
     """Return one step of a fully connected cell, and its state."""
-    own = linked(t, f"{way}weights", f"{way}aux_weights", crossed)
+    own = joined_weights(t, f"{way}weights", f"{way}aux_weights", crossed)
     again, bias = t.x(f"{way}recurrent_weights"), t.x(f"{way}bias")
 
     def step(states: States, x: Node) -> States:
         total = t.op("add", t.op("add", times(t, x, own), times(t, states[0], again)), bias)
-        return (bent(t, total),)
+        return (with_activation(t, total),)
 
     return step, (t.x(f"{way}hidden_state"),)
 
@@ -55,7 +55,7 @@ def rnn_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, S
 def lstm_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, States]:
     """Return one step of an LSTM cell with all its optional parts, and its states."""
     own = [gate for gate in GATES if t.places(f"{way}input_to_{gate}")]
-    ahead = {g: linked(t, f"{way}input_to_{g}", f"{way}aux_to_{g}", crossed) for g in own}
+    ahead = {g: joined_weights(t, f"{way}input_to_{g}", f"{way}aux_to_{g}", crossed) for g in own}
     again, bias = ({g: t.x(f"{way}{part}_{g}") for g in own} for part in ("state_to", "bias"))
     peep, norm = ({g: t.maybe(f"{way}{part}_{g}") for g in own} for part in ("peep", "norm"))
     projection, shift = t.maybe(f"{way}projection"), t.maybe(f"{way}projection_bias")
@@ -80,11 +80,11 @@ def lstm_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, 
         admit = (
             t.op("sigmoid", gate("input", x, state, memory)) if "input" in own else t.op("subtract", t.f32(1), forget)
         )
-        new = t.op("multiply", admit, bent(t, gate("cell", x, state, memory)))
+        new = t.op("multiply", admit, with_activation(t, gate("cell", x, state, memory)))
         memory = t.op("add", t.op("multiply", forget, memory), new)
         if t.a.cell_clip > 0:
             memory = t.o.clamp(memory, -t.a.cell_clip, t.a.cell_clip)
-        output = t.op("multiply", t.op("sigmoid", gate("output", x, state, memory)), bent(t, memory))
+        output = t.op("multiply", t.op("sigmoid", gate("output", x, state, memory)), with_activation(t, memory))
         if projection is not None:
             output = times(t, output, projection)
             output = output if shift is None else t.op("add", output, shift)
@@ -95,7 +95,7 @@ def lstm_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, 
     return step, (t.x(f"{way}state"), t.x(f"{way}cell_state"))
 
 
-def over_time(t: RealTask, x: Node, cell: Cell, way: str = "", crossed: bool = False) -> tuple[Node, States]:
+def unroll_cell(t: RealTask, x: Node, cell: Cell, way: str = "", crossed: bool = False) -> tuple[Node, States]:
     """Run a cell over sequence `x`; return its outputs, in the layout of `x`, and the last states."""
     axis, back = (0 if t.a.time_major else 1), way == "bw_"
     count = t.a.input.known[axis]
@@ -130,7 +130,7 @@ def fused(t: RealTask, x: Node, way: str, count: int) -> tuple[Node, States] | N
     return t.o.transpose(y, [1, 0, 2]) if t.a.time_major else y, tuple(states)
 
 
-@gated
+@whole_grus
 def gru(t: RealTask, s: GatedSequence) -> None:
     """Use the engine's own kernel if it has one."""
     (weights, bias), (again, more) = (zip(*layers, strict=True) for layers in (s.of_input, s.of_state))
@@ -165,13 +165,13 @@ def lstm(t: RealTask) -> None:
         t.hold(node, number)
     units, batch = size(t.a, "units"), size(t.a, "batch")
     t.require(units is not None and batch is not None, "the size of the scratch output is known only at execution")
-    t.hold(t.constant(np.zeros((batch or 0, room(t.a, bool(t.places("input_to_input")))), np.float32)), 0)
+    t.hold(t.constant(np.zeros((batch or 0, scratch_size(t.a, bool(t.places("input_to_input")))), np.float32)), 0)
 
 
 @entry("UNIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN", types=FLOATS)
 def sequence(t: RealTask) -> None:
     """Run forwards."""
-    y, states = over_time(t, t.x("input"), lstm_cell if t.name.endswith("LSTM") else rnn_cell)
+    y, states = unroll_cell(t, t.x("input"), lstm_cell if t.name.endswith("LSTM") else rnn_cell)
     give(t, y, *states)
 
 
@@ -193,8 +193,8 @@ def two_ways(t: RealTask) -> None:
     aux = t.x("aux_input") if crossed else t.maybe("aux_input")
     ahead = t.o.concat([ahead, aux], 2) if crossed else ahead
     back = ahead if crossed or aux is None else aux
-    forwards, fw = over_time(t, ahead, cell, "fw_", crossed)
-    backwards, bw = over_time(t, back, cell, "bw_", crossed)
+    forwards, fw = unroll_cell(t, ahead, cell, "fw_", crossed)
+    backwards, bw = unroll_cell(t, back, cell, "bw_", crossed)
     sequences = [t.o.concat([forwards, backwards], 2)] if t.a.merge_outputs else [forwards, backwards]
     give(t, *sequences, *fw, *bw)
 
@@ -212,7 +212,7 @@ def svdf(t: RealTask) -> None:
         window = t.o.concat([t.part(state, 2, 0, memory - 1), newest], 2)
     products = t.o.reshape(t.op("multiply", window, t.x("weights_time")), [batch, filters // a.rank, -1])
     sums, bias = t.o.reduce("sum", products, [2], False), t.maybe("bias")
-    t.hold(bent(t, sums if bias is None else t.op("add", sums, bias)), 1)
+    t.hold(with_activation(t, sums if bias is None else t.op("add", sums, bias)), 1)
     t.require(places and memory > 1, "the memory holds only the newest value, must hold older ones")
     older, more = t.part(window, 2, 1, memory), places - memory + 1
     zeros = t.constant(np.zeros((batch, filters, more), np.float32)) if more else None
