@@ -251,19 +251,19 @@ def test_a_reference_that_breaks_is_no_difference_but_an_error(monkeypatch):
 
 
 def test_what_was_considered_is_let_go_once_whatever_the_verdict(monkeypatch):
-    asked, let_go = [], []
+    asked, released = [], []
 
     def considered(device, model, hints):
         asked.append(model)
         refused = {0: "not this"} if len(asked) % 2 else {}
         number = len(asked)
-        return SimpleNamespace(refused=lambda: refused, let_go=lambda: let_go.append(number), hints=lambda hints: hints)
+        return SimpleNamespace(refused=lambda: refused, release_work=lambda: released.append(number), hints=lambda hints: hints)
 
     monkeypatch.setattr(differential, "consider_support", considered)
     cell, rng = Cell(OPS["FLOOR"], 0, F32, "ordinary"), np.random.default_rng(2)
     found = list(compare_device(discovery.cpu(), discovery.cpu(), cell, rng, 7, reruns=2))
     assert [r.outcome for r in found] == ["refused", "agrees", "agrees", "refused", "agrees", "agrees", "refused"]
-    assert let_go == [1, 2, 3, 4, 5]
+    assert released == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

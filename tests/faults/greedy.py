@@ -79,7 +79,7 @@ class Client(Hostile):
         """Send memories ahead."""
         fds = tuple(memfd(size) for _ in range(count))
         try:
-            return self.object(wire.HoldMemory, (wire.Pool("ashmem", size, 0, False),) * count, fds=fds)
+            return self.object(wire.Hold, (wire.Pool("ashmem", size, 0, False),) * count, fds=fds)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -201,7 +201,7 @@ WAYS: dict[str, Callable[[Greedy], LetGo]] = {
     "buffers": first(lambda client: client.object(wire.Allocate, (64,), ((client.model(), 0, False, 1.0),))),
     "memories": first(lambda client: client.hold(1, 4096)),
     "considered": first(Client.consider),
-    "objects": first(lambda client: client.object(wire.HoldMemory, ())),
+    "objects": first(lambda client: client.object(wire.Hold, ())),
 }
 
 

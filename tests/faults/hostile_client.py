@@ -82,7 +82,7 @@ GOOD: list[tuple[wire.ClientCall, tuple[str, ...]]] = [
     (wire.AttachLane(NEW, False), ()),
     (wire.Release((NEVER,)), ()),
     (wire.Cancel((NEVER,)), ()),
-    (wire.HoldMemory(NEW, (pool(),)), ("a memory",)),
+    (wire.Hold(NEW, (pool(),)), ("a memory",)),
     (wire.GetCapabilities(V1_3), ()),
     (wire.GetStatus(), ()),
     (wire.GetVersionString(), ()),
@@ -140,7 +140,7 @@ RIGHT: dict[type[wire.ClientCall], type[wire.Reply]] = {
     wire.AttachLane: wire.Acknowledged,
     wire.Release: wire.Acknowledged,
     wire.Cancel: wire.Acknowledged,
-    wire.HoldMemory: wire.Acknowledged,
+    wire.Hold: wire.Acknowledged,
     wire.GetCapabilities: wire.CapabilitiesReply,
     wire.GetStatus: wire.TextReply,
     wire.GetVersionString: wire.TextReply,
@@ -330,7 +330,7 @@ RELEASED = 9_000_000_000
 
 OF_WHAT_GOES_ON = wire.AttachLane, wire.Execute, wire.ExecuteFenced
 OF_OBJECTS = (
-    wire.HoldMemory, wire.PrepareModel, wire.Consider, wire.PrepareConsidered, wire.Bind, wire.ExecuteFenced,
+    wire.Hold, wire.PrepareModel, wire.Consider, wire.PrepareConsidered, wire.Bind, wire.ExecuteFenced,
     wire.ConfigureExecutionBurst, wire.Allocate, wire.HoldFiles, wire.PrepareModelFromCache,
     wire.WriteTrace,
 )  # fmt: skip
@@ -389,7 +389,7 @@ def carried() -> Iterator[Case]:
             yield Case(f"{name} without descriptors", call, whole, (), "refused")
         for what in DESCRIPTORS if along else ():
             wanted = "either" if what in FITS[along[0]] else "refused"
-            slow = what == SLOWLY_CLOSED and not isinstance(call, wire.HoldMemory)
+            slow = what == SLOWLY_CLOSED and not isinstance(call, wire.Hold)
             if what != along[0] and not slow:
                 yield Case(f"{name} with {what}", call, whole, (what, *along[1:]), wanted)
 
@@ -449,7 +449,7 @@ class World:
             model = client.prepare()
             binding, released = self._bound(model), self._bound(model)
             client.call(wire.Release((released,)))
-            held = self.make(wire.HoldMemory, (pool(),), fds=(self.memory,))
+            held = self.make(wire.Hold, (pool(),), fds=(self.memory,))
             buffer = self.make(wire.Allocate, (), ((model, 0, False, 1.0),))
             assert isinstance(client.call(wire.CopyFrom(buffer, pool(256), (64,)), (self.memory,)), wire.Acknowledged)
             queues = _native.create_queues(16, 16)

@@ -60,7 +60,7 @@ ANSWERS: dict[str, tuple[type, Any, bool]] = {
     "GetNumberOfCacheFiles": (wire.GetNumberOfCacheFiles, wire.CacheFileCounts(1, 0), True),
     "HoldFiles": (wire.HoldFiles, wire.Acknowledged(), False),
     "PrepareModelFromCache": (wire.PrepareModelFromCache, wire.Acknowledged(), True),
-    "Hold": (wire.HoldMemory, wire.Acknowledged(), False),
+    "Hold": (wire.Hold, wire.Acknowledged(), False),
     "PrepareModel": (wire.PrepareModel, wire.Acknowledged(), True),
     "NotifyPrepared": (wire.NotifyPrepared, wire.NotifyPrepared(CALL, wire.Acknowledged()), True),
     "Bind": (wire.Bind, wire.Acknowledged(), True),

@@ -96,9 +96,9 @@ def client_of(name: str = "shared") -> Iterator[RemoteDevice]:
 def used(device: RemoteDevice) -> None:
     """Have the service end an object of this client, for which it keeps a thread from then on: no fault's trace."""
     session = device.session
-    number = made(session, wire.HoldMemory, ())
+    number = made(session, wire.Hold, ())
     session.release(number)
-    again = wire.encode(wire.HoldMemory(session.number(), (wire.Pool("ashmem", 1, 0, True, number),)))
+    again = wire.encode(wire.Hold(session.number(), (wire.Pool("ashmem", 1, 0, True, number),)))
     wait_until(lambda: "is not held" in str(session.answer_to("Hold", again, UNLIMITED)[0]), "the release")
 
 
@@ -279,7 +279,7 @@ class Hostile:
     def prepare(self, model: Model | None = None, **options: Any) -> int:
         """The number of a prepared model; RefusedError where there is none."""
         whole = model_to_wire(model or doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
-        self.make(wire.HoldMemory, ())
+        self.make(wire.Hold, ())
         self.send(wire.Release((self.made,)))  # see `used`; asked for, an answer waits for whatever is being closed
         taken(self.make(wire.PrepareModel, V1_3, whole, None, None, 0, 0, json.dumps(options).encode()))
         note = self.notification()

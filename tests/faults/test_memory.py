@@ -118,7 +118,7 @@ def test_a_file_travels_to_a_shared_service_as_a_copy_that_truncation_does_not_t
         assert isinstance(model, RemotePrepared)
         with device.session.carrying([memory], UNLIMITED) as packing:
             sent = packing.pool(memory)
-            number = made(device.session, wire.HoldMemory, (sent,), packing=packing)
+            number = made(device.session, wire.Hold, (sent,), packing=packing)
         os.truncate(file, 0)
         ahead, room = msgspec.structs.replace(sent, held=number), Memory.allocate(256)
         with device.session.carrying([room], UNLIMITED) as packing:
@@ -137,7 +137,7 @@ def test_a_file_cut_short_kills_only_the_clients_own_driver(tmp_path: Path) -> N
     fd = os.open(file, os.O_RDWR)
     driver = RemoteDevice(start(WITNESS))
     try:
-        hold = wire.encode(wire.HoldMemory(driver.session.number(), (pool(1 << 20),)))
+        hold = wire.encode(wire.Hold(driver.session.number(), (pool(1 << 20),)))
         refused(driver.session.answer_to("Hold", hold, UNLIMITED, (fd,))[0], "pool", "sealed")  # to be written: never
         assert works(driver)
     finally:
@@ -424,7 +424,7 @@ def test_a_memory_sent_ahead_goes_with_its_object_and_the_bindings_that_use_it(s
     """21: released before, a binding over it is a named error; released after, the binding goes on."""
     with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile, memfd_of_values() as memory:
         number, before = hostile.prepare(), held(watcher)
-        hostile.make(wire.HoldMemory, (pool(),), fds=(memory.fd,))
+        hostile.make(wire.Hold, (pool(),), fds=(memory.fd,))
         ahead = hostile.made
         there = msgspec.structs.replace(pool(), held=ahead)
         hostile.bind(number, [there], INPUT, OUTPUT)

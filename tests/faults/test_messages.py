@@ -130,7 +130,7 @@ def _garbage(dice: random.Random) -> bytes:
         wire.encode(wire.GetCapabilities(4)),
         wire.encode(wire.Allocate(3, (4, 4), ((1, 0, True, 0.5),))),
         wire.encode(wire.Bind(2, 1, wire.WireRequest((None,), (wire.WireArgument(0, 1, 2, (3,)),), ()))),
-        wire.encode(wire.HoldMemory(4, (wire.Pool("ashmem", 4, 0, True, 1, 2),))),
+        wire.encode(wire.Hold(4, (wire.Pool("ashmem", 4, 0, True, 1, 2),))),
         wire.encode(wire.ExecuteSynchronously(4, 1)),
         wire.encode(wire.CopyFrom(1, wire.Pool("ashmem", 4, 0, True), (2,))),
     ]

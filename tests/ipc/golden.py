@@ -38,7 +38,7 @@ CALLS: list[tuple[Any, str]] = [
     (wire.AttachLane(6, True), "93 01 06 c3"),
     (wire.Release((5, 7)), "92 02 92 05 07"),
     (wire.Cancel((5, 7)), "92 04 92 05 07"),
-    (wire.HoldMemory(6, (_POOL,)), f"93 03 06 91 {_POOL_HEX}"),
+    (wire.Hold(6, (_POOL,)), f"93 03 06 91 {_POOL_HEX}"),
     (wire.GetCapabilities(4), "92 0a 04"),
     (wire.GetStatus(), "91 0b"),
     (wire.GetVersionString(), "91 0c"),

@@ -132,7 +132,7 @@ class Client:
     def act(self, mute: type[Any], act: "Callable[[Client, Control], Any]", control: Control) -> Any:
         """What an act gives or raises where calls of a kind are not answered, once what it binds is bound."""
         self.muted = mute
-        if mute not in (wire.Bind, wire.HoldMemory) and act is not Client.reopened_burst:
+        if mute not in (wire.Bind, wire.Hold) and act is not Client.reopened_burst:
             done = act(self, UNLIMITED)
             if isinstance(done, FencedExecution):  # it has the frame until it is asked
                 done.get_execution_info()
@@ -155,7 +155,7 @@ def client() -> Iterator[Client]:
 
 
 INNER = [
-    (wire.HoldMemory, Client.many_pools),
+    (wire.Hold, Client.many_pools),
     (wire.Bind, Client.run),
     (wire.ExecuteSynchronously, Client.run),
     (wire.Execute, Client.callback),

@@ -588,7 +588,7 @@ def test_a_buffer_that_there_is_no_memory_for_is_refused_and_the_process_is_soun
 def test_what_is_held_for_later_messages_is_an_object_until_it_is_released(service: Service) -> None:
     memories = [Memory.allocate(8) for _ in range(2)]
     pools = tuple(wire.Pool("ashmem", 8, 0, False) for _ in memories)
-    service.call(wire.HoldMemory(1, pools), came(*(os.dup(m.fd) for m in memories)))
+    service.call(wire.Hold(1, pools), came(*(os.dup(m.fd) for m in memories)))
     assert service.more() == service.cost(objects=1, memories=2, addresses=2 * 4096)
     service.call(wire.Release((7, 1)))  # there is no 7
     assert service.more() == {}

@@ -456,8 +456,8 @@ def test_memories_travel_with_their_message_up_to_60_and_more_are_sent_ahead(ser
         service.came.clear()
         with session.carrying(memories[:count], UNLIMITED) as packing:
             sent = [packing.pool(memory) for memory in memories[:count]]
-            assert [len(call.pools) for call in service.all(wire.HoldMemory)] == holds
-            numbers = [call.object for call in service.all(wire.HoldMemory)]
+            assert [len(call.pools) for call in service.all(wire.Hold)] == holds
+            numbers = [call.object for call in service.all(wire.Hold)]
             assert not service.all(wire.Release)
         assert len(packing.fds) == (0 if holds else count)
         placed = [(numbers[n // 60], n % 60) if holds else (0, 0) for n in range(count)]
@@ -467,7 +467,7 @@ def test_memories_travel_with_their_message_up_to_60_and_more_are_sent_ahead(ser
         assert sorted(released(service)) == sorted(numbers)
     service.came.clear()
     with session.carrying([*memories[:30], *memories[:31]], UNLIMITED) as packing:  # 61, of which each travels once
-        assert [len(call.pools) for call in service.all(wire.HoldMemory)] == [31]
+        assert [len(call.pools) for call in service.all(wire.Hold)] == [31]
 
 
 def released(service: Service) -> list[int]:

@@ -70,7 +70,8 @@ def test_a_journals_socket_stays_and_what_only_reads_goes(tmp_path: Path) -> Non
 @pytest.mark.parametrize("closed", [[0], [1, 2], [0, 1, 2]])
 def test_standard_descriptors_that_were_closed_are_no_place_for_sockets(closed: list[int]) -> None:
     body = (
-        f"import os\n[os.close(x) for x in {closed}]\nfrom nnhal.ipc.confinement.stdio import open_standard_descriptors, redirect\noccupy()\n"
+        f"import os\n[os.close(x) for x in {closed}]\n"
+        "from nnhal.ipc.confinement.stdio import open_standard_descriptors, redirect\nopen_standard_descriptors()\n"
         "import socket\nheld = socket.socket()\nfd = held.fileno()\nredirect()\nos._exit(fd < 3 or not os.fstat(fd))\n"
     )
     subprocess.run([sys.executable, "-c", body], timeout=LIMIT, check=True)

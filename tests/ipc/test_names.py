@@ -211,7 +211,7 @@ def test_objects_and_memories_are_private_to_a_client(runtime: Path) -> None:
         number = prepared.number  # type: ignore[attr-defined]
         memory = Memory.allocate(32)
         with mine.session.carrying([memory], UNLIMITED) as packing:
-            held = made(mine.session, wire.HoldMemory, (packing.pool(memory),), packing=packing)
+            held = made(mine.session, wire.Hold, (packing.pool(memory),), packing=packing)
         given, taken = wire.WireArgument(0, 0, 16, (4,)), wire.WireArgument(0, 16, 16, (4,))
         pool = wire.MemoryPool(wire.Pool("ashmem", 32, 0, False, held, 0))
         request = wire.WireRequest((given,), (taken,), (pool,))

@@ -501,9 +501,9 @@ def test_an_interrupted_preparation_is_given_back(interrupts: Interrupts, tmp_pa
 
 
 def test_a_number_that_is_held_already_is_refused(device: RemoteDevice) -> None:
-    number = made(device.session, wire.HoldMemory, ())
+    number = made(device.session, wire.Hold, ())
     with pytest.raises(InvalidArgument, match=f"object {number} is held already, must be a new number"):
-        device.session.call(wire.HoldMemory(number, ()), wire.Acknowledged, UNLIMITED)
+        device.session.call(wire.Hold(number, ()), wire.Acknowledged, UNLIMITED)
     device.session.release(number)
 
 

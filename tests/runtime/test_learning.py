@@ -306,7 +306,7 @@ class Measured:
         self.now, self.rows = 0, []
         monkeypatch.setattr(learning, "time", SimpleNamespace(perf_counter_ns=lambda: self.now))
         self.live = SimpleNamespace(total=0, took=())
-        judge = SimpleNamespace(learn=self.rows.extend)
+        judge = SimpleNamespace(record_times=self.rows.extend)
         plan = SimpleNamespace(partition=SimpleNamespace(steps=["all of it"]), live=self.live, judge=judge)
         self.runner: Any = _Runner(plan, self)
         self.learning = learning.Learning(self.runner)

@@ -256,7 +256,7 @@ class Session:
                     some, packing = apart[start : start + _PLACED], self.packing()
                     leases.append(self.lease())
                     number = leases[-1].number
-                    message = wire.HoldMemory(number, tuple(packing.pool(memory) for memory in some))
+                    message = wire.Hold(number, tuple(packing.pool(memory) for memory in some))
                     self.call(message, wire.Acknowledged, control, packing)
                     held.update({memory: (number, place) for place, memory in enumerate(some)})
             yield self.packing(held)

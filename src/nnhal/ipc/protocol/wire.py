@@ -74,7 +74,7 @@ class WireSubgraph(Struct, frozen=True):
 class Pool(Struct, frozen=True):
     """A memory of the client.
 
-    Its descriptor comes with the message, or came with the `HoldMemory` of this object and place.
+    Its descriptor comes with the message, or came with the `Hold` of this object and place.
     """
 
     kind: Text
@@ -209,7 +209,7 @@ class Cancel(ClientCall, tag=4, frozen=True):
     objects: Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
 
 
-class HoldMemory(MakingCall, tag=3, frozen=True):
+class Hold(MakingCall, tag=3, frozen=True):
     """Hold the attached pools, for messages with more pools than fit one; an object until it is released."""
 
     phase: ClassVar[str] = "transfers"
@@ -675,15 +675,15 @@ class NotifyExecuted(ServiceCall, tag=1, frozen=True):
 
 
 ClientCalls = (
-    Hello | AttachLane | Release | Cancel | HoldMemory | GetCapabilities | GetStatus | GetVersionString | GetType
+    Hello | AttachLane | Release | Cancel | Hold | GetCapabilities | GetStatus | GetVersionString | GetType
     | GetSupportedExtensions | GetSupportedOperations | PrepareModel | Bind | Execute | ExecuteSynchronously
     | ExecuteFenced | GetExecutionInfo | ConfigureExecutionBurst | Allocate | CopyTo | CopyFrom | GetShape
     | GetRelaxations | GetUsage | GetMemoryUse | Reconfigure | Consider | PrepareConsidered | GetNumberOfCacheFiles
     | PrepareModelFromCache | HoldFiles | WriteTrace
 )  # fmt: skip
 Replies = (
-    Acknowledged | Failed | Welcome | CapabilitiesReply | TextReply | NamesReply | Verdicts | ExecutedReply | ExecutionInfoReply | Shape | Usage | WireMemoryUse
-    | SupportReply | CacheFileCounts
+    Acknowledged | Failed | Welcome | CapabilitiesReply | TextReply | NamesReply | Verdicts | ExecutedReply
+    | ExecutionInfoReply | Shape | Usage | WireMemoryUse | SupportReply | CacheFileCounts
 )  # fmt: skip
 ServiceCalls = NotifyPrepared | NotifyExecuted
 

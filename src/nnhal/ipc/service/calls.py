@@ -186,7 +186,7 @@ class CallHandler:
         clients = tuple(wire.Usages(pid, tuple(used[name] for name in rows)) for pid, used in quotas.usage())
         return wire.Usage(quotas.table.clients, limits, clients), ()
 
-    def _hold(self, call: wire.HoldMemory, fds: Descriptors) -> Answer:
+    def _hold(self, call: wire.Hold, fds: Descriptors) -> Answer:
         self._exports.add(
             call.object, HeldMemories([self._pools.accept(pool, fds) for pool in call.pools]), lambda: None
         )
@@ -529,7 +529,7 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] =
     wire.Hello: CallHandler._hello,
     wire.Release: CallHandler._release,
     wire.Cancel: CallHandler._cancel,
-    wire.HoldMemory: CallHandler._hold,
+    wire.Hold: CallHandler._hold,
     wire.GetCapabilities: CallHandler._capabilities,
     wire.GetStatus: CallHandler._status,
     wire.GetVersionString: CallHandler._version,
