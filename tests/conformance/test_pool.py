@@ -87,7 +87,7 @@ class Played:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def fate(self) -> str:
+    def exit_description(self) -> str:
         return self.end
 
     def kill(self) -> None:

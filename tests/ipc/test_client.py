@@ -287,10 +287,10 @@ class Process:
 
     def __init__(self, session: Session) -> None:
         self.done: list[str] = []
-        self.own_end = ""
+        self.exit_by_itself = ""
         self._session = session
 
-    def fate(self) -> str:
+    def exit_description(self) -> str:
         return ""
 
     def poll(self) -> int | None:
@@ -576,7 +576,7 @@ def test_a_death_is_the_drivers_fault_where_there_is_evidence(
         assert service.callbacks is not None
         service.callbacks.send(wire.encode(wire.NotifyExecuted(99, wire.ExecutedReply())))
     elif what.startswith("it ended itself"):
-        process.own_end = what.removeprefix("it ended itself: ")
+        process.exit_by_itself = what.removeprefix("it ended itself: ")
         session._died(DeadObject("gone"))
     elif what == "it was killed":
         session._died(DeadObject("gone"))

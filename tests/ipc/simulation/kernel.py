@@ -655,7 +655,7 @@ class DriverProcess:
         self.returncode: int | None = None
 
     @property
-    def own_end(self) -> str:
+    def exit_by_itself(self) -> str:
         return "exit" if self.process.dead else ""
 
     def poll(self) -> int | None:
@@ -674,7 +674,7 @@ class DriverProcess:
         self.returncode = -9
         return self.returncode
 
-    def fate(self) -> str:
+    def exit_description(self) -> str:
         try:
             self.wait(1)
         except subprocess.TimeoutExpired:
