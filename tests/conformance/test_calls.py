@@ -257,7 +257,9 @@ def test_what_was_considered_is_let_go_once_whatever_the_verdict(monkeypatch):
         asked.append(model)
         refused = {0: "not this"} if len(asked) % 2 else {}
         number = len(asked)
-        return SimpleNamespace(refused=lambda: refused, release_work=lambda: released.append(number), hints=lambda hints: hints)
+        return SimpleNamespace(
+            refused=lambda: refused, release_work=lambda: released.append(number), hints=lambda hints: hints
+        )
 
     monkeypatch.setattr(differential, "consider_support", considered)
     cell, rng = Cell(OPS["FLOOR"], 0, F32, "ordinary"), np.random.default_rng(2)

@@ -3,7 +3,6 @@
 import itertools
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -60,8 +59,10 @@ def test_a_split_that_is_predicted_to_win_by_little_is_not() -> None:
 def test_a_split_that_was_measured_needs_no_margin() -> None:
     offers = [says("a", [1.1 * MS, MS], "yy"), says("b", [MS, 1.1 * MS], "yy")]
     split = (StepPlan("b", (0,)), StepPlan("a", (1,)))
-    assert where(partition(equal(2, 10), offers, FAST, Measured(learnt={split: 2.0 * MS}))) == "ba"
-    assert where(partition(equal(2, 10), offers, FAST, Measured(learnt={split: 2.3 * MS}))) in ("aa", "bb")
+    whole = (StepPlan("a", (0, 1)),)
+    assert where(partition(equal(2, 10), offers, FAST, Measured(tuned={split: 2.0 * MS, whole: 2.1 * MS}))) == "ba"
+    assert where(partition(equal(2, 10), offers, FAST, Measured(tuned={split: 2.1 * MS, whole: 2.0 * MS}))) == "aa"
+    assert where(partition(equal(2, 10), offers, FAST, Measured(tuned={split: 2.0 * MS, whole: 2.01 * MS}))) == "aa"
 
 
 def test_what_crosses_counts_as_it_was_measured() -> None:
@@ -72,67 +73,19 @@ def test_what_crosses_counts_as_it_was_measured() -> None:
     assert where(partition(equal(2, 1), offers, FAST, bytes)) in ("aa", "bb")  # of 4 bytes
 
 
-def test_what_the_whole_took_is_believed_before_what_is_predicted() -> None:
+def test_what_tuning_measured_counts_before_what_is_predicted() -> None:
     offers = [says("a", [MS, MS], "yy"), says("b", [2 * MS, 2 * MS], "yy")]
     model = equal(2, 10)
     took = {(StepPlan("a", (0, 1)),): 9 * MS}
-    found = partition(model, offers, FAST, Measured(learnt=took))
-    assert where(found) == "bb"
-    took[StepPlan("b", (0, 1)),] = 12 * MS
-    found = partition(model, offers, FAST, Measured(learnt=took))
+    found = partition(model, offers, FAST, Measured(tuned=took))
     assert where(found) == "aa" and found.forecasts == ((9 * MS, True),)
-
-
-@pytest.mark.parametrize(
-    ("elsewhere", "tried", "to"),
-    [
-        (11, frozenset(), "bb"),
-        (13, frozenset(), "aa"),
-        (11, None, "aa"),
-        (11, frozenset({(StepPlan("b", (0, 1)),)}), "aa"),
-    ],
-)
-def test_what_nobody_tried_is_worth_it_within_a_quarter_of_what_is_known(elsewhere: float, tried: Any, to: str) -> None:
-    offers = [says("a", [MS, MS], "yy"), says("b", [elsewhere / 2 * MS] * 2, "yy")]
-    took = {(StepPlan("a", (0, 1)),): 10 * MS}
-    assert where(partition(equal(2, 10), offers, FAST, Measured(learnt=took, tried=tried))) == to
-
-
-@pytest.mark.parametrize(
-    ("tried", "to"),
-    [
-        ("", "bb"),  # both once: by what they took
-        ("b", "aa"),  # a, which one compilation measured, may have met something else
-        ("ab", "bb"),
-    ],
-)
-def test_what_one_compilation_measured_is_tried_once_more_within_a_quarter(tried: str, to: str) -> None:
-    offers = [says("a", [MS, MS], "yy"), says("b", [MS, MS], "yy")]
-    whole = {device: (StepPlan(device, (0, 1)),) for device in "ab"}
-    settled = frozenset(whole[device] for device in tried)
-    for seconds, there in ((12 * MS, to), (13 * MS, "bb")):
-        took = {whole["a"]: seconds, whole["b"]: 10 * MS}
-        assert where(partition(equal(2, 10), offers, FAST, Measured(learnt=took, tried=settled))) == there
-
-
-def test_where_nothing_is_known_nothing_is_tried() -> None:
-    offers = [says("a", [MS, MS], "yy"), says("b", [1.1 * MS] * 2, "yy")]
-    assert where(partition(equal(2, 10), offers, FAST, Measured(tried=frozenset()))) == "aa"
-
-
-def test_what_a_step_took_corrects_what_is_predicted_of_its_device() -> None:
-    offers = [says("a", [MS, MS, MS], "yyy"), says("b", [2 * MS] * 3, "yyn"), says("c", [9 * MS] * 3, "nny")]
-    took = {(StepPlan("a", (0, 1, 2)),): 60 * MS}  # 20 for each
-    assert where(partition(equal(3, 10), offers, FAST, Measured(learnt=took))) == "bbc"
-
-
-def test_what_a_few_operations_took_says_nothing_of_all_on_their_device() -> None:
-    offers = [says("a", [MS] * 4, "yyyy"), says("b", [1.5 * MS] * 4, "yyyy")]
-    split = StepPlan("a", (0,)), StepPlan("b", (1,)), StepPlan("a", (2, 3))
-    took = {split: 90 * MS, (split[2],): 30 * MS}
-    assert where(partition(equal(4, 10), offers, FAST, Measured(learnt=took))) == "aaaa"
-    most = {(StepPlan("a", (1, 2, 3)),): 30 * MS}
-    assert where(partition(equal(4, 10), offers, FAST, Measured(learnt=most))) == "bbbb"
+    took[StepPlan("b", (0, 1)),] = 8 * MS
+    assert where(partition(model, offers, FAST, Measured(tuned=took))) == "bb"
+    refused = [says("a", [MS, MS], "yy"), says("b", [2 * MS, 2 * MS], "yn")]
+    found = partition(model, refused, FAST, Measured(tuned=took))
+    assert where(found) == "aa" and found.forecasts == ((9 * MS, True),)
+    partial = {(StepPlan("b", (0,)),): MS, (StepPlan("b", (0, 1, 2)),): MS}  # of another model
+    assert where(partition(model, offers, FAST, Measured(tuned=partial))) == "aa"
 
 
 def test_a_device_that_was_not_measured_has_what_it_states_of_the_cpus_time_where_that_was_measured() -> None:
@@ -238,16 +191,15 @@ def test_many_operations_over_five_devices_are_placed_by_work_that_goes_with_the
     assert took(800) < 5 * took(200)  # 4 where it is proportional
 
 
-def test_a_trial_says_what_it_measures_and_what_was_best_so_far() -> None:
+def test_a_tuned_placement_says_that_it_was_measured() -> None:
     offers = [says("a", [MS, MS], "yy"), says("b", [1.1 * MS, 1.1 * MS], "yy")]
-    known = StepPlan("a", (0, 1))
-    learnt = Measured(learnt={(known,): 2 * MS}, tried=frozenset({(known,)}))
-    placement = Placement(partition(equal(2, 10), offers, FAST, learnt))
-    assert words.trial_of(placement) is not None and placement.choices[0].device == "b"
-    assert placement.choices[0].reason.endswith("trial: b gets measured on this model")
-    assert words.basis(placement) == " (trial: measures b on this model; best so far: a 2 ms)"
+    took = {(StepPlan("a", (0, 1)),): 3 * MS, (StepPlan("b", (0, 1)),): 2 * MS}
+    placement = Placement(partition(equal(2, 10), offers, FAST, Measured(tuned=took)))
+    assert {c.device for c in placement.choices} == {"b"}
+    assert placement.choices[0].reason.endswith("the fastest of 2 measured placements has it on b")
+    assert words.basis(placement) == " (tuned)" and words.headline(placement).endswith("measured 2 ms (tuned)")
     (other,) = words.alternatives(placement)
-    assert other[:2] == ("all on a", 2 * MS) and other.why == "measured before; b is tried now"
+    assert other[:2] == ("all on a", 3 * MS) and other.why == "slower"
 
 
 def test_alternatives_are_those_that_were_compared_with_why_they_were_not_chosen() -> None:

@@ -10,14 +10,13 @@ import pytest
 
 import nnhal
 from nnhal.base import time as base_time
-from nnhal.base.records import replace
 from nnhal.runtime import discovery, isolation, tuning
 from nnhal.runtime.judgement import identity_of
 from nnhal.runtime.measured import place, record
 from nnhal.runtime.measured.later import wait_for_writes
 from nnhal.runtime.measured.profile import MachineProfile
 from tests.runtime.devices import Fake, failing
-from tests.runtime.test_learning import X, chain, clock, driver, profiled, two, where  # noqa: F401
+from tests.runtime.measured_drivers import X, chain, clock, driver, profiled, two, where  # noqa: F401
 from tests.waiting import LIMIT, Clock
 
 
@@ -100,27 +99,7 @@ def test_what_fell_back_while_it_was_measured_is_no_measurement(tmp_path: Path) 
     wait_for_writes(10)
     assert len(record.failures([identity])) == 1
     with closing(sqlite3.connect(place.path())) as c:
-        assert not [row for row in c.execute("select assignment from learnt") if identity in row[0]]
-
-
-def test_what_is_held_to_is_not_tuned_into_the_record(two: None) -> None:  # noqa: F811
-    profile = record.profile()
-    assert profile is not None
-    record.keep_profile(replace(profile, pinned=True))
-    compiled_for("slow", "quick", tune=0.2).close()
-    with closing(sqlite3.connect(place.path())) as c:
-        assert c.execute("select count(*) from learnt").fetchone() == (0,)
-
-
-def test_what_is_held_to_counts_though_something_else_was_learnt(two: None) -> None:  # noqa: F811
-    before = [str(c.costs) for c in compiled_for("slow", "quick").placement.choices]
-    compiled_for("slow", "quick", tune=0.2).close()
-    profile = record.profile()
-    assert profile is not None
-    record.keep_profile(replace(profile, pinned=True))
-    with compiled_for("slow", "quick") as compiled:
-        assert [str(c.costs) for c in compiled.placement.choices] == before
-        assert not any(f.known for f in compiled.placement.forecasts)
+        assert not [row for row in c.execute("select assignment from tuned") if identity in row[0]]
 
 
 # ----------------------------------------------------------------------------------------------- whose failure it was

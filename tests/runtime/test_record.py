@@ -25,7 +25,7 @@ def mine(pinned: bool = False) -> MachineProfile:
 
 def test_without_a_record_nothing_is_known_and_none_is_made_by_asking() -> None:
     assert not place.is_measured()
-    assert record.profile() is None and record.assignment_times("m") == {} and record.failures(["d"]) == []
+    assert record.profile() is None and record.tuned_times("m") == [] and record.failures(["d"]) == []
     assert not place.is_measured()
 
 
@@ -56,38 +56,39 @@ def test_a_profile_of_another_processor_is_not_found_unless_it_is_held_to() -> N
     assert record.profile() == other
 
 
-def test_what_is_learnt_again_counts_a_quarter_unless_it_is_less() -> None:
-    record.record_times("m", [("a", 4.0), ("b", 1.0)])
-    record.record_times("m", [("a", 8.0)])
-    assert record.assignment_times("m") == {"a": (5.0, True), "b": (1.0, False)}
-    record.record_times("m", [("a", 2.0)])
-    assert record.assignment_times("m") == {"a": (2.0, True), "b": (1.0, False)} and record.assignment_times("n") == {}
+def test_times_of_a_question_replace_those_of_its_tuning_before() -> None:
+    record.record_tuned("m", "[]", {"a": 4.0, "b": 1.0})
+    record.record_tuned("n", "[]", {"a": 2.0})
+    record.record_tuned("m", "[]", {"a": 8.0})
+    assert record.tuned_times("m") == [("[]", "a", 8.0)] and record.tuned_times("n") == [("[]", "a", 2.0)]
+    assert record.tuned_times("o") == []
 
 
-def test_what_is_tried_is_known_once_it_was_measured() -> None:
-    record.record_trial("m", "a")
-    assert record.assignment_times("m") == {"a": (None, True)}
-    record.record_times("m", [("a", 4.0)])
-    assert record.assignment_times("m") == {"a": (4.0, False)}
-    record.record_trial("m", "a")
-    assert record.assignment_times("m") == {"a": (4.0, True)}  # whether or not it runs often enough
-    record.record_times("m", [("a", 8.0)])
-    assert record.assignment_times("m") == {"a": (5.0, True)}
-
-
-def test_what_was_measured_in_turns_with_others_is_settled() -> None:
-    record.record_times("m", [("a", 4.0)], settled=True)
-    assert record.assignment_times("m") == {"a": (4.0, True)}
+def test_a_record_of_the_first_form_keeps_its_profile_and_failures() -> None:
+    record.keep_profile(mine())
+    record.record_failure(record.StoredFailure("d", "m", (1,), "run", "why", "name"))
+    with closing(sqlite3.connect(record.path())) as c, c:
+        c.execute("drop table tuned")
+        c.execute("create table learnt (model text, assignment text, seconds real, count integer, at integer)")
+        c.execute("pragma user_version = 1")
+    assert record.profile() == mine() and record.tuned_times("m") == [] and len(record.failures(["d"])) == 1
+    record.record_tuned("m", "[]", {"a": 4.0})
+    assert (
+        record.tuned_times("m") == [("[]", "a", 4.0)]
+        and record.profile() == mine()
+        and len(record.failures(["d"])) == 1
+    )
+    with closing(sqlite3.connect(record.path())) as c:
+        assert c.execute("select count(*) from sqlite_master where name = 'learnt'").fetchone() == (0,)
 
 
 def test_no_more_is_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "MOST", 5)
     for second in range(20):
         monkeypatch.setattr("time.time", lambda s=second: float(s))
-        record.record_times("m", [(str(second), 1.0)])
-    assert (
-        set(record.assignment_times("m")) <= {str(n) for n in range(14, 20)} and len(record.assignment_times("m")) >= 5
-    )
+        record.record_tuned(str(second), "[]", {"a": 1.0})
+    kept = [second for second in range(20) if record.tuned_times(str(second))]
+    assert set(kept) <= set(range(14, 20)) and len(kept) >= 5
 
 
 def test_a_failure_is_kept_with_what_failed_and_why() -> None:
@@ -105,10 +106,10 @@ DAMAGE = [b"", b"no database", b"SQLite format 3\0" + bytes(500)]
 
 @pytest.mark.parametrize("content", DAMAGE)
 def test_a_damaged_record_is_as_if_nothing_had_been_measured(content: bytes) -> None:
-    record.record_times("m", [("a", 1.0)])
+    record.record_tuned("m", "[]", {"a": 1.0})
     place.path().write_bytes(content)
-    assert record.profile() is None and record.assignment_times("m") == {} and record.failures(["d"]) == []
-    record.record_times("m", [("a", 1.0)])  # may be forgotten
+    assert record.profile() is None and record.tuned_times("m") == [] and record.failures(["d"]) == []
+    record.record_tuned("m", "[]", {"a": 1.0})  # may be forgotten
     record.keep_profile(mine())  # measuring again mends it
     assert record.profile() == mine()
 
@@ -144,11 +145,11 @@ def test_a_failure_that_nobody_wrote_is_none(row: tuple[object, ...]) -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("inf"), -float("inf")])
-def test_no_time_that_cannot_be_was_learnt(seconds: float) -> None:
-    record.record_times("m", [("a", 0.5), ("b", 0.5)])
+def test_a_time_that_cannot_be_is_none(seconds: float) -> None:
+    record.record_tuned("m", "[]", {"a": 0.5, "b": 0.5})
     with closing(sqlite3.connect(record.path())) as c, c:
-        c.execute("update learnt set seconds = ? where assignment = 'a'", (seconds,))
-    assert list(record.assignment_times("m")) == ["b"]
+        c.execute("update tuned set seconds = ? where assignment = 'a'", (seconds,))
+    assert record.tuned_times("m") == [("[]", "b", 0.5)]
 
 
 def test_a_profile_that_lies_is_none() -> None:
@@ -167,34 +168,35 @@ def test_a_record_of_another_form_is_neither_read_nor_spoilt() -> None:
     with sqlite3.connect(place.path()) as connection:
         connection.execute("pragma user_version = 9")
     before = place.path().read_bytes()
-    record.record_times("m", [("a", 1.0)])
+    record.record_tuned("m", "[]", {"a": 1.0})
     assert place.path().read_bytes() == before
 
 
-def _learns(number: int) -> None:
+def _records(number: int) -> None:
     for n in range(25):
-        record.record_times("m", [(f"{number} {n}", 1.0)])
+        record.record_tuned(f"{number} {n}", "[]", {"a": 1.0})
 
 
-def test_processes_learn_at_once_and_nothing_is_lost() -> None:
-    record.record_times("m", [("first", 1.0)])
+def test_processes_record_at_once_and_nothing_is_lost() -> None:
+    record.record_tuned("first", "[]", {"a": 1.0})
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_learns, args=(n,)) for n in range(4)]
+    workers = [context.Process(target=_records, args=(n,)) for n in range(4)]
     for each in workers:
         each.start()
     for each in workers:
         each.join(60)
         assert each.exitcode == 0
-    assert len(record.assignment_times("m")) == 101
+    assert all(record.tuned_times(f"{number} {n}") for number in range(4) for n in range(25))
+    assert record.tuned_times("first")
 
 
 def test_interrupted_anywhere_it_leaves_no_descriptor_open() -> None:
-    record.record_times("model", [("[]", 1.0)])
+    record.record_tuned("model", "[]", {"[]": 1.0})
 
     opened = Opened()
     files = "private.py", "record.py"
     count = interrupted_at(
-        lambda frame, _: frame.f_code.co_filename.endswith(files), lambda: record.assignment_times("model")
+        lambda frame, _: frame.f_code.co_filename.endswith(files), lambda: record.tuned_times("model")
     )
     assert count > 20
     opened.closed()
@@ -207,10 +209,10 @@ sqlite3.connect(sys.argv[1], timeout=0).execute("begin immediate")
 
 
 def test_who_reads_does_not_end_the_lock_of_another_thread_that_writes() -> None:
-    record.record_times("m", [("[]", 1.0)])
+    record.record_tuned("m", "[]", {"[]": 1.0})
     with closing(sqlite3.connect(place.path())) as writing:
         writing.execute("begin immediate")
-        assert record.assignment_times("m") == {"[]": (1.0, False)}
+        assert record.tuned_times("m") == [("[]", "[]", 1.0)]
         other = subprocess.run(
             [sys.executable, "-c", TAKE, str(place.path())], check=False, capture_output=True, text=True
         )

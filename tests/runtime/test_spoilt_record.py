@@ -10,7 +10,7 @@ import pytest
 
 from nnhal.runtime.measured import place
 from nnhal.runtime.measured.later import wait_for_writes
-from tests.runtime.test_learning import X, clock, driver, two  # noqa: F401
+from tests.runtime.measured_drivers import X, clock, driver, two  # noqa: F401
 from tests.runtime.test_placement_holds import compiled_for
 
 SPOILT = [
@@ -32,15 +32,15 @@ SPOILT = [
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("text", SPOILT)
 @pytest.mark.parametrize("seconds", [1e-9, -1.0, "nan", float("inf"), -float("inf")])
-def test_what_was_learnt_and_is_spoilt_is_as_if_nothing_were_known(two: None, text: Any, seconds: Any) -> None:  # noqa: F811
+def test_tuned_times_that_are_spoilt_are_as_if_there_were_none(two: None, text: Any, seconds: Any) -> None:  # noqa: F811
     compiled_for("slow", "quick", tune=0.05).close()
     wait_for_writes(10)
     with closing(sqlite3.connect(place.path())) as c, c:
-        (one,) = c.execute("select assignment from learnt limit 1").fetchone()
+        (one,) = c.execute("select assignment from tuned limit 1").fetchone()
         identity = one.split('"')[1]
         text = text if isinstance(text, bytes) else text.replace("{}", identity)
-        c.execute("insert or replace into learnt select distinct model, ?, ?, 1, 1 from learnt", (text, seconds))
-        c.execute("update learnt set seconds = ?", (seconds,))
+        c.execute("insert or replace into tuned select distinct question, devices, ?, ?, 1 from tuned", (text, seconds))
+        c.execute("update tuned set seconds = ?", (seconds,))
     with compiled_for("slow", "quick") as compiled:
         np.testing.assert_array_equal(compiled(X), X)
         str(compiled.placement)

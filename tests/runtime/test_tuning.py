@@ -15,12 +15,12 @@ from nnhal.runtime.measured import place, record
 from nnhal.runtime.partition import Expectation, Forecast
 from nnhal.runtime.tuning import _chosen
 from tests.runtime.devices import Fake, failing
-from tests.runtime.test_learning import X, chain, driver, learnt_rows, profiled, where
+from tests.runtime.measured_drivers import X, chain, clock, driver, profiled, tuned_rows, two, used, where  # noqa: F401
 from tests.waiting import LIMIT, pass_time
 
 
-def tuned(*devices: Any, seconds: float = 0.5, **more: Any) -> nnhal.Compiled:
-    return nnhal.compile(chain(), devices=list(devices), tune=seconds, fallback="allow", cache_dir=False, **more)
+def tuned(*devices: Any, seconds: float = 0.5, fallback: Any = "allow", **more: Any) -> nnhal.Compiled:
+    return nnhal.compile(chain(), devices=list(devices), tune=seconds, fallback=fallback, cache_dir=False, **more)
 
 
 def test_the_fastest_is_taken_whatever_devices_state(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_the_fastest_is_taken_whatever_devices_state(tmp_path: Path) -> None:
     with tuned("slow", "quick", "reference") as compiled:
         found = compiled.placement
         assert set(where(found)) <= {"quick", "reference"}
-        assert "placements that were measured" in str(found.choices[0].others) and found.forecasts[0].known
+        assert "(tuned)" in str(found) and found.forecasts[0].known
         np.testing.assert_array_equal(compiled(X), X)
 
 
@@ -40,7 +40,50 @@ def test_what_was_measured_is_known_to_the_next_compilation(tmp_path: Path) -> N
     again = nnhal.compile(chain(), devices=["slow", "quick"], cache_dir=False)
     assert where(again.placement) == ["quick", "quick"] and again.placement.forecasts[0].known
     assert place.is_measured() and record.profile() is None
-    assert {count for *_, count in learnt_rows()} == {2}  # in turns, so that none is measured once more
+    assert len(tuned_rows()) >= 2 and "(tuned)" in str(again.placement)
+
+
+def test_placement_is_by_the_profile_however_often_a_model_has_run_until_it_is_tuned(two: None) -> None:  # noqa: F811
+    for _ in range(3):
+        found = used("quick", "slow", runs=15)
+        assert where(found) == ["slow", "slow"] and not found.forecasts[0].known
+        assert "predicted 21 µs (measured profile)" in str(found)
+    assert tuned_rows() == []
+    tuned("quick", "slow", fallback="forbid").close()
+    for _ in range(3):
+        found = used("quick", "slow")
+        assert where(found) == ["quick", "quick"] and found.forecasts[0].known
+    times = dict(tuned_rows())
+    (step,) = found.to_dict()["steps"]
+    assert step["took"] == step["predicted"] == found.forecasts[0].seconds and step["took"] in times.values()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"devices": ["quick", "slow", "litert"]},
+        {"placement": [nnhal.Rule("slow", "#1")]},
+        {"placement": "single"},
+        {"placement": "stated"},
+        {"threads": 1},
+        {"preference": "LOW_POWER"},
+    ],
+    ids=str,
+)
+def test_what_was_tuned_answers_no_other_question(two: None, other: dict[str, Any]) -> None:  # noqa: F811
+    tuned("quick", "slow", fallback="forbid").close()
+    asked = {"devices": ["slow", "quick"], **other}
+    again = nnhal.compile(chain(), fallback="allow", cache_dir=False, **asked)
+    assert not again.placement.forecasts or not again.placement.forecasts[0].known
+    assert used("slow", "quick").forecasts[0].known
+
+
+def test_tuning_with_rules_is_known_to_compilations_with_the_same_rules(two: None) -> None:  # noqa: F811
+    rules = [nnhal.Rule("slow", "#0")]
+    tuned("quick", "slow", placement=rules, fallback="forbid").close()
+    found = used("quick", "slow", placement=rules)
+    assert where(found)[0] == "slow" and {e.known for e in found.expected[:1]} == {True}
+    assert not used("quick", "slow").forecasts[0].known
 
 
 def test_a_candidate_that_fails_is_left_out(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ from nnhal.measure.peers import PEERS, peer
 from nnhal.model.graph import Model
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.placement import Placement
-from nnhal.runtime.placement_text import trial_of
 
 PERCENTILES = 50, 90, 99
 PAIRS, BLOCK = 200, 20
@@ -136,7 +135,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
         common.print_json(document)
         return
     setup = Setup(shown_name(model), compiled.placement, threads, streams, options["warmup"], load_average)
-    took = _by_partition(compiled, inputs) if options["verbose"] or _is_special(compiled.placement) else None
+    took = _by_partition(compiled, inputs) if options["verbose"] or len(compiled.placement.steps) > 1 else None
     problems = list(common.cache_lines(compiled.cache)) if asked else []
     _print(
         setup, latencies, took, [*_results(compared, peer_name, latencies), *_memory_lines(memory), *problems], options
@@ -202,11 +201,6 @@ class Setup(Record, frozen=True):
         ]
         yield f"Setup: {', '.join(words)}"
         yield shortened(f"CPU: {processor_name()}, {with_count(CORES, 'core')}, load average {self.load:.1f}", WIDTH)
-
-
-def _is_special(placement: Placement) -> bool:
-    """Whether the output shows the partitions: there are several, or the placement is a trial."""
-    return len(placement.steps) > 1 or trial_of(placement) is not None
 
 
 def _by_partition(compiled: Compiled, inputs: Sequence[Any]) -> list[float]:

@@ -183,7 +183,7 @@ def _placed(name: str, placement: Placement) -> list[Section]:
     if known is not None:
         made = f"profile of {time.strftime('%Y-%m-%d', time.localtime(known.made))}"
     said = words.headline(placement, made)
-    basis = "" if placement.expected and words.trial_of(placement) is None else words.basis(placement)
+    basis = "" if placement.expected else words.basis(placement)
     notes = list(words.partition_notes(placement, layouts=True))
     hint = f"Per operation: --why '#{len(placement.choices) - 1}', --why all. Graph: --svg FILE"
     return [

@@ -20,7 +20,6 @@ from nnhal.runtime.compilation import Plan
 from nnhal.runtime.execute import ModelSignature, Runner
 from nnhal.runtime.fenced import Fenced, launch
 from nnhal.runtime.inflight import Execution, Queue
-from nnhal.runtime.learning import measure_executions
 from nnhal.runtime.model_memory import ModelMemory, memory_of
 from nnhal.runtime.placement import Placement
 from nnhal.runtime.stream import Stream
@@ -49,7 +48,6 @@ class Compiled(
         edge, plan = ModelInterface(plan.model), plan.without_constants()
         whole = ModelSignature(plan.model)
         runner = Runner(plan, whole)
-        measure_executions(runner)
         use = InFlightTracker(runner.close)
         super().__init__(Caller(plan, edge, runner, whole, use))
         self.inputs, self.outputs = edge.inputs, edge.outputs

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,7 +119,6 @@ class Runner:
         }
         self._frames: deque[dict[int, Array]] = deque()  # buffers of intermediates, free for the next execution
         self._against: set[StepPlan] = set()  # partitions whose failure is already recorded
-        self.before_close: Callable[[], None] | None = None
 
     def run(self, job: Job) -> None:
         """Execute once, and fill the job's results. After a driver's failure, the CPU runs if that is permitted."""
@@ -324,8 +323,6 @@ class Runner:
 
     def close(self) -> None:
         """Close every prepared model, after its running executions have returned."""
-        if self.before_close is not None:
-            self.before_close()
         for line in self.lines:
             line.lane.close()
         self.spares.close()

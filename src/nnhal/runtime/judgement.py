@@ -1,9 +1,8 @@
-"""Knowledge about candidate devices: profiles, earlier times of the model's partitions, and failures."""
+"""Knowledge about candidate devices: profiles, times that tuning measured for the model, and failures."""
 
 import json
 from collections.abc import Mapping, Sequence
-from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -41,6 +40,7 @@ PASSING = (
     DeviceUnavailable,
 )  # not a permanent fault of the device
 _log = logger("compilation")
+T = TypeVar("T")
 
 
 class PlacementKey(Record, frozen=True):
@@ -54,8 +54,7 @@ class PlacementKey(Record, frozen=True):
 class Placer(Record, frozen=True):
     """Places one model. keys: of the devices, by label. measured: None to use the declared performance.
 
-    name: identifies the model; "" until it is needed. learns: whether execution times are recorded. held: whether the
-    profile is pinned, so that nothing is recorded and earlier records do not count.
+    name: identifies the model and its settings; "" until it is needed.
     """
 
     name: str
@@ -63,8 +62,6 @@ class Placer(Record, frozen=True):
     strategy: Strategy
     asking: PlacementKey
     measured: Measured | None = None
-    learns: bool = False
-    held: bool = False
 
     def partition(self, model: Model, offers: Sequence[Offer]) -> Partition:
         """Place each operation."""
@@ -75,33 +72,20 @@ class Placer(Record, frozen=True):
         key = self.keys[label]
         return identity_of(key, self.asking.options.get(key.name, {}))
 
-    def record_times(self, found: Sequence[tuple[Steps, float]], settled: bool = False) -> None:
-        """Record the times of assignments, in seconds.
+    def record_tuned(self, found: Mapping[Steps, float]) -> None:
+        """Record the seconds of the assignments that tuning measured, in place of those of an earlier tuning.
 
-        Not for devices that another process cannot have, with a pinned profile, or if the preference is not time.
-        settled: as in `record.record_times`.
+        Not if later compilations cannot ask the same question: see `tuning_key`.
         """
-        if self.held or self.asking.preference != Preference.FAST_SINGLE_ANSWER:
+        identities = {label: self.identity(label) for label in self.keys}
+        key = tuning_key(self.name, identities, self.strategy, self.asking)
+        if not key:
             return
         from nnhal.runtime.measured import record
 
-        rows = [(text, seconds) for steps, seconds in found if (text := self._text(steps))]
-        if rows:
-            queue_write(lambda: record.record_times(self.name, rows, settled))
-
-    def begun(self, steps: Steps) -> None:
-        """Note that a compilation has this assignment. If it is a trial, record that."""
-        text = self._text(steps)
-        if self.measured is not None and self.measured.is_trial(steps) and text:
-            from nnhal.runtime.measured import record
-
-            _log.info("placement: all on %s is tried, as it may take less than what is known", steps[0].device)
-            queue_write(lambda: record.record_trial(self.name, text))
-
-    def _text(self, steps: Steps) -> str:
-        """Return an assignment in the record's format; "" if a device cannot be recorded."""
-        known = [(self.identity(device), list(operations)) for device, operations in steps]
-        return json.dumps(known) if all(identity for identity, _ in known) else ""
+        rows = {json.dumps([(identities[d], list(ns)) for d, ns in steps]): took for steps, took in found.items()}
+        devices = json.dumps(sorted(identities.values()))
+        queue_write(lambda: record.record_tuned(key, devices, rows))
 
     def failed(self, model: Model, label: str, operations: Sequence[int], phase: str, error: BaseException) -> None:
         """Record that a device failed at operations that it supports. Not for transient failures, or the CPU."""
@@ -131,6 +115,19 @@ def identity_of(key: DeviceKey, options: Mapping[str, object] | None = None) -> 
     facts = [key.name, key.version, processor(), *([key.origin] if is_path(key.origin) else [])]
     facts += [] if options is None else [key.isolation, repr(sorted(options.items()))]
     return blake2b("\0".join(facts).encode(), digest_size=8).hexdigest()
+
+
+def tuning_key(name: str, identities: Mapping[str, str], strategy: Strategy, asking: PlacementKey) -> str:
+    """Return the key of tuned placements: the model, its settings and the rules.
+
+    "" if another process cannot have a device or the placing function, or if the preference is not time.
+    """
+    if not all(identities.values()) or strategy.decide is not None:
+        return ""
+    if asking.preference != Preference.FAST_SINGLE_ANSWER:
+        return ""
+    rules = [(identities.get(rule.device), rule.operation, rule.name, rule.type) for rule in strategy.rules]
+    return blake2b(f"{name} {strategy.single} {rules}".encode(), digest_size=16).hexdigest()
 
 
 def without_stale_engines(devices: Sequence[Device]) -> list[Device]:
@@ -175,22 +172,20 @@ def with_measurements(
     identities = {label: identity_of(key, options[label]) for label, key in keys.items()}
     name = _key_of(model, asking)
     profile = record.profile()
-    held = profile is not None and profile.pinned
     found = list(offers) if forgive else _without_failures(model, offers, identities, name, strategy)
     known = set() if profile is None else {label for label, key in keys.items() if _profiled(profile, key)}
-    counts = asking.preference == Preference.FAST_SINGLE_ANSWER and not held
-    learnt, tried = _learnt(name, identities) if counts else ({}, frozenset())
-    if strategy.kind == "stated" or not (known or learnt or tune or strategy.kind == "measured"):
+    tuned = {} if tune else _tuned(tuning_key(name, identities, strategy, asking), identities, keys)
+    if strategy.kind == "stated" or not (known or tuned or tune or strategy.kind == "measured"):
         _log.info("%s", HINT)
-        return found, Placer(name, keys, strategy, asking, held=held)
+        return found, Placer(name, keys, strategy, asking)
     if profile is None or not known:
-        return found, Placer(name, keys, strategy, asking, Measured(learnt=learnt), learns=tune and not held, held=held)
+        return found, Placer(name, keys, strategy, asking, Measured(tuned=tuned))
     found = [_predicted(o, model, profile, keys[o.device], asking) if o.device in known else o for o in found]
     crossings = _crossings(profile, {o.device: keys[o.device] for o in found})
     cpu = profile.devices.get(discovery.CPU)
     unknown = any(offer.predicted is None for offer in found)
-    measured = Measured(crossings, learnt, tried, _seconds(cpu, model, asking) if unknown and cpu is not None else None)
-    return found, Placer(name, keys, strategy, asking, measured, learns=not held, held=held)
+    measured = Measured(crossings, tuned, _seconds(cpu, model, asking) if unknown and cpu is not None else None)
+    return found, Placer(name, keys, strategy, asking, measured)
 
 
 def _key_of(model: Model, asking: PlacementKey) -> str:
@@ -264,28 +259,29 @@ def _crossings(profile: "MachineProfile", keys: Mapping[str, DeviceKey]) -> dict
     return found
 
 
-def _learnt(model: str, identities: Mapping[str, str]) -> tuple[dict[Steps, float], frozenset[Steps]]:
-    """Return the times of a model's assignments on these devices, and the assignments that need no more trials."""
+def _tuned(key: str, identities: Mapping[str, str], keys: Mapping[str, DeviceKey]) -> dict[Steps, float]:
+    """Return the seconds of the assignments that were measured for a key of `tuning_key`.
+
+    None if there is a device that was no candidate then. The CPU, which may be there for fallbacks only, does not count.
+    """
+    if not key:
+        return {}
     from nnhal.runtime.measured import record
 
-    labels = {identity: label for label, identity in identities.items() if identity}
+    labels = {identity: label for label, identity in identities.items()}
+    asked = {identities[label] for label, each in keys.items() if each.name != discovery.CPU}
     found: dict[Steps, float] = {}
-    tried: set[Steps] = set()
-    for text, (seconds, settled) in record.assignment_times(model).items():
-        rows = _assignment(text)
-        if rows and all(identity in labels for identity, _ in rows):
-            steps = tuple(StepPlan(labels[identity], operations) for identity, operations in rows)
-            if settled:
-                tried.add(steps)
-            if seconds is not None and 0 <= seconds < inf:
-                found[steps] = seconds
-    return found, frozenset(tried)
+    for devices, text, seconds in record.tuned_times(key):
+        rows = _decoded(text, list[tuple[str, tuple[int, ...]]])
+        if rows and asked <= {*_decoded(devices, list[str])} and all(identity in labels for identity, _ in rows):
+            found[tuple(StepPlan(labels[identity], operations) for identity, operations in rows)] = seconds
+    return found
 
 
-def _assignment(text: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the operations of each partition, by identity; empty for an invalid record."""
+def _decoded(text: str, kind: type[list[T]]) -> list[T]:
+    """Return a list of the record; empty for an invalid text."""
     try:
-        return msgspec.json.decode(text, type=list[tuple[str, tuple[int, ...]]])
+        return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as error:
-        _log.warning("partition times: %s is not an assignment: %s", bounded_text(text, 50), error)
+        _log.warning("tuned times: %s is no valid row: %s", bounded_text(text, 50), error)
         return []

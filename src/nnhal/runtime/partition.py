@@ -2,16 +2,16 @@
 
 Each operation goes to the device with the best performance among those that support it, unless a separate partition would
 cost more than it saves (`costs`). Performance is declared by the devices, or predicted from measurements on this machine
-(`Measured`). A measured assignment counts before any prediction. Operations that are ready together on one device become
-one partition, which keeps device transfers few (`schedule`). A device that supports an operation only in a group gets it
-if enough of the group are in one partition. Operations whose results nobody reads do not run.
+(`Measured`). An assignment that tuning measured counts before any prediction. Operations that are ready together on one
+device become one partition, which keeps device transfers few (`schedule`). A device that supports an operation only in a
+group gets it if enough of the group are in one partition. Operations whose results nobody reads do not run.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nnhal.base.brief import duration
+from nnhal.base.brief import duration, with_count
 from nnhal.base.codes import OperationType, Preference, operation_name
 from nnhal.base.errors import InvalidArgument, UnsupportedModel
 from nnhal.base.extensions import extension_name
@@ -29,15 +29,12 @@ from nnhal.runtime.schedule import Claimed, FusionGroup, Schedule, StepPlan
 # several partitions are preferred if their predicted latency is below WORTH times that of one, with BOUNDARY seconds added
 # for each further partition
 WORTH, BOUNDARY = 0.75, 100e-6
-# share of the predicted latency of an untried partition, or of one tried once, that is compared with measured ones: it may
-# be faster
-TRIED = 0.8
-MOST = 0.5  # share of a model's operations that a partition must have to correct its device's predictions
+ALIKE = 1.02  # times the shortest measured time, within the measurement error
 IMPROVED, ENOUGH = 3, 0.01  # assignments that are improved, and the share of a price that is worth another pass
 UNREAD = "does not run: its results are not used"
 # kinds of reasons of a choice
-FASTEST, ONLY, ASKED, NEIGHBOURS, FUSED, BY_HAND, UNUSED = (
-    *("fastest", "only", "asked", "neighbours", "fused", "by hand", "unused"),
+FASTEST, ONLY, ASKED, NEIGHBOURS, FUSED, TUNED, BY_HAND, UNUSED = (
+    *("fastest", "only", "asked", "neighbours", "fused", "tuned", "by hand", "unused"),
 )
 
 
@@ -129,12 +126,11 @@ class Expectation(NamedTuple):
     """The expected latency of an assignment.
 
     Attributes:
-        seconds: The quantity to compare: `latency` with the margins for splits and trials.
+        seconds: The quantity to compare: `latency` with the margin for splits.
         devices: The device of each operation.
         forecasts: The expected latency of each partition.
         latency: Predicted or measured seconds of one execution.
-        known: Whether earlier executions were measured.
-        trial: Whether it is preferred so that it gets measured.
+        known: Whether tuning measured it.
     """
 
     seconds: float
@@ -142,7 +138,6 @@ class Expectation(NamedTuple):
     forecasts: tuple[Forecast, ...]
     latency: float = 0.0
     known: bool = False
-    trial: bool = False
 
 
 class Partition(Record, frozen=True):
@@ -171,21 +166,15 @@ class Measured(Record, frozen=True):
 
     Attributes:
         crossings: For each pair of devices, the seconds of a device transfer and of each byte of it.
-        learnt: Measured seconds of whole assignments, of one partition or several.
-        tried: Assignments that were measured often enough; None if no trial is allowed.
+        tuned: Seconds of the assignments that tuning measured for this model. While there is one that the devices still
+            support, predictions do not count.
         cpu: The seconds of each operation on the CPU, for devices that declare performance relative to it. None to estimate
             them.
     """
 
     crossings: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
-    learnt: Mapping[Steps, float] = field(default_factory=dict)
-    tried: frozenset[Steps] | None = None
+    tuned: Mapping[Steps, float] = field(default_factory=dict)
     cpu: Sequence[float] | None = None
-
-    def is_trial(self, steps: Steps) -> bool:
-        """Whether to measure the whole model on this device: another assignment was measured, this one not enough."""
-        open = len(steps) == 1 and self.tried is not None and steps not in self.tried
-        return open and any(other != steps for other in self.learnt)
 
 
 def partition(
@@ -230,7 +219,8 @@ def partition(
         devices = _search(model, offers, choices, schedule, lower=not terms.power)
     if measured is not None or devices != [choice.device for choice in choices] or grouped:
         steps = schedule.steps(devices)
-        choices = _moved(choices, devices, schedule, steps, terms, trial=bool(expected) and expected[0].trial)
+        tuned = sum(each.known for each in expected)
+        choices = _moved(choices, devices, schedule, steps, terms, tuned=tuned)
     forecasts = expected[0].forecasts if expected else ()
     return Partition(steps, tuple(_noted(choices, offers)), _transfers(model, devices), forecasts, expected)
 
@@ -409,77 +399,59 @@ def expectations(
 def _expectations(
     model: Model, offers: Sequence[Offer], choices: Sequence[Choice], schedule: Schedule, measured: Measured
 ) -> list[Expectation]:
-    """Returns the assignments; measured partitions correct the predictions for the operations of their device.
+    """Returns the assignments, the best first: those that tuning measured before those that are predicted.
 
-    An assignment of several partitions must be better by a margin than the best of one, unless it was measured: engines
-    cannot fuse operations across partitions, and no sum of operations shows that. One untried partition may be worse by a
-    margin than a measured one, or the first choice would stay the only one. The same holds if one compilation alone
-    measured it, because other programs may have run at that time.
+    A predicted assignment of several partitions must be better by a margin than the best of one: engines cannot fuse
+    operations across partitions, and no sum of operations shows that.
     """
-    predicted = {offer.device: list(offer.predicted or ()) for offer in offers}
+    grouped = {offer.device: list(offer.predicted or ()) for offer in offers}
     starting = {offer.device: offer.step for offer in offers}
-
-    def priced(factors: Mapping[str, float]) -> tuple[list[dict[str, float]], costs.Prices]:
-        alone = [{d: cost * factors.get(d, 1.0) for d, cost in _costs(choice).items()} for choice in choices]
-        grouped = {d: [each * factors[d] for each in taken] for d, taken in predicted.items()}
-        return alone, costs.Prices(model, (), alone, starting, schedule, None, grouped, measured.crossings)
-
-    factors = dict.fromkeys(predicted, 1.0)
-    alone, prices = priced(factors)
-    corrected = _corrections(prices, measured.learnt, factors)
-    if corrected != factors:
-        alone, prices = priced(corrected)
+    alone = [_costs(choice) for choice in choices]
+    prices = costs.Prices(model, (), alone, starting, schedule, None, grouped, measured.crossings)
     starts = _starts(offers, choices, alone, schedule, prices)
     if (chain := prices.cheapest_chain()) is not None:
         starts.append(chain)
-    tried: dict[tuple[str, ...], Steps] = {}
+    assignments: dict[tuple[str, ...], Steps] = {}
     begun = []
     for start in starts:
         settled = prices.settled(start)
-        if settled is not None and tuple(settled[0]) not in tried:
-            tried[tuple(settled[0])] = settled[1]
+        if settled is not None and tuple(settled[0]) not in assignments:
+            assignments[tuple(settled[0])] = settled[1]
             begun.append((prices.of(*settled), *settled))
     for each in sorted(begun, key=lambda found: found[0])[:IMPROVED]:
         _, devices, steps = prices.improved(*each, enough=ENOUGH)
-        tried[tuple(devices)] = steps
-    if not tried:
+        assignments[tuple(devices)] = steps
+    for known in measured.tuned:
+        whole = _devices_of(known, choices)
+        if whole is not None and all(map(prices.is_supported, known)):
+            assignments[whole] = known
+    if not assignments:
         _refuse([choice for choice, times in zip(choices, alone, strict=True) if not times], len(choices))
     found = []
-    for placed, steps in tried.items():
-        forecasts = tuple(_forecast(prices, measured.learnt, step) for step in steps)
-        whole = measured.learnt.get(steps)
-        latency = sum(f.seconds for f in forecasts) + prices.transfer_cost(placed) if whole is None else whole
-        total, trial = latency, measured.is_trial(steps)
-        if whole is None and len(steps) > 1:
-            total = total / WORTH + BOUNDARY * (len(steps) - 1)
-        if trial:
-            total *= TRIED
-        found.append(Expectation(total, placed, forecasts, latency, whole is not None, trial))
-    return sorted(found, key=lambda each: each.seconds)
-
-
-def _forecast(prices: costs.Prices, learnt: Mapping[Steps, float], step: StepPlan) -> Forecast:
-    took = learnt.get((step,))
-    return Forecast(prices.partition_cost(step), False) if took is None else Forecast(took, True)
-
-
-def _corrections(prices: costs.Prices, learnt: Mapping[Steps, float], before: Mapping[str, float]) -> dict[str, float]:
-    """Returns the ratio of measured to predicted latency by device, from its largest partition that is most of the model.
-
-    A small partition between others does not show how a device runs all operations.
-    """
-    found, largest = dict(before), dict.fromkeys(before, prices.operations * MOST)
-    for steps, took in learnt.items():
-        step = steps[0]
-        known = len(steps) == 1 and step.device in largest
-        if known and len(step.operations) > largest[step.device] and prices.is_supported(step):
-            running = prices.partition_cost(step, starting=False)
-            largest[step.device] = len(step.operations)
-            if running > 0:
-                found[step.device] = (
-                    before[step.device] * max(took - prices.fixed_cost(step.device), took / 2) / running
-                )
+    for placed, steps in assignments.items():
+        forecasts = tuple(_forecast(prices, measured.tuned, step) for step in steps)
+        took = measured.tuned.get(steps)
+        latency = sum(f.seconds for f in forecasts) + prices.transfer_cost(placed) if took is None else took
+        margin = took is None and len(steps) > 1
+        total = latency / WORTH + BOUNDARY * (len(steps) - 1) if margin else latency
+        found.append(Expectation(total, placed, forecasts, latency, took is not None))
+    found.sort(key=lambda each: (not each.known, each.seconds))
+    if found[0].known:
+        equal = [each for each in found if each.known and each.seconds <= ALIKE * found[0].seconds]
+        found.insert(0, found.pop(found.index(min(equal, key=lambda each: len(each.forecasts)))))
     return found
+
+
+def _devices_of(steps: Steps, choices: Sequence[Choice]) -> tuple[str, ...] | None:
+    """Returns the device of each operation; None unless the partitions have all operations that run, and no others."""
+    found = {n: step.device for step in steps for n in step.operations}
+    ran = {choice.operation for choice in choices if choice.reason != UNREAD}
+    return tuple(found.get(n, "") for n in range(len(choices))) if found.keys() == ran else None
+
+
+def _forecast(prices: costs.Prices, tuned: Mapping[Steps, float], step: StepPlan) -> Forecast:
+    took = tuned.get((step,))
+    return Forecast(prices.partition_cost(step), False) if took is None else Forecast(took, True)
 
 
 def _rate(offer: Offer, type: int) -> float:
@@ -495,12 +467,12 @@ def _moved(
     steps: Sequence[StepPlan],
     terms: _Terms,
     *,
-    trial: bool,
+    tuned: int,
 ) -> list[Choice]:
     """Returns the choices after the search moved operations from their best device, with the reasons.
 
     Args:
-        trial: Whether all operations are on one device so that it gets measured.
+        tuned: How many measured placements the chosen one is the fastest of; 0 if it is predicted.
     """
     standing, found = schedule.standing(steps), []
     for choice, device in zip(choices, devices, strict=True):
@@ -521,12 +493,14 @@ def _moved(
             alone = "faster" if there < choice.costs[device] else "as fast"
             others[best] = f"{terms.said(there)}: {alone} alone, but a separate partition would cost more than it saves"
             why = f"a separate partition on {best} ({terms.said(there)}) would cost more than it saves"
-            if trial:
+            kind = NEIGHBOURS
+            if tuned:
                 others[best] = terms.said(there)
-                why = f"trial: {device} gets measured on this model"
+                why = f"the fastest of {with_count(tuned, 'measured placement')} has it on {device}"
+                kind = TUNED
             found.append(
                 choice._replace(
-                    device=device, reason=f"{terms.said(choice.costs[device])}; {why}", others=others, kind=NEIGHBOURS
+                    device=device, reason=f"{terms.said(choice.costs[device])}; {why}", others=others, kind=kind
                 )
             )
         else:

@@ -90,7 +90,7 @@ class ExecutionStats:
     """Counts executions and fallbacks.
 
     ran: called for each execution. Any number of threads may count and read. devices: the label of each partition's
-    device. took: seconds of each partition in the first executions, if measured.
+    device.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -98,11 +98,10 @@ class ExecutionStats:
         self._lock = threading.Lock()
         self._fell: dict[int, FallbackCount] = {}
         self._runs = count()
-        self.took: tuple[float, ...] = ()
         self.ran = partial(next, self._runs)  # the only cost that every execution pays
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _counted, (self._devices, list(self), self.executions, self.took)
+        return _counted, (self._devices, list(self), self.executions)
 
     def fell_back(self, step: int, why: str) -> None:
         """Count one execution of a partition, or of the `WHOLE` model, that fell back."""
@@ -132,13 +131,11 @@ class ExecutionStats:
         return {"executions": self.executions, "fell_back": self.total, "steps": [as_dict(each) for each in self]}
 
 
-def _counted(
-    devices: Sequence[str], fell: Sequence[FallbackCount], executions: int, took: tuple[float, ...]
-) -> ExecutionStats:
+def _counted(devices: Sequence[str], fell: Sequence[FallbackCount], executions: int) -> ExecutionStats:
     """Continue from the counts of another process or a copy."""
     live = ExecutionStats(devices)
     live._fell = {each.step: each for each in fell}
-    live._runs, live.took = count(executions), took
+    live._runs = count(executions)
     live.ran = partial(next, live._runs)
     return live
 
@@ -218,8 +215,10 @@ class Placement:
 
     def _times(self, number: int) -> dict[str, float | None]:
         """Return the predicted and the measured seconds of a partition; None if not known."""
-        predicted = self.forecasts[number].seconds if number < len(self.forecasts) else None
-        return {"predicted": predicted, "took": self.live.took[number] if number < len(self.live.took) else None}
+        if number >= len(self.forecasts):
+            return {"predicted": None, "took": None}
+        seconds, measured = self.forecasts[number]
+        return {"predicted": seconds, "took": seconds if measured else None}
 
     def summary(self) -> str:
         """Return one line: `2 partitions, 3 on reference, 160 on litert`."""

@@ -83,7 +83,7 @@ def headline(placement: PlacementView, profile: str = "measured profile") -> str
     text = f"{ops} -> {counted_partitions(placement)}"
     if placement.expected:
         best = placement.expected[0]
-        source = "learned from earlier runs" if best.known else profile
+        source = "tuned" if best.known else profile
         text += f", {'measured' if best.known else 'predicted'} {duration(best.latency)} ({source})"
     return text
 
@@ -91,26 +91,13 @@ def headline(placement: PlacementView, profile: str = "measured profile") -> str
 def basis(placement: PlacementView) -> str:
     """Returns the basis of the placement in brackets; "" if only one device was asked."""
     kinds = {choice.kind for choice in placement.choices} - {UNUSED}
-    if trial_of(placement) is not None:
-        device = placement.steps[0].device
-        known = min((e for e in placement.expected if e.known), key=lambda e: e.latency)
-        name = " + ".join(dict.fromkeys(filter(None, known.devices)))
-        return f" (trial: measures {device} on this model; best so far: {name} {duration(known.latency)})"
     if kinds <= {ASKED}:
         return ""
     if kinds <= {BY_HAND, ASKED}:
         return " (placed by hand)"
     if placement.expected:
-        return " (measured)" if placement.expected[0].known else " (measured profile)"
+        return " (tuned)" if placement.expected[0].known else " (measured profile)"
     return " (declared performance)"
-
-
-def trial_of(placement: PlacementView) -> Expectation | None:
-    """The chosen assignment, where it is preferred to a known one so that it gets measured."""
-    best = placement.expected[0] if placement.expected else None
-    if best is None or not best.trial or best.known:
-        return None
-    return best if any(each.known for each in placement.expected) else None
 
 
 # ------------------------------------------------------------------------------------------------------- its partitions
@@ -208,15 +195,14 @@ def _why(placement: PlacementView, step: StepPlan) -> str:
     """Why a partition runs on its device."""
     choices = [placement.choices[n] for n in step.operations]
     kinds = {choice.kind for choice in choices}
-    if trial_of(placement) is not None:
-        return "trial"
     if kinds <= {ASKED, ""}:
         return ""
     if BY_HAND in kinds:
         return next(c.reason for c in choices if c.kind == BY_HAND)
     if kinds == {ONLY}:
         return _rejections(placement, step.device, choices) or "only device that supports it"
-    return f"{FASTEST} {'predicted' if placement.expected else 'declared'}"
+    tuned = placement.expected and placement.expected[0].known
+    return f"{FASTEST} {'measured' if tuned else 'predicted' if placement.expected else 'declared'}"
 
 
 def _rejections(placement: PlacementView, device: str, choices: Sequence[Choice]) -> str:
@@ -289,12 +275,12 @@ def _slower(placement: PlacementView, other: Expectation | None, name: str = "")
     best = placement.expected[0]
     if other is None:
         return "slower"
-    if trial_of(placement) is not None and other.latency <= best.latency:
-        return f"measured before; {placement.steps[0].device} is tried now"
     several = len(other.forecasts) > 1
     if other.latency > best.latency:
         cost = f"{with_count(len(other.forecasts), 'partition')}: transfers cost more than they save"
         return cost if several else "slower"
+    if best.known:
+        return "equal" if other.known else "predicted only; tuning did not measure it"
     return "gain too small for a split that was not measured" if several else "equal"
 
 

@@ -72,14 +72,13 @@ class Strategy(Record, frozen=True):
     """How to place operations.
 
     kind: "stated", "measured", or "" for the default. single: on one device. rules, decide: by rules or a function.
-    why: the reason that `decide`'s placements get. inside: whether for a subgraph of the requested model.
+    inside: whether for a subgraph of the requested model.
     """
 
     kind: str = ""
     single: bool = False
     rules: tuple[Rule, ...] = ()
     decide: Decide | None = None
-    why: str = "the application places it"
     inside: bool = False
 
     @classmethod
@@ -143,7 +142,7 @@ def placed(
 def manual_placement(model: Model, offers: Sequence[Offer], strategy: Strategy) -> dict[int, tuple[str, str]]:
     """Return the operations that rules or a function place, with the device's label and the reason."""
     if strategy.decide is not None:
-        return _decided(model, offers, strategy.decide, strategy.why)
+        return _decided(model, offers, strategy.decide)
     there = {offer.device for offer in offers}
     rules = [rule for rule in strategy.rules if rule.device in there and not (strategy.inside and rule.numbered)]
     wanted = {}
@@ -246,7 +245,7 @@ def _single(
     return dict.fromkeys(live_operands(model), (best, f"all of the model is placed on {best}"))
 
 
-def _decided(model: Model, offers: Sequence[Offer], decide: Decide, why: str) -> dict[int, tuple[str, str]]:
+def _decided(model: Model, offers: Sequence[Offer], decide: Decide) -> dict[int, tuple[str, str]]:
     """Call the application's function, and check the label that it returns for each operation; "" leaves it open."""
     given = cast("Any", decide(model, offers))
     labels = [offer.device for offer in offers]
@@ -259,4 +258,4 @@ def _decided(model: Model, offers: Sequence[Offer], decide: Decide, why: str) ->
         if not isinstance(label, str) or label not in ("", *labels):
             told = f"must be one of {', '.join(labels)}, or '' for any"
             raise InvalidArgument(f"placement: the function gave {safe_repr(label)} for operation {n}, {told}")
-    return {n: (given[n], f"{why} on {given[n]}") for n in live_operands(model) if given[n]}
+    return {n: (given[n], f"the application places it on {given[n]}") for n in live_operands(model) if given[n]}

@@ -30,7 +30,6 @@ SECONDS = 2.0  # the default duration of measuring
 SPLITS = 3  # candidates of several partitions
 FAR = 1.5  # times the best, above which a candidate drops out
 HOPELESS = 3.0  # times the best prediction of one partition, above which one comes last
-ALIKE = 1.02  # times the best, within the measurement error
 BLOCK_NS = 200_000  # shorter executions are measured several at once
 ROUNDS, LEAST = 30, 4  # the most rounds, and those before a candidate drops out: some engines begin slowly
 _log = logger("compilation")
@@ -106,13 +105,9 @@ def _tune(
                 _log.info("tuning: %s: %.3g ms", candidate.compiled.placement.summary(), candidate.took[0] / 1e6)
         candidates = _rounds(candidates, end)
         found = {c.steps: min(c.took) / 1e9 for c in candidates}
-        best = _best(candidates)
-    judge.record_times(list(found.items()), settled=True)
-    judge = replace(judge, measured=replace(measured, learnt={**measured.learnt, **found}))
-    if best is None:
-        return judge
-    why = f"the fastest of {len(candidates)} placements that were measured has it"
-    return replace(judge, strategy=Strategy(decide=lambda *_: best.devices, why=why))
+    if found:
+        judge.record_tuned(found)
+    return replace(judge, measured=replace(measured, tuned=found))
 
 
 def _expected(model: Model, offers: Sequence[Offer], judge: Placer, measured: Measured) -> list[Expectation]:
@@ -142,7 +137,7 @@ def _made(
     end: float | None,
 ) -> _Contender | None:
     """Prepare a candidate and run it once; None if a device fails or the time is over."""
-    fixed = replace(judge, strategy=Strategy(decide=lambda model, offers: each.devices), learns=False)
+    fixed = replace(judge, strategy=Strategy(decide=lambda model, offers: each.devices))
     with ExitStack() as undo:
         try:
             plan = attempt(fixed, undo)
@@ -157,16 +152,6 @@ def _made(
             _log.info("tuning: a candidate is left out: %s", error)
             return None
         return None if plan.live.total else candidate
-
-
-def _best(candidates: Sequence[_Contender]) -> _Contender | None:
-    """Return the fastest; among equals the one with the fewest partitions."""
-    least = min((min(c.took) for c in candidates), default=0.0)
-    return min(
-        (c for c in candidates if min(c.took) <= ALIKE * least),
-        key=lambda c: (len(c.steps), min(c.took)),
-        default=None,
-    )
 
 
 def _rounds(candidates: Sequence[_Contender], end: float) -> list[_Contender]:

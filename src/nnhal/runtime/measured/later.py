@@ -13,7 +13,7 @@ from nnhal.base.log import logger
 from nnhal.base.native import Gate
 from nnhal.hal.background import start
 
-_writing: deque[Callable[[], object]] = deque()  # in order: a trial's time is written after the note that it began
+_writing: deque[Callable[[], object]] = deque()  # in order
 _turn = threading.Lock()
 _log = logger("compilation")
 

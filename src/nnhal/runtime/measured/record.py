@@ -1,4 +1,4 @@
-"""The user's record of measurements: profile, times of partitions, and failures, in one SQLite file.
+"""The user's record of measurements: profile, times that tuning measured, and failures, in one SQLite file.
 
 It is a private file in the user's state folder (`hal.cache.tokens.state_folder`). It has no effect on results, only on
 where they are computed: if it is damaged or cannot be written, the log reports that, and it counts as empty.
@@ -8,7 +8,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cache
 from typing import NamedTuple, TypeVar
@@ -26,14 +26,14 @@ from nnhal.runtime.measured.place import FILE, is_measured, path
 from nnhal.runtime.measured.profile import MachineProfile, decoded, encoded
 
 MOST, MOST_FAILURES = 20_000, 2_000  # recorded assignments of all models, and failures of all devices
-WEIGHT = 0.25  # of a new measurement, against the recorded one
 # seconds to wait for a lock: readers continue without the record, writers run in the background
 _WAIT, _WAIT_TO_WRITE = 0.1, 20.0
-_FORM = 1
+_FORM, _FIRST_FORM = 2, 1  # the first one has the profile and the failures in the same tables
 _TABLES = (
     "create table if not exists profile (only_one integer primary key check (only_one = 1), content blob not null)",
-    "create table if not exists learnt (model text, assignment text, seconds real not null, count integer not null,"
-    " at integer not null, primary key (model, assignment)) without rowid",
+    "create table if not exists tuned (question text, devices text not null, assignment text, seconds real not null,"
+    " at integer not null, primary key (question, assignment)) without rowid",
+    "drop table if exists learnt",
     "create table if not exists failures (device text, model text, operations text, phase text not null,"
     " why text not null, name text not null, at integer not null, primary key (device, model, operations)) without rowid",
 )
@@ -51,16 +51,6 @@ class StoredFailure(NamedTuple):
     why: str
     name: str
     at: int = 0
-
-
-class AssignmentTime(NamedTuple):
-    """The time of an assignment. seconds: None if its trial has only begun.
-
-    settled: whether no further trial is needed: it was measured more than once, or is being measured.
-    """
-
-    seconds: float | None
-    settled: bool
 
 
 @cache
@@ -91,22 +81,22 @@ def _opened(*, make: bool) -> Iterator[sqlite3.Connection]:
         connection.execute("begin immediate")  # the writer waits here, not while others wait for it
         with connection:
             (form,) = connection.execute("pragma user_version").fetchone()
-            if form not in (0, _FORM):
+            if not 0 <= form <= _FORM:
                 raise sqlite3.DatabaseError(f"has format {form}, must be {_FORM}")
-            if not form:
+            if form < _FORM:
                 for statement in _TABLES:
                     connection.execute(statement)
                 connection.execute(f"pragma user_version = {_FORM}")
             yield connection
 
 
-def _looked(what: str, ask: Callable[[sqlite3.Connection], T], nothing: T) -> T:
+def _looked(what: str, ask: Callable[[sqlite3.Connection], T], nothing: T, since: int = _FIRST_FORM) -> T:
     if not is_measured():
         return nothing
     try:
         with _opened(make=False) as connection:
             (form,) = connection.execute("pragma user_version").fetchone()
-            return ask(connection) if form else nothing  # 0: another process is creating it
+            return ask(connection) if form >= since else nothing  # 0: another process is creating it
     except (OSError, sqlite3.Error, ValueError, BadFile) as error:
         _log.warning("%s: nothing is known: %s: %s", what, FILE, error)
         return nothing
@@ -178,46 +168,37 @@ def forget() -> None:
         raise OperationFailed(f"{path()}: {error.strerror or error}") from None
 
 
-# ------------------------------------------------------------------------------------------- what assignments took, learnt
+# ------------------------------------------------------------------------------------------------------------ tuned times
 
 
-def assignment_times(model: str) -> dict[str, AssignmentTime]:
-    """Return the times of a model's assignments, by their texts."""
+def tuned_times(question: str) -> list[tuple[str, str, float]]:
+    """Return the texts of devices and assignment, and the seconds, of what tuning measured."""
 
-    def ask(connection: sqlite3.Connection) -> dict[str, AssignmentTime]:
-        sound = "typeof(assignment) = 'text' and typeof(seconds) = 'real' and seconds between 0 and 1e9"
-        took = "case when count > 0 then seconds end, count <> 1"
-        rows = connection.execute(f"select assignment, {took} from learnt where model = ? and {sound}", (model,))
-        return {assignment: AssignmentTime(seconds, bool(settled)) for assignment, seconds, settled in rows}
+    def ask(connection: sqlite3.Connection) -> list[tuple[str, str, float]]:
+        texts = "typeof(devices) = 'text' and typeof(assignment) = 'text'"
+        sound = f"{texts} and typeof(seconds) = 'real' and seconds between 0 and 1e9"
+        rows = connection.execute(
+            f"select devices, assignment, seconds from tuned where question = ? and {sound}", (question,)
+        )
+        return rows.fetchall()
 
-    return _looked("partition times", ask, {})
+    return _looked("tuned times", ask, [], _FORM)
 
 
-def record_times(model: str, rows: Sequence[tuple[str, float]], settled: bool = False) -> None:
-    """Record times of assignments. A new time counts a quarter against the recorded one, unless it is less.
-
-    settled: whether no further trial in another compilation is needed.
-    """
-    now, times = int(time.time()), 2 if settled else 1
+def record_tuned(question: str, devices: str, rows: Mapping[str, float]) -> None:
+    """Replace the times of a question. devices: the text of all candidates. rows: seconds, by the assignment's text."""
+    now = int(time.time())
 
     def write(connection: sqlite3.Connection) -> None:
+        connection.execute("delete from tuned where question = ?", (question,))
         connection.executemany(
-            "insert into learnt values (?1, ?2, ?3, ?5, ?4) on conflict do update set at = ?4, count = count + ?5,"
-            f" seconds = case when count > 0 then min(?3, seconds * {1 - WEIGHT} + ?3 * {WEIGHT}) else ?3 end",
-            [(model, assignment, seconds, now, times) for assignment, seconds in rows],
+            "insert into tuned values (?, ?, ?, ?, ?)", [(question, devices, *row, now) for row in rows.items()]
         )
         connection.execute(
-            "delete from learnt where at < (select at from learnt order by at desc limit 1 offset ?)", (MOST,)
+            "delete from tuned where at < (select at from tuned order by at desc limit 1 offset ?)", (MOST,)
         )
 
-    _noted("partition times", write)
-
-
-def record_trial(model: str, assignment: str) -> None:
-    """Record that a trial of an assignment has begun, the first or another one."""
-    row = (model, assignment, int(time.time()))
-    begun = "insert into learnt values (?, ?, 0.0, 0, ?) on conflict do update set count = 2 where count = 1"
-    _noted("trials", lambda c: c.execute(begun, row))
+    _noted("tuned times", write)
 
 
 # ----------------------------------------------------------------------------------------------------------- what failed
