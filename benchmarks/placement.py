@@ -4,15 +4,14 @@
 
 Every model of the zoo, the maker and the ONNX set that imports, in one interleaved run: each engine called directly through
 its own Python API with its best correct settings (`nnhal.measure.peers`; through nnhal's driver where the engine cannot read
-the file), and `nnhal.compile(model)`: by the profile alone (first), after what executions took was learnt (learnt), with
-tune=True (tuned), and the learnt one again, which says what a ratio is worth here (control). There has to be a profile:
-nnhal calibrate. What is learnt goes to a copy of it.
+the file), and `nnhal.compile(model)`: by the profile (calibrated), with tune=True (tuned), and the calibrated one again,
+which says what a ratio is worth here (control). There has to be a profile: nnhal calibrate. Tuned times go to a copy of it.
 
-Right is what agrees with `reference`, as benchmarks/engines.py has it. Regret: what the first choice lost against the best
-placement that was measured. The last line is JSON: {"auto_over_fastest_max": of models over 1 ms,
+Right is what agrees with `reference`, as benchmarks/engines.py has it. Regret: what the calibrated choice lost against the
+tuned one. The last line is JSON: {"auto_over_fastest_max": of models over 1 ms,
 "auto_over_best_single_geomean": [ratio, low, high], "microseconds_more_max": of models under 1 ms,
-"over_fastest": {model: ratio or microseconds more, where above the bars}, all of the learnt placement, and the same under
-"first" and "tuned"; "best_single": device, "splits_that_win": [...], "regret": {model: ratio}, "control_max": ratio}.
+"over_fastest": {model: ratio or microseconds more, where above the bars}, all of the calibrated placement, and the same
+under "tuned"; "best_single": device, "splits_that_win": [...], "regret": {model: ratio}, "control_max": ratio}.
 """
 
 import argparse
@@ -41,14 +40,11 @@ from nnhal.cli.pictures import InputOptions
 from nnhal.measure.latency import timed
 from nnhal.runtime import discovery
 from nnhal.runtime.measured import place, record
-from nnhal.runtime.measured.later import wait_for_writes
 from nnhal.zoo import maker
 
-HOW = "first", "learnt", "tuned"
+HOW = "calibrated", "tuned"
 MADE = "conv_then_lstm"  # what is made for a split: `nnhal.bench.workloads.mixed`
 DRIFT_INSIDE = 0.02  # of the greatest magnitude, of floats behind quantised operations
-USES = 16  # executions after which a compiled model has taught what it takes
-COMPILATIONS = 10  # from the first to the learnt one: four devices that are near each other are each tried twice
 BAR, BAR_US = 1.03, 15.0  # above the fastest engine, for models over 1 ms and below
 SLOW_NS = 400_000_000  # calls that are not measured at all: nobody's fastest
 
@@ -102,13 +98,13 @@ def measured(name: str, threads: int, rounds: int, devices: Sequence[str]) -> Pl
         if right(device, engine) and timed(engine) < SLOW_NS:
             calls[device] = engine
     for how in HOW:
-        compiled = used(model, inputs, threads, how)
+        compiled = nnhal.compile(model, threads=threads, fallback="allow", tune=how == "tuned")
         held.append(compiled)
         row.placed[how] = compiled.placement.summary()
         row.splits[how] = len(compiled.placement.steps)
         calls[how] = partial(compiled, *inputs)
         right(how, calls[how])
-    calls["control"] = calls["learnt"]
+    calls["control"] = calls["calibrated"]
     inner = {who: max(1, int(BLOCK_NS / max(min(timed(call), timed(call)), 1))) for who, call in calls.items()}
     took: dict[str, list[float]] = {who: [] for who in calls}
     order = np.random.default_rng(0)
@@ -122,20 +118,6 @@ def measured(name: str, threads: int, rounds: int, devices: Sequence[str]) -> Pl
     for compiled in held:
         compiled.close()
     return row
-
-
-def used(model: nnhal.Model, inputs: Sequence[np.ndarray], threads: int, how: str) -> nnhal.Compiled:
-    """A compiled model, as an application would have it the first time, after some use, or tuned."""
-    for _ in range(COMPILATIONS - 1 if how == "learnt" else 0):
-        with nnhal.compile(model, threads=threads, fallback="allow") as compiled:
-            for _ in range(USES):
-                compiled(*inputs)
-        wait_for_writes(5)
-    compiled = nnhal.compile(model, threads=threads, fallback="allow", tune=how == "tuned")
-    for _ in range(USES):
-        compiled(*inputs)
-    wait_for_writes(5)
-    return compiled
 
 
 def geomean(ratios: Sequence[float]) -> tuple[float, float, float]:
@@ -157,13 +139,12 @@ def summary(rows: Sequence[PlacedRow], devices: Sequence[str]) -> dict[str, obje
         if (fastest := row.fastest(devices)) and row.splits[how] > 1 and row.ms[how] < fastest / 1.02
     ]
     return {
-        **against(rows, devices, best_single, "learnt"),
-        "first": against(rows, devices, best_single, "first"),
+        **against(rows, devices, best_single, "calibrated"),
         "tuned": against(rows, devices, best_single, "tuned"),
         "best_single": best_single,
         "splits_that_win": splits,
-        "regret": {row.name: round(row.ms["first"] / min(row.ms[how] for how in HOW), 3) for row in rows},
-        "control_max": round(max(row.ms["control"] / row.ms["learnt"] for row in rows), 3),
+        "regret": {row.name: round(row.ms["calibrated"] / row.ms["tuned"], 3) for row in rows},
+        "control_max": round(max(row.ms["control"] / row.ms["calibrated"] for row in rows), 3),
         "wrong": {row.name: row.wrong for row in rows if row.wrong},
     }
 

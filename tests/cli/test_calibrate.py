@@ -148,6 +148,18 @@ def test_placement_is_by_rule_by_strategy_or_tuned() -> None:
     assert "must be one of the two" in nnhal("run", "tiny_conv", "--rule", "ADD=litert", "--strategy", "stated", code=2)
 
 
+def test_a_tuned_model_is_placed_as_it_was_measured_until_it_is_forgotten() -> None:
+    both = "--device", "litert", "--device", "reference"
+    found = json.loads(nnhal("tune", "tiny_conv", *both, "--duration", "0.05", "--json"))
+    fastest = {tuple(each["devices"]): each["seconds"] for each in found["measured"]}
+    assert set(fastest) >= {("litert",), ("reference",)} and found["measured"][0]["devices"] == ["litert"]
+    assert "(tuned)" in nnhal("show", "tiny_conv", "--placement", *both)
+    assert "(tuned)" in nnhal("show", "tiny_conv", "--placement", "--device", "litert")
+    assert "(tuned)" not in nnhal("show", "tiny_conv", "--placement", *both, "--threads", "1")
+    nnhal("calibrate", "--forget")
+    assert "(tuned)" not in nnhal("show", "tiny_conv", "--placement", *both)
+
+
 def test_devices_says_what_was_measured_and_what_failed() -> None:
     key = isolation.key_of(discovery.load_one("litert"))
     identity = judgement.identity_of(key, {})

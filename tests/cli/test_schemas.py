@@ -43,6 +43,7 @@ CALLS = {
     "vectors": [["vectors", SPECS], ["vectors", SPECS, "--compare"]],
     "verify": [["verify", "--operation", "ADD"], ["verify", "litert", "--operation", "SOFTMAX"]],
     "calibrate": [["calibrate", "--show"]],
+    "tune": [["tune", "tiny_conv", "--duration", "0.05"]],
     "cache": [["cache", "list"], ["cache", "verify"], ["cache", "prune", "--size", "0"], ["cache", "clear"]],
 }
 

@@ -32,7 +32,7 @@ from nnhal.runtime.measured.profile import DeviceProfile, MachineProfile, decode
 @click.option("--show", is_flag=True, help="Show the profile and measure nothing.")
 @click.option("--export", "target", metavar="FILE", help="Write the profile to a file and measure nothing.")
 @click.option("--import", "source", metavar="FILE", help="Import a profile and pin it.")
-@click.option("--forget", is_flag=True, help="Delete the profile, learned times and known failures.")
+@click.option("--forget", is_flag=True, help="Delete the profile, tuned times and known failures.")
 @common.json_option
 def command(
     drivers: tuple[str, ...],
@@ -58,7 +58,7 @@ def command(
         raise click.UsageError("--json is for a profile, of which --forget leaves none")
     if forget:
         record.forget()
-        common.status.print("deleted the profile, learned times and known failures")
+        common.status.print("deleted the profile, tuned times and known failures")
         return
     if source is not None:
         given = decoded(common.read_ordinary_file(Path(source), "profile"), source)

@@ -33,6 +33,7 @@ VERBS = {
         "devices": "List devices and their speed.",
         "doctor": "Check engines, CPU and kernel.",
         "calibrate": "Measure devices for placement.",
+        "tune": "Measure placements of one model.",
         "verify": "Verify fast kernels on this CPU.",
     },
     "Drivers": {
