@@ -258,7 +258,7 @@ def compiled_on(
                 return _attempt(model, wishes, candidates, offers, judge, events, kept, undo)
 
             judge = tune(model, offers, judge, attempt, wishes.deadline)
-            if judge.strategy is wishes.strategy:  # nothing could be measured
+            if judge.measured is None or not judge.measured.tuned:  # nothing could be measured
                 offers = placer_of(candidates, model, wishes)[0]
         plan = _attempt(model, wishes, candidates, offers, judge, events, kept, undo)
     except UnsupportedModel as refused:
@@ -345,10 +345,15 @@ def placer_of(
     asking = PlacementKey(wishes.preference, wishes.threads, {name: given for name, given in options.items() if given})
     keys = {c.offer.device: c.key for c in candidates}
     forgive = wishes.fallback == "forbid"
-    shared = {*lost, *_shared(candidates, model, wishes.strategy, tune)}
-    return with_measurements(
-        model, offers_of(candidates, shared), keys, wishes.strategy, asking, forgive=forgive, tune=tune
-    )
+
+    def known(shared: Collection[int]) -> tuple[list[Offer], Placer]:
+        offers = offers_of(candidates, {*lost, *shared})
+        return with_measurements(model, offers, keys, wishes.strategy, asking, forgive=forgive, tune=tune)
+
+    offers, judge = known(_shared(candidates, model, wishes.strategy, tune))
+    if judge.measured is not None and judge.measured.tuned and not tune:
+        return known(_shared(candidates, model, wishes.strategy, True))  # as they were when it was tuned
+    return offers, judge
 
 
 def _shared(candidates: Sequence[Candidate], model: Model, strategy: Strategy, tune: bool) -> Collection[int]:

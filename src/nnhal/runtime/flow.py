@@ -33,7 +33,7 @@ from nnhal.runtime.compilation import (
     query_devices,
 )
 from nnhal.runtime.interpreter import PreparedFlow
-from nnhal.runtime.isolation import DeviceKey, labels
+from nnhal.runtime.isolation import RUNTIME, DeviceKey, labels
 from nnhal.runtime.partition import Choice, Offer, Partition
 
 NAMES = {OperationType.IF: ("then", "else"), OperationType.WHILE: ("condition", "body")}
@@ -133,7 +133,7 @@ def with_interpreter(
         return []
     claims = SupportReport(model, verdicts, (), found)
     held.callback(claims.release_work)
-    key = DeviceKey(device.name, device.version, f"{__name__}:{ControlFlow.__name__}", "none")
+    key = DeviceKey(device.name, device.version, RUNTIME, "none")
     label = labels([*(c.key for c in candidates), key])[-1]
     offer = Offer(label, device.level, Capabilities.uniform(1.0), verdicts, step=0.0)
     return [Candidate(device, key, offer, claims, interprets=True, prices=prices)]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Isolation = Literal["none", "process"]
 STARTING = "driver processes"
+RUNTIME = "nnhal.runtime.flow:ControlFlow"  # the origin of the runtime as a device
 _log = logger("manager")
 
 

@@ -22,7 +22,7 @@ from nnhal.base.records import Record, field, replace
 from nnhal.hal.device import Device
 from nnhal.model.graph import Model
 from nnhal.runtime import costs, discovery
-from nnhal.runtime.isolation import DeviceKey, key_of
+from nnhal.runtime.isolation import RUNTIME, DeviceKey, key_of
 from nnhal.runtime.measured.later import queue_write, wait_for_writes
 from nnhal.runtime.measured.place import is_measured
 from nnhal.runtime.partition import Measured, Offer, Partition, Steps
@@ -77,7 +77,7 @@ class Placer(Record, frozen=True):
 
         Not if later compilations cannot ask the same question: see `tuning_key`.
         """
-        identities = {label: self.identity(label) for label in self.keys}
+        identities = _with_runtime({label: self.identity(label) for label in self.keys}, self.keys)
         key = tuning_key(self.name, identities, self.strategy, self.asking)
         if not key:
             return
@@ -130,6 +130,14 @@ def tuning_key(name: str, identities: Mapping[str, str], strategy: Strategy, ask
     return blake2b(f"{name} {strategy.single} {rules}".encode(), digest_size=16).hexdigest()
 
 
+def _with_runtime(identities: Mapping[str, str], keys: Mapping[str, DeviceKey]) -> dict[str, str]:
+    """Return the identities, with one for the runtime, which interprets control flow: its failures are not recorded."""
+    return {
+        label: identity or ("runtime" if keys[label].origin == RUNTIME else "")
+        for label, identity in identities.items()
+    }
+
+
 def without_stale_engines(devices: Sequence[Device]) -> list[Device]:
     """Return the default candidates, without engines that have changed since they were measured."""
     engines, found, profile = {*discovery.engines()}, [], None
@@ -174,7 +182,8 @@ def with_measurements(
     profile = record.profile()
     found = list(offers) if forgive else _without_failures(model, offers, identities, name, strategy)
     known = set() if profile is None else {label for label, key in keys.items() if _profiled(profile, key)}
-    tuned = {} if tune else _tuned(tuning_key(name, identities, strategy, asking), identities, keys)
+    named = _with_runtime(identities, keys)
+    tuned = {} if tune else _tuned(tuning_key(name, named, strategy, asking), named, keys)
     if strategy.kind == "stated" or not (known or tuned or tune or strategy.kind == "measured"):
         _log.info("%s", HINT)
         return found, Placer(name, keys, strategy, asking)
