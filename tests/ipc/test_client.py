@@ -645,7 +645,7 @@ def test_a_service_that_hangs_up_is_dead_for_who_calls_and_its_process_for_who_c
     ("answer", "kind", "says"),
     [
         (wire.encode(wire.Failed(7, "ResourceExhausted", "lanes: no more")), ResourceExhausted, "lanes: no more"),
-        (wire.encode(ONE), DeadObject, "peer: answered AttachLane with Word"),
+        (wire.encode(ONE), DeadObject, "peer: answered AttachLane with TextReply"),
         (b"\xc1", InvalidArgument, "long message"),
         (b"\xc0", DeadObject, "peer: answered AttachLane with an invalid message"),
         (wire.ENCODED_DONE, DeadObject, "sent no end of a channel, must be a SEQPACKET socket of the Unix family"),

@@ -254,7 +254,7 @@ def test_an_execution_is_called_by_the_form_of_the_level_with_the_limits_that_it
 
 NOT_MEASURED = wire.WireTiming()
 WRONG: dict[str, tuple[wire.Reply, type[Exception], str]] = {
-    "kind": (wire.TextReply("x"), OperationFailed, "peer: answered an execution with Word"),
+    "kind": (wire.TextReply("x"), OperationFailed, "peer: answered an execution with TextReply"),
     "past the end": (
         wire.ExecutedReply(((4,),), (True,), NOT_MEASURED, (1,)),
         ContractBroken,

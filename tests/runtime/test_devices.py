@@ -334,7 +334,7 @@ class Started:
     """Stands for the device of a process; its start ends when `meeting` have all begun."""
 
     meeting: threading.Barrier
-    unusable = False
+    is_unusable = False
     confinement = {"seccomp": "applied"}
     version, type, level = Fake.version, Fake.type, Fake.level
     extensions = relaxations = ()
