@@ -403,6 +403,15 @@ def test_tuning_measures_who_takes_control_flow_whole_too(works):
         assert where(compiled) == "reference"
 
 
+def test_who_takes_control_flow_is_tuned_and_remembered():
+    devices = ["litert", "reference"]  # and the runtime, which no entry point names
+    with nnhal.compile(doubling(), devices=devices, tune=0.05, cache_dir=False) as compiled:
+        measured = {each.devices: each.latency for each in compiled.placement.expected if each.known}
+    assert {*measured} == {("runtime",), ("reference",)}
+    with nnhal.compile(doubling(), devices=devices, cache_dir=False) as compiled:
+        assert {each.devices: each.latency for each in compiled.placement.expected if each.known} == measured
+
+
 def test_a_device_that_failed_to_say_what_it_takes_is_asked_once():
     class Silent(Some):
         def supports(self, model: Model) -> Sequence[Verdict]:
