@@ -292,5 +292,5 @@ def _decoded(text: str, kind: type[list[T]]) -> list[T]:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as error:
-        _log.warning("tuned times: %s is no valid row: %s", bounded_text(text, 50), error)
+        _log.warning("tuned times: %s is not a valid row: %s", bounded_text(text, 50), error)
         return []

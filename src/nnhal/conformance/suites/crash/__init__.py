@@ -30,7 +30,7 @@ LENGTH = 8  # operations
 THREADS = 4  # of a client that is killed
 KILLED = 6  # clients, one after another
 PROCESSES, IN_EACH = 6, 10  # clients at once, and threads of each
-STEPS = 40  # of each thread of a client at once
+ROUNDS = 40  # of each thread of a client at once
 SHARES = 0, 50, 80, 100  # per cent of the clients at once that kill themselves
 ENDLESS = 1 << 40  # rounds of a client, which the suite kills before they end
 LATEST = 0.1  # seconds of work after which a client is killed, at most
@@ -50,7 +50,7 @@ class Crash(Suite):
     bundle = 1
 
     def cases(self, run: SuiteRun) -> Iterator[Case]:
-        """Yield the cases; `scale` changes the number of clients that are killed, and the steps of the others."""
+        """Yield the cases; `scale` changes the number of clients that are killed, and the rounds of the others."""
         for what in (COMPILE, EXECUTE, BURST):
             yield Case(self.name, f"killed/{what}", arguments=("killed", what))
         yield Case(self.name, "stopped", arguments=("stopped",))
@@ -240,7 +240,7 @@ def _stopped(context: Context) -> Found:
     with _served(context) as served:
 
         def act() -> None:
-            client = served.client([COMPILE, EXECUTE, BURST, EXECUTE], steps=STEPS)
+            client = served.client([COMPILE, EXECUTE, BURST, EXECUTE], rounds=ROUNDS)
             try:
                 client.ready(limit)
                 client.pause(go_on=False)
@@ -273,7 +273,7 @@ def _clients(context: Context, share: int) -> Found:
     limit = max(LOADING, context.run.timeout)
     rng = random.Random(f"{context.run.seed} {share}")
     failing = round(PROCESSES * share / 100)
-    steps = max(8, round(STEPS * context.run.scale))
+    rounds = max(8, round(ROUNDS * context.run.scale))
     threads = [(EXECUTE, COMPILE, BURST)[n % 3] for n in range(IN_EACH)]
     with _served(context) as served:
         results = [0]
@@ -282,9 +282,9 @@ def _clients(context: Context, share: int) -> Found:
             with ExitStack() as stack:
                 several = []
                 for number in range(PROCESSES):
-                    most = steps * IN_EACH if number < failing else 0
+                    most = rounds * IN_EACH if number < failing else 0
                     dies = rng.randint(IN_EACH, most // 2) if most else 0
-                    several.append((served.client(threads, steps=steps, dies_after=dies), dies))
+                    several.append((served.client(threads, rounds=rounds, dies_after=dies), dies))
                     stack.callback(several[-1][0].end)
                 for client, dies in several:
                     if dies:
@@ -294,7 +294,7 @@ def _clients(context: Context, share: int) -> Found:
                         results[0] += _judge(client.report(limit), "a client beside others that died")
                 if not served.probe.goes_on():
                     return
-                last = served.client([EXECUTE], steps=SETS)
+                last = served.client([EXECUTE], rounds=SETS)
                 stack.callback(last.end)
                 last.ready(limit)
                 _judge(last.report(limit), "a client that came after others had died")

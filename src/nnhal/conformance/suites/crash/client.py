@@ -1,7 +1,7 @@
 """A client of a driver, in a process that is to be killed, or kills itself, or reports its results.
 
-Its argument is an `Orders` as JSON. It prints "ready PID" once each thread has made a step, with the process id of its
-own driver if it has one, and at its end a `Report` as JSON.
+Its argument is a `ClientOrders` as JSON. It prints "ready PID" once each thread has done a round, with the process id of the
+driver that it started, if any, and at its end a `ClientReport` as JSON.
 """
 
 import ctypes
@@ -32,10 +32,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ClientOrders(Record, frozen=True):
-    """What a client does.
+    """A client's work.
 
     parent: the process with which it ends. service: the name of the driver's service, "" to start `driver` for itself.
-    threads: what each thread does. steps: of each thread. dies_after: all steps together after which the client kills
+    threads: what each thread does. rounds: of each thread. dies_after: all rounds together after which the client kills
     itself; 0 for never.
     """
 
@@ -47,7 +47,7 @@ class ClientOrders(Record, frozen=True):
     seed: int
     length: int
     threads: tuple[str, ...]
-    steps: int
+    rounds: int
     dies_after: int = 0
 
 
@@ -103,8 +103,8 @@ class _Client:
                         self.report.wrong.append(answer)
                 else:
                     right += 1
-                self._step(place)
-                if self._taken[place] == self.orders.steps:
+                self._round(place)
+                if self._taken[place] == self.orders.rounds:
                     break
         except NnhalError as error:
             with self._lock:
@@ -115,9 +115,9 @@ class _Client:
                     self.report.right + right, self.report.refused + refused, self.report.wrong, self.report.errors
                 )
             if not self._taken[place]:
-                self._step(place)
+                self._round(place)
 
-    def _step(self, place: int) -> None:
+    def _round(self, place: int) -> None:
         self._taken[place] += 1
         if self.orders.dies_after and sum(self._taken) >= self.orders.dies_after:
             os.kill(os.getpid(), signal.SIGKILL)  # while other threads are in the driver
@@ -126,7 +126,7 @@ class _Client:
 
     def _compiling(self, _: int) -> Iterator[str | None]:
         """Yield the difference of each new model's result; None if the driver refused it."""
-        for number in range(self.orders.steps):
+        for number in range(self.orders.rounds):
             try:
                 prepared = checked_prepared(self.device, self.job.graph.model, PLAIN)
             except ResourceExhausted:
@@ -139,7 +139,7 @@ class _Client:
 
     def _executing(self, first: int) -> Iterator[str | None]:
         prepared = checked_prepared(self.device, self.job.graph.model, PLAIN)
-        for number in range(self.orders.steps):
+        for number in range(self.orders.rounds):
             place = (first + number) % SETS
             yield difference(self.job.wanted[place], executed(self.device, prepared, self.job.inputs[place]))
 
@@ -147,7 +147,7 @@ class _Client:
         prepared = checked_prepared(self.device, self.job.graph.model, PLAIN)
         with ExitStack() as stack:
             burst = stack.enter_context(prepared.burst())
-            for number in range(self.orders.steps):
+            for number in range(self.orders.rounds):
                 place = (first + number) % SETS
                 request = prepared.request([x.copy() for x in self.job.inputs[place]])
                 request.execute(burst.run, UNLIMITED)
