@@ -1,5 +1,4 @@
 """Checks the project's words: `python -m nnhal_lint_words` in the root of the repository.
 
-`passages` finds prose in Python files and Markdown pages, `rules` holds the words and measures that it is checked for, and
-`ratchet` compares the number of findings with the committed one, which may only fall.
+`passages` finds prose in Python files and Markdown pages, `rules` holds the words and measures that it is checked for.
 """
