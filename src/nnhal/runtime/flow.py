@@ -15,14 +15,24 @@ from nnhal.base.operands import Shape
 from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
 from nnhal.hal.claims import Claims
-from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
+from nnhal.hal.device import Capabilities, Hints, Prepared, Verdict
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.model.graph import Model, Operation, Subgraph
 from nnhal.model.parts import Part, branch, live
 from nnhal.model.validate import level_needed, validate
 from nnhal.runtime import costs, discovery
 from nnhal.runtime.cache.wanted import Keeping
-from nnhal.runtime.compilation import CONTROL_FLOW, Candidate, Inside, Wishes, asked, compiled_on, judge_of, placed
+from nnhal.runtime.compilation import (
+    CONTROL_FLOW,
+    Candidate,
+    Inside,
+    Interpreting,
+    Wishes,
+    asked,
+    compiled_on,
+    judge_of,
+    placed,
+)
 from nnhal.runtime.interpreter import PreparedFlow
 from nnhal.runtime.isolation import DeviceKey, labels
 from nnhal.runtime.partition import Choice, Offer, Partition
@@ -47,7 +57,7 @@ class Branch(Record, frozen=True):
 Branches = Mapping[int, tuple[Branch, Branch]]  # by the operation that refers to them
 
 
-class ControlFlow(Device):
+class ControlFlow(Interpreting):
     """The runtime as a device that runs control flow, for one compilation."""
 
     name, version, type = "runtime", __version__, DeviceType.OTHER
