@@ -72,12 +72,12 @@ class Capture(Uncopied, instead="its file can be read anywhere"):
             raise InvalidArgument(f"capture: max_bytes is {shown(max_bytes)}, must be an integer of at least {LEAST}")
         if not isinstance(data, bool):
             raise InvalidArgument(f"capture: data is {shown(data)}, must be true or false")
-        self.path, self._limit, self.data = Path(path).absolute(), max_bytes, data
+        self._asked, self._limit, self.data = Path(path).absolute(), max_bytes, data
         self._early = early
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self.path = threading.Lock(), self._asked
         self._file: CaptureFile | None = None
         self._started = time.monotonic_ns()
         self._numbers = {kind: itertools.count() for kind in ("model", "compilation", "preparation", "request")}
@@ -136,7 +136,7 @@ class Capture(Uncopied, instead="its file can be read anywhere"):
         with self._lock:
             if self._file is not None:
                 return
-            path = Path(str(self.path).replace("%p", str(os.getpid())))
+            path = Path(str(self._asked).replace("%p", str(os.getpid())))
             self._file = CaptureFile(path, self._limit, replaces=self._early)
             self.path = self._file.path
             words = tuple(clipped(word, LONGEST) for word in sys.orig_argv[:WORDS])
