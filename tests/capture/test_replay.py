@@ -103,6 +103,17 @@ def test_a_request_that_failed_then_is_compared_with_the_reference(tmp_path: Pat
     assert "request 1 (plain)" in output and "the captured request failed: by the reference" in output
 
 
+def test_a_driver_that_dies_in_a_request_fails_that_one_alone(tmp_path: Path) -> None:
+    with nnhal.capture(tmp_path / "a"):
+        compiled = nnhal.compile(sums(), devices="reference")
+        for first in (1, 11, 2):
+            compiled(X + first, B)
+    output = nnhal_replay(str(tmp_path / "a"), "--driver", WRONG, "--isolate", code=1)
+    assert "request 1 (plain): DEAD_OBJECT" in output
+    found = json.loads(nnhal_replay(str(tmp_path / "a"), "--driver", WRONG, "--isolate", "--json", code=1))
+    assert [r["verdict"] for r in found["models"][0]["requests"]] == ["passed", "failed", "passed"]
+
+
 def test_a_model_is_extracted_and_listed(capture: Path, tmp_path: Path) -> None:
     nnhal_replay(str(capture), "--model", "0", "--output", str(tmp_path / "m.nnhal"))
     assert nnhal.load(tmp_path / "m.nnhal") == sums(2)

@@ -5,9 +5,11 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
+from nnhal.base.brief import counted
 from nnhal.base.errors import BadFile, InvalidArgument
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
@@ -75,9 +77,9 @@ def _run(words: Sequence[str], environment: dict[str, str]) -> int:
     return SIGNALLED - status if status < 0 else status
 
 
-def _facts(path: Path) -> dict[str, object]:
+def _facts(path: Path) -> dict[str, Any]:
     capture = _opened(path)
-    facts: dict[str, object] = {"file": str(path), "bytes": path.stat().st_size}
+    facts: dict[str, Any] = {"file": str(path), "bytes": path.stat().st_size}
     if isinstance(capture, str):
         return {**facts, "models": 0, "preparations": 0, "requests": 0, "notes": [capture]}
     counts = {"models": len(capture.models), "preparations": len(capture.parts)}
@@ -94,7 +96,5 @@ def _opened(path: Path) -> CaptureReader | str:
 
 def _line(path: Path) -> str:
     facts = _facts(path)
-    counted = f"{facts['preparations']} prepared models, {facts['requests']} requests"
-    notes = facts["notes"]
-    assert isinstance(notes, list)
-    return "; ".join([f"wrote {path}: {counted}, {common.size(path.stat().st_size)}", *notes])
+    many = f"{counted(facts['preparations'], 'prepared model')}, {counted(facts['requests'], 'request')}"
+    return "; ".join([f"wrote {path}: {many}, {common.size(facts['bytes'])}", *facts["notes"]])

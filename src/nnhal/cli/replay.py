@@ -9,9 +9,9 @@ from typing import Any
 import click
 import msgspec
 
-from nnhal.base.brief import counted
+from nnhal.base.brief import counted, duration
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.errors import BadFile, InvalidArgument
+from nnhal.base.errors import BadFile, InvalidArgument, clipped
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.main import ANSWER_NO
@@ -19,6 +19,7 @@ from nnhal.conformance.replay import FAILED, PASSED, PREPARED, VERDICTS, Replaye
 from nnhal.model.file import write_model
 from nnhal.runtime.capturing.reader import CaptureReader, PreparedPart
 
+COMMAND = 200  # characters of the captured command
 MOST_REASONS = 3  # failed requests of a model that are named without --verbose
 
 
@@ -85,10 +86,9 @@ def _replay(capture: CaptureReader, options: ReplayOptions, *, verbose: bool, as
         raise BadFile(f"capture {capture.path}: no device was given a model in it, must be at least one")
     found: list[ReplayedPart] = []
     with common.progress(as_json) as bar:
-        task = bar.add_task("replay", total=len(capture.parts))
-        for part in replay(capture, options):
-            found.append(part)
-            bar.update(task, advance=1, description=f"replay of {part.title}")
+        chosen = [part for part in capture.parts.values() if options.takes(title_of(capture, part))]
+        task = bar.add_task("requests replayed", total=sum(len(part.requests) for part in chosen))
+        found += replay(capture, options, lambda: bar.update(task, advance=1))
     if not found:
         titles = ", ".join(title_of(capture, part) for part in list(capture.parts.values())[:5])
         raise InvalidArgument(f"filter is {options.pattern!r}, must match one of {titles}")
@@ -121,8 +121,8 @@ def _print(capture: CaptureReader, found: Sequence[ReplayedPart], verbose: bool)
         ">requests",
         "result",
         ">worst difference",
-        ">captured p50 (ms)",
-        ">replay p50 (ms)",
+        ">captured p50",
+        ">replay p50",
     )
     common.table(
         columns,
@@ -134,8 +134,8 @@ def _print(capture: CaptureReader, found: Sequence[ReplayedPart], verbose: bool)
                 len(part.requests),
                 part.verdict.upper(),
                 "" if part.worst is None else f"{part.worst:.3g}",
-                _milliseconds(part.captured_ns),
-                _milliseconds(part.nanoseconds),
+                _time(part.captured_ns),
+                _time(part.nanoseconds),
             ]
             for part in found
         ],
@@ -159,8 +159,8 @@ def _reasons(part: ReplayedPart, *, verbose: bool) -> list[str]:
     return lines
 
 
-def _milliseconds(nanoseconds: int | None) -> str:
-    return "" if nanoseconds is None else f"{nanoseconds / 1e6:.3f}"
+def _time(nanoseconds: int | None) -> str:
+    return "" if nanoseconds is None else duration(nanoseconds / 1e9)
 
 
 # ------------------------------------------------------------------------------------------------------------------ list
@@ -171,10 +171,10 @@ def _list(capture: CaptureReader, *, verbose: bool, as_json: bool) -> int:
         common.emit(_document(capture))
         return 0
     head = capture.head
-    common.console.print(f"{capture.path}: {' '.join(head.command)}")
+    common.console.print(f"{capture.path}: {clipped(' '.join(' '.join(head.command).split()), COMMAND)}")
     common.console.print(f"  process {head.pid}, {head.started}, {head.system}, nnhal {head.nnhal}")
     common.table(
-        ["#", "model", ">ops", "prepared on", "isolation", ">prepare (ms)", ">requests", "ways", "outcome"],
+        ["#", "model", ">ops", "prepared on", "isolation", ">prepare", ">requests", "ways", "outcome"],
         [_row(capture, part) for part in capture.parts.values()],
     )
     whole = {c.model for c in capture.compilations.values()} - {p.given.model for p in capture.parts.values()}
@@ -192,7 +192,7 @@ def _list(capture: CaptureReader, *, verbose: bool, as_json: bool) -> int:
 def _row(capture: CaptureReader, part: PreparedPart) -> list[Any]:
     given, end, model = part.given, part.end, capture.models[part.given.model]
     ways = Counter(request.given.way for request in part.requests)
-    spent = "" if end is None else f"{end.nanoseconds / 1e6:.1f}"
+    spent = _time(None if end is None else end.nanoseconds)
     return [
         given.number,
         f"{model.number} {model.name or 'model'}",

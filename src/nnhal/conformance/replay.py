@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from math import prod
 from statistics import median
@@ -51,6 +51,10 @@ class ReplayOptions(Record, frozen=True):
     rtol: float | None = None
     atol: float | None = None
     pattern: str = ""
+
+    def takes(self, title: str) -> bool:
+        """Whether a model is to be replayed."""
+        return re.search(self.pattern, title) is not None
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument for an invalid pattern."""
@@ -115,22 +119,26 @@ def title_of(capture: CaptureReader, part: PreparedPart) -> str:
     return f"{model.number} {model.name or 'model'} on {part.given.device}"
 
 
-def replay(capture: CaptureReader, options: ReplayOptions) -> Iterator[ReplayedPart]:
-    """Replay each captured preparation; yield its outcome.
+def replay(
+    capture: CaptureReader, options: ReplayOptions, progress: Callable[[], object] = lambda: None
+) -> Iterator[ReplayedPart]:
+    """Replay each captured preparation; yield its outcome. progress: called after each request.
 
     Raises:
         DeviceUnavailable: The device does not exist here, or does not load.
     """
     for part in capture.parts.values():
-        if re.search(options.pattern, title_of(capture, part)):
-            yield _Replay(capture, part, options).outcome()
+        if options.takes(title_of(capture, part)):
+            yield _Replay(capture, part, options, progress).outcome()
 
 
 class _Replay:
     """The replay of one captured preparation."""
 
-    def __init__(self, capture: CaptureReader, part: PreparedPart, options: ReplayOptions) -> None:
-        self._capture, self._part, self._options = capture, part, options
+    def __init__(
+        self, capture: CaptureReader, part: PreparedPart, options: ReplayOptions, progress: Callable[[], object]
+    ) -> None:
+        self._capture, self._part, self._options, self._progress = capture, part, options, progress
 
     def outcome(self) -> ReplayedPart:
         """Prepare the model, and execute the requests."""
@@ -206,20 +214,21 @@ class _Replay:
 
     def _run_all(self, prepared: Prepared, found: ReplayedPart, held: ExitStack) -> None:
         bursts: list[Burst] = []
+        dead = ""
         for request in self._part.requests:
+            if dead:
+                found.requests.append(ReplayedRequest(request.given.number, request.given.way, SKIPPED, dead))
+                continue
             try:
-                outcome = self._one(prepared, bursts, request, held)
+                found.requests.append(self._one(prepared, bursts, request, held))
             except _Died as died:
-                outcome = died.outcome
-                found.requests.append(outcome)
+                found.requests.append(died.outcome)
                 bursts.clear()
                 try:
                     prepared = self._prepared(held)
                 except NnhalError as error:
-                    found.reason = told(error)
-                    return
-                continue
-            found.requests.append(outcome)
+                    dead = f"the driver's process died and did not prepare the model again: {told(error)}"
+            self._progress()
 
     def _one(
         self, prepared: Prepared, bursts: list[Burst], request: ExecutedRequest, held: ExitStack
