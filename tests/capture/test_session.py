@@ -272,7 +272,7 @@ def test_a_killed_application_leaves_a_file_with_the_request_that_it_died_in(tmp
     assert capture.array(request.given.inputs[0]).tolist() == [5, 6, 7, 8]
 
 
-def test_a_forked_child_and_a_second_process_write_files_of_their_own(tmp_path: Path) -> None:
+def test_a_forked_child_and_a_second_process_write_other_files(tmp_path: Path) -> None:
     forks = (
         "import resource\n"
         "pid = os.fork()\n"
@@ -366,8 +366,8 @@ def test_a_changed_byte_is_an_error_or_a_note_never_another_result(data: bytes, 
     ("contents", "why"),
     [
         (b"", "has 0 bytes, must have 8"),
-        (b"\x00NNHAL\x01\n and a model", "is no capture"),
-        (b"TFL3" * 10, "is no capture"),
+        (b"\x00NNHAL\x01\n and a model", "is not a capture"),
+        (b"TFL3" * 10, "is not a capture"),
         (MAGIC[:-1] + b"\x09" + b"more", "has format version 9, must be 1"),
         (MAGIC, "has no first record"),
         (MAGIC + FRAME.pack(b"RECD", 0, 1 << 62), "has no first record"),
@@ -378,5 +378,5 @@ def test_a_foreign_newer_or_empty_file_is_named(contents: bytes, why: str, tmp_p
         read(tmp_path / "a", contents)
     with pytest.raises(BadFile, match="cannot be read"):
         CaptureReader(tmp_path / "none")
-    with pytest.raises(BadFile, match=r"no ordinary file|cannot be read"):
+    with pytest.raises(BadFile, match=r"not an ordinary file|cannot be read"):
         CaptureReader(tmp_path)

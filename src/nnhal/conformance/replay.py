@@ -40,7 +40,7 @@ VERDICTS = PASSED, FAILED, REFUSED, PREPARED, SKIPPED
 
 
 class ReplayOptions(Record, frozen=True):
-    """What to replay, where, and how to compare.
+    """Selects what to replay, where, and how to compare.
 
     device: "" for the captured ones. isolate: as captured if False. rtol, atol: in place of the operations' tolerances;
     None for those. pattern: of the titles of the models to replay.

@@ -73,7 +73,7 @@ class CaptureFile:
             return self._append([frame(RECORD, payload)])
 
     def store(self, data: bytes | memoryview) -> bytes:
-        """Append bytes, unless the file has them. Return their digest, or b"" if they do not fit; `full` says why."""
+        """Append bytes, unless the file has them. Return their digest, or b"" if they do not fit; `full` has the reason."""
         view = memoryview(data)
         view = view.cast("B") if view.nbytes else memoryview(b"")  # an empty array has no format to cast
         digest = digest_of(view)

@@ -78,7 +78,7 @@ class CaptureReader:
         compilations: By number.
         parts: The preparations, by number.
         placements: In order.
-        notes: What the file lacks, and why.
+        notes: Missing contents, with the reasons.
         complete: Whether the capture ended in order.
     """
 
@@ -88,7 +88,7 @@ class CaptureReader:
         """Read all records.
 
         Raises:
-            BadFile: It is no capture, of a newer format, or damaged at its beginning.
+            BadFile: It is not a capture, has a newer format, or is damaged at its beginning.
         """
         self.path = path
         self.models: dict[int, CapturedModel] = {}
@@ -104,7 +104,7 @@ class CaptureReader:
         try:
             self._owner.fds.extend(map(os.open, (path,), (os.O_RDONLY | os.O_CLOEXEC,)))
             if not path.is_file():
-                raise BadFile(f"capture {path}: is no ordinary file, must be a file of nnhal capture")
+                raise BadFile(f"capture {path}: is not an ordinary file, must be a file of nnhal capture")
             self._size = os.fstat(self._owner.fds[0]).st_size
         except OSError as error:
             raise BadFile(f"capture {path}: cannot be read: {error.strerror}") from None
@@ -122,7 +122,7 @@ class CaptureReader:
     def _check_magic(self) -> None:
         found = self._bytes(0, len(MAGIC))
         if found[:-1] != MAGIC[:-1]:
-            raise BadFile(f"capture {self.path}: is no capture, must be a file of nnhal capture")
+            raise BadFile(f"capture {self.path}: is not a capture, must be a file of nnhal capture")
         if found != MAGIC:
             raise BadFile(
                 f"capture {self.path}: has format version {found[-1]}, must be {VERSION}: replay it with the nnhal that"

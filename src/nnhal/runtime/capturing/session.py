@@ -178,7 +178,7 @@ class Capture(Uncopied, instead="its file can be read anywhere"):
         return digest
 
     def _forked(self) -> None:
-        """Let go of the parent's file. The child creates one if it compiles a model."""
+        """Close the parent's file. The child creates one if it compiles a model."""
         if self._file is not None:
             self._file.abandon()
         self._early = False
@@ -307,7 +307,7 @@ def capture(path: "str | os.PathLike[str]", *, max_bytes: int = MOST, data: bool
 
     The capture has each model that is compiled meanwhile, whole and as each device prepares it, the placement, and each
     request of these models with its outcome. It covers all threads of this process. A forked child that compiles a
-    model writes a file of its own. The file is complete up to a crash.
+    model writes another file, with its process ID in the name. The file is complete up to a crash.
 
     Args:
         path: The file; an existing one is replaced.
