@@ -88,9 +88,14 @@ def test_inputs_behind_fences_are_those_of_the_execution(tmp_path: Path) -> None
         given += 10  # it is read when the fence is signalled
         signals.set()
         wanted = launched.result()
+        forgotten = compiled.execute_fenced(X, B)
+        assert forgotten.fence is not None
+        forgotten.fence.wait()
     capture = CaptureReader(tmp_path / "a")
     inputs, outputs = arrays(capture, capture.parts[0], 0)
     assert (inputs[0] == X + 10).all() and (outputs[0] == wanted).all() and (wanted == X + 11).all()
+    unasked = capture.parts[0].requests[1]  # nobody asked for its result
+    assert unasked.given.way == "fenced" and unasked.end is None
 
 
 @ISOLATION

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.fence import Fence
-from nnhal.hal.request import Request, Signature
+from nnhal.hal.request import Control, Request, Signature
 from nnhal.model.graph import Model
 
 
@@ -23,7 +23,7 @@ class PreparationCapture(Protocol):
     def signature(self, plain: Signature, way: str) -> Signature:
         """Return a signature whose requests are captured. way: how they execute."""
 
-    def fenced(self, request: Request, wait_for: Sequence[Fence]) -> Sequence[Fence]:
+    def fenced(self, request: Request, control: Control, wait_for: Sequence[Fence]) -> Sequence[Fence]:
         """Note that a request is launched behind fences; return the fences to wait for instead."""
 
 

@@ -20,6 +20,10 @@ SINCE_LAUNCH = "callback", "fenced"  # ways whose time begins when the request i
 class RequestRecorder(Protocol):
     """Records the requests of a prepared model."""
 
+    @property
+    def open(self) -> bool:
+        """Whether the capture still runs."""
+
     def store(self, array: Array) -> CapturedArray:
         """Store an input or output."""
 
@@ -59,7 +63,6 @@ class RecordedRequest(Request):
     """A request that records itself."""
 
     _number: int | None = None
-    _inputs: "Sequence[CapturedArray | None] | None" = None
     _inside = False  # another request, for the same execution, records it
     _finished = False
     _limits = UNLIMITED
@@ -71,27 +74,25 @@ class RecordedRequest(Request):
         self._recorder, self.way = signature.recorder, signature.way
         self._since = time.monotonic_ns()
 
-    def store_inputs(self) -> None:
-        """Store the inputs, unless that is done."""
-        if self._inputs is None:
-            stored = zip(self.signature.inputs, self.given, strict=True)
-            self._inputs = [
-                self._in_buffer(argument, self.input_buffers[n])
-                if n in self.input_buffers
-                else None
-                if array is None
-                else self._recorder.store(array)
-                for n, (argument, array) in enumerate(stored)
-            ]
+    def begin(self, control: Control) -> None:
+        """Record the request with its inputs, unless that is done."""
+        if self._number is not None or self._inside or not self._recorder.open:
+            return
+        stored = zip(self.signature.inputs, self.given, strict=True)
+        inputs = [
+            self._in_buffer(argument, self.input_buffers[n])
+            if n in self.input_buffers
+            else None
+            if array is None
+            else self._recorder.store(array)
+            for n, (argument, array) in enumerate(stored)
+        ]
+        self._limits = control
+        self._number = self._recorder.begun(self.way, inputs, self._rooms(), control)
 
     def execute(self, run: Run, control: Control) -> Timing | None:
         """Execute as `Request` does."""
-        if self._inside:
-            return super().execute(run, control)
-        if self._number is None:
-            self.store_inputs()
-            self._limits = control
-            self._number = self._recorder.begun(self.way, self._inputs or (), self._rooms(), control)
+        self.begin(control)
         if self._number is None:
             return super().execute(run, control)
         start = self._since if self.way in SINCE_LAUNCH else time.monotonic_ns()
@@ -106,16 +107,14 @@ class RecordedRequest(Request):
     def abandon(self) -> None:
         """End without a result as `Request` does."""
         super().abandon()
-        if self._number is not None:
-            cancelled = self._limits.cancelled is not None and self._limits.cancelled.is_set()
-            where = self.signature.where
-            if cancelled:
-                self._write(
-                    Cancelled.status, f"{where}: cancelled by its owner", (), (time.monotonic_ns() - self._since, None)
-                )
-            else:
-                why = f"{where}: the runtime waits for it no longer"
-                self._write(ErrorStatus.MISSED_DEADLINE_TRANSIENT, why, (), (time.monotonic_ns() - self._since, None))
+        limits, now = self._limits, time.monotonic_ns()
+        if limits.cancelled is not None and limits.cancelled.is_set():
+            status, why = Cancelled.status, "cancelled by its owner"
+        elif limits.deadline is not None and now > limits.deadline:
+            status, why = ErrorStatus.MISSED_DEADLINE_TRANSIENT, "the deadline has passed"
+        else:
+            status, why = ErrorStatus.GENERAL_FAILURE, "the runtime abandoned it"
+        self._write(status, f"{self.signature.where}: {why}", (), (now - self._since, None))
 
     def contain(self, inner: Request) -> Request:
         """Link a request as `Request` does; only this one is recorded."""

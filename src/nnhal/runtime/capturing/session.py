@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +242,7 @@ class _Preparation:
         """As in `PreparationCapture`."""
         return CapturedSignature(plain, self, way)
 
-    def fenced(self, request: Request, wait_for: Sequence[Fence]) -> Sequence[Fence]:
+    def fenced(self, request: Request, control: Control, wait_for: Sequence[Fence]) -> Sequence[Fence]:
         """As in `PreparationCapture`. Inputs may be written until the fences are signalled."""
         if not isinstance(request, RecordedRequest):
             return wait_for
@@ -249,11 +250,16 @@ class _Preparation:
         if not self._fenced:  # the request waits before it executes
             return wait_for
         if all(fence.status() == ErrorStatus.NONE for fence in wait_for):
-            request.store_inputs()
+            request.begin(control)
             return wait_for
-        return [once_signalled(wait_for, request.store_inputs)]
+        return [once_signalled(wait_for, partial(request.begin, control))]
 
     # ----------------------------------------------------------------------------------------- as in `RequestRecorder`
+
+    @property
+    def open(self) -> bool:
+        """Whether the capture still runs."""
+        return not self._file.problem
 
     def store(self, array: Array) -> CapturedArray:
         """Store an input or output."""
@@ -272,8 +278,6 @@ class _Preparation:
     ) -> int | None:
         """Record a request."""
         capture = self._capture
-        if self._file.problem:
-            return None
         number, now = next(capture._numbers["request"]), time.monotonic_ns()
         left = None if control.deadline is None else max(0, control.deadline - now)
         limits = left, control.loop_timeout, control.measure, now - capture._started
