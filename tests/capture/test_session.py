@@ -112,17 +112,24 @@ def test_driver_memory_is_captured_with_its_contents(tmp_path: Path, isolation: 
     assert argument is not None and argument.buffer == (isolation == "process")
 
 
-def test_partitions_and_fallbacks_are_captured_and_weights_once(tmp_path: Path) -> None:
+WEIGHTS = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+
+
+def dense() -> nnhal.Model:
     b = nnhal.Builder("weights")
     x = b.input((1, 64), name="x")
-    weights = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
-    model = b.finish([x], [b.fully_connected(b.relu(x), weights, np.zeros(64, np.float32))])
+    return b.finish([x], [b.fully_connected(b.relu(x), WEIGHTS, np.zeros(64, np.float32))])
+
+
+def test_partitions_and_fallbacks_are_captured_and_weights_once(tmp_path: Path) -> None:
+    model = dense()
     fake = Fake(takes=lambda n: n == 1, on_run=failing(OperationFailed("no")))
     with nnhal.capture(tmp_path / "a"):
         compiled = nnhal.compile(model, devices=[fake, "reference"], fallback="allow")
         compiled(np.ones((1, 64), np.float32))
+        nnhal.compile(dense(), devices="reference")  # the same weights in other memory
     capture = CaptureReader(tmp_path / "a")
-    assert sorted(p.given.device for p in capture.parts.values()) == ["fake", "reference", "reference"]
+    assert sorted(p.given.device for p in capture.parts.values()) == ["fake", *["reference"] * 3]
     of_fake = next(p for p in capture.parts.values() if p.given.device == "fake")
     (failed,) = of_fake.requests
     assert failed.end is not None and (failed.end.status, failed.end.error) == (
@@ -130,9 +137,8 @@ def test_partitions_and_fallbacks_are_captured_and_weights_once(tmp_path: Path) 
         "device fake: no",
     )
     assert capture.model(of_fake.given.model).main.operations[0].type == model.main.operations[1].type
-    assert (tmp_path / "a").read_bytes().count(weights.tobytes()) == 1
-    (placement,) = capture.placements
-    assert set(placement.parts) < set(capture.parts)
+    assert (tmp_path / "a").read_bytes().count(WEIGHTS.tobytes()) == 1
+    assert set(capture.placements[0].parts) < set(capture.parts) and len(capture.placements) == 2
 
 
 def test_each_partition_of_interpreted_control_flow_is_captured(tmp_path: Path) -> None:
