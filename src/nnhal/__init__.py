@@ -19,6 +19,8 @@ _EXPORTS = {
     "load_driver": "nnhal.runtime.discovery",
     "load_extension": "nnhal.runtime.discovery",
     "register_custom_operator": "nnhal.base.custom_operators",
+    "capture": "nnhal.runtime.capturing.session",
+    "Capture": "nnhal.runtime.capturing.session",
     "trace": "nnhal.runtime.tracing.session",
     "Trace": "nnhal.runtime.tracing.session",
     "allocate": "nnhal.runtime.allocate",
@@ -117,6 +119,7 @@ if TYPE_CHECKING:
     from nnhal.runtime.binding import Binding
     from nnhal.runtime.bursts import CompiledBurst
     from nnhal.runtime.by_shape import CompiledByShape
+    from nnhal.runtime.capturing.session import Capture, capture
     from nnhal.runtime.compilation import FallbackWarning
     from nnhal.runtime.compiled import Compiled
     from nnhal.runtime.discovery import load_driver, load_extension
@@ -135,6 +138,7 @@ __all__ = [  # for type checkers, which do not see the lazy exports
     "Binding",
     "Builder",
     "Cancelled",
+    "Capture",
     "ChannelQuant",
     "Closed",
     "Compiled",
@@ -175,6 +179,7 @@ __all__ = [  # for type checkers, which do not see the lazy exports
     "Unmappable",
     "UnsupportedModel",
     "allocate",
+    "capture",
     "compile",
     "devices",
     "fence_pair",

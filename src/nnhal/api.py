@@ -309,3 +309,8 @@ if os.environ.get("NNHAL_TRACE"):
     from nnhal.runtime.tracing.session import from_environment
 
     from_environment()
+
+if os.environ.get("NNHAL_CAPTURE"):
+    from nnhal.runtime.capturing.session import from_environment as capture_from_environment
+
+    capture_from_environment()

@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    os.environ.pop("NNHAL_TRACE", None)  # the file is the application's; clients have their own traces of this process
+    for name in ("NNHAL_TRACE", "NNHAL_CAPTURE"):  # files of the application, which sees this process as its client
+        os.environ.pop(name, None)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is how a service ends
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # one that came while this interpreter started waited
     faulthandler.enable(all_threads=False)  # the crashed thread's stack is enough

@@ -109,7 +109,9 @@ def test_warnings_are_a_line_on_stderr_without_control_characters(monkeypatch, c
     assert capsys.readouterr().err == "warning: fell \\x1b[31m back\n"
 
 
-VERB = re.compile(r"(Build|Run|Shrink|Show|Measure|Compare|List|Check|Verify|Share|Serve|Summarise|Delete)\b")
+VERB = re.compile(
+    r"(Build|Capture|Replay|Run|Shrink|Show|Measure|Compare|List|Check|Verify|Share|Serve|Summarise|Delete)\b"
+)
 
 
 def commands() -> list[tuple[str, click.Command]]:

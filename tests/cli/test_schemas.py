@@ -40,6 +40,8 @@ CALLS = {
     "models": [["models"], ["models", "tiny_conv"]],
     "test": [["test", "contract", "--filter", "^prepared-twice/ADD$", "--jobs", "1"]],
     "reduce": [["reduce", "add4", "--check", "false"]],
+    "capture": [["capture", "--json"]],
+    "replay": [["replay"], ["replay", "--list"], ["replay", "--model", "0"]],
     "vectors": [["vectors", SPECS], ["vectors", SPECS, "--compare"]],
     "verify": [["verify", "--operation", "ADD"], ["verify", "litert", "--operation", "SOFTMAX"]],
     "calibrate": [["calibrate", "--show"]],
@@ -72,6 +74,13 @@ def test_what_a_verb_prints_is_as_its_schema_says(
     if verb == "trace":
         nnhal("run", "add4", "--isolate", "--device", "reference", "--trace", str(tmp_path / "a.pftrace"))
         words = [*words, str(tmp_path / "a.pftrace")]
+    if verb == "capture":
+        program = "import nnhal; nnhal.compile('add4', devices='reference')([1, 2, 3, 4], [1, 2, 3, 4])"
+        words = [*words, "-o", str(tmp_path / "a"), "--", sys.executable, "-c", program]
+    if verb == "replay":
+        with nnhal_library.capture(tmp_path / "a"):
+            nnhal_library.compile("add4", devices="reference")([1, 2, 3, 4], [1, 2, 3, 4])
+        words = [*words, str(tmp_path / "a"), *(["-o", str(tmp_path / "m")] if "--model" in words else [])]
     if verb == "reduce":
         words = [*words, "--output", str(tmp_path / "reduced")]
     if verb == "vectors":

@@ -55,7 +55,12 @@ RUN_PAGE = [sys.executable, str(ROOT / "docs" / "run_page.py")]
 
 @pytest.mark.models
 @pytest.mark.parametrize(
-    "page", ["README.md", *(f"docs/tutorials/{who}.md" for who in ("ml-engineer", "driver-engineer", "researcher"))]
+    "page",
+    [
+        "README.md",
+        *(f"docs/tutorials/{who}.md" for who in ("ml-engineer", "driver-engineer", "researcher")),
+        pytest.param("docs/how-to/drivers/capture-and-replay.md", marks=pytest.mark.nightly),
+    ],
 )
 def test_the_commands_of_a_page_print_what_it_shows(page):
     done = subprocess.run([*RUN_PAGE, str(ROOT / page), "--check"], capture_output=True, text=True, check=False)

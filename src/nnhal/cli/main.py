@@ -42,6 +42,8 @@ VERBS = {
         "conformance": "Run test vectors on a device.",
         "vectors": "Build test vectors from AOSP's specs.",
         "reduce": "Shrink a failing model.",
+        "capture": "Capture the HAL session of a command.",
+        "replay": "Replay a captured session on a device.",
         "serve": "Share a driver between processes.",
     },
     "Data": {

@@ -6,6 +6,7 @@ of an importer are left out.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -62,11 +63,7 @@ def write_model(model: Model, path: str | os.PathLike[str]) -> None:
         InvalidArgument: The file cannot be written.
     """
     pools = [pool.bytes() for pool in model.pools]
-    states = tuple(
-        _StoredState(s.input, s.output, s.initial.dtype.str, s.initial.shape, s.initial.tobytes()) for s in model.states
-    )
-    edges = tuple(_Edge(index, form.scalar, form.wide) for index, form in model.edge.items())
-    head = msgspec.msgpack.encode(_Head(pack_device_view(model), tuple(map(len, pools)), states, edges))
+    head = head_of(model)
     temporary = Path(f"{os.fspath(path)}.{os.getpid()}")  # a reader never sees half a file
     try:
         with temporary.open("wb") as file:
@@ -78,6 +75,17 @@ def write_model(model: Model, path: str | os.PathLike[str]) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise InvalidArgument(f"{os.fspath(path)}: {error.strerror}, must be a writable file") from None
+
+
+def head_of(model: Model) -> bytes:
+    """Return everything of a model but the contents of its pools."""
+    states = tuple(
+        _StoredState(s.input, s.output, s.initial.dtype.str, s.initial.shape, s.initial.tobytes()) for s in model.states
+    )
+    edges = tuple(_Edge(index, form.scalar, form.wide) for index, form in model.edge.items())
+    return msgspec.msgpack.encode(
+        _Head(pack_device_view(model), tuple(pool.size for pool in model.pools), states, edges)
+    )
 
 
 def is_model(data: Array) -> bool:
@@ -101,19 +109,43 @@ def read_model(label: str, memory: Memory) -> Model:
     length = int.from_bytes(data[len(MAGIC) : start].tobytes(), "little")
     if not is_model(data) or length > len(data) - start:
         raise BadFile(f"{label}: has {len(data)} bytes, must hold a head of {length} bytes")
+    at = start + length
+
+    def next_pool(_: int, size: int) -> Memory:
+        nonlocal at
+        at = aligned(at, ALIGNMENT)
+        if size > len(data) - at:
+            raise BadFile(f"{label}: has {len(data)} bytes, must hold a pool of {size} bytes at {at}")
+        at += size
+        return sealed(data[at - size : at])
+
+    return model_of(label, data[start : start + length].tobytes(), next_pool)
+
+
+def model_of(
+    label: str, head: bytes, pool: Callable[[int, int], Memory], whole: Callable[[Model], Model] = lambda model: model
+) -> Model:
+    """Return the model of the bytes that `head_of` returned.
+
+    Args:
+        label: The name of the model or file in messages.
+        head: The bytes.
+        pool: Returns the sealed contents of a pool, from its number and its size in bytes.
+        whole: Adds what the head lacks, before the model is validated.
+
+    Raises:
+        BadFile: The head is damaged.
+        InvalidModel: The model breaks a rule.
+    """
     try:
-        head = _decode(data[start : start + length].tobytes())
-        pools, at = [], start + length
-        for size in head.pools:
-            at = aligned(at, ALIGNMENT)
-            if size > len(data) - at:
-                raise BadFile(f"{label}: has {len(data)} bytes, must hold a pool of {size} bytes at {at}")
-            pools.append(sealed(data[at : at + size]))
-            at += size
-        states = tuple(_state(each) for each in head.states)
-        edge = {each.operand: EdgeForm(each.scalar, each.wide) for each in head.edges}
-        model = replace(unpack_device_view(head.model, tuple(pools)), states=states, edge=edge)
+        found = _decode(head)
+        pools = tuple(pool(number, size) for number, size in enumerate(found.pools))
+        states = tuple(_state(each) for each in found.states)
+        edge = {each.operand: EdgeForm(each.scalar, each.wide) for each in found.edges}
+        model = whole(replace(unpack_device_view(found.model, pools), states=states, edge=edge))
     except (msgspec.DecodeError, ValueError, TypeError) as error:
+        if isinstance(error, BadFile):
+            raise
         raise BadFile(f"{label}: its head cannot be read: {error}") from None
     validate(model)
     main = model.main

@@ -26,7 +26,7 @@ from nnhal.base.errors import (
     error_text,
 )
 from nnhal.base.log import logger
-from nnhal.base.operands import Shape
+from nnhal.base.operands import Array, Shape
 from nnhal.base.records import Record, field, replace
 from nnhal.base.time import run_with_deadline
 from nnhal.hal.claims import SupportReport, consider_support
@@ -44,6 +44,7 @@ from nnhal.hal.device import (
     layout_of,
     release_weights,
 )
+from nnhal.hal.request import Request, Signature
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
 from nnhal.model.layouts import ModelInLayout, with_layout
@@ -51,6 +52,7 @@ from nnhal.model.parts import Part, extract_part, live_operands, operations_reac
 from nnhal.model.validate import release_constants, validate
 from nnhal.runtime import costs, discovery
 from nnhal.runtime.cache.wanted import NOT_KEPT, CacheEntry, CacheOutcome, CacheSettings, CompilationCache, NoCache
+from nnhal.runtime.captured import CompilationCapture, PreparationCapture, running
 from nnhal.runtime.configuration import Configuration, Configured
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from nnhal.runtime.judgement import PlacementKey, Placer, with_measurements
@@ -85,7 +87,8 @@ class CompileOptions(Record, frozen=True):
 
     deadline: monotonic nanoseconds by which compilation has to end, None for no limit. driver_options: by device name;
     each name is that of exactly one of `devices`. interpreting: returns the runtime as a candidate for a model's
-    control flow (`runtime.flow`). numerics: "exact" is an option for every driver.
+    control flow (`runtime.flow`). numerics: "exact" is an option for every driver. capture: records the compilation, if
+    a capture runs.
     """
 
     devices: tuple[Device, ...]
@@ -99,6 +102,7 @@ class CompileOptions(Record, frozen=True):
     strategy: Strategy = Strategy()
     interpreting: "Callable[..., list[Candidate]]" = lambda *_: []
     numerics: Numerics = "fast"
+    capture: CompilationCapture | None = None
 
     def hints(self, device: Device) -> Hints:
         """Return the hints for a device's driver. The fallback device gets no options of the application."""
@@ -113,7 +117,8 @@ class Step(Record, frozen=True):
     """One prepared partition. lane: executes it with deadlines, and closes it once.
 
     laid: the partition in the device's layout. cached: the outcome of its cache entry. consumed: its constants are not
-    needed any more, and `part` has none. inside: the plans of interpreted control flow.
+    needed any more, and `part` has none. inside: the plans of interpreted control flow. capture: records its
+    executions, if a capture runs.
     """
 
     device: Device
@@ -125,6 +130,14 @@ class Step(Record, frozen=True):
     consumed: bool = False
     cached: CacheOutcome = CacheOutcome("", "off")
     inside: "tuple[InnerPlan, ...]" = ()
+    capture: PreparationCapture | None = None
+
+    def request(self, given: Sequence[Array | None], rooms: Sequence[Array | None] | None) -> Request:
+        """Return a request for one execution outside of a `Runner`'s lines."""
+        if self.capture is None:
+            return self.prepared.request(given, rooms)
+        signature = self.capture.signature(Signature.of(self.part.model, self.lane.where), "plain")
+        return signature.make(signature, given, rooms)
 
     @property
     def outcomes(self) -> tuple[CacheOutcome, ...]:
@@ -144,6 +157,10 @@ class InnerPlan(Record, frozen=True):
     plan: "Plan"
     reads: tuple[int, ...]
     shapes: tuple[Shape | None, ...]
+
+
+class Interpreting(Device):
+    """The runtime itself in the role of a device: it has no driver."""
 
 
 class PreparedPlans(Prepared):
@@ -235,9 +252,14 @@ def compile_plan(model: Model, wishes: CompileOptions, undo: ExitStack, tune: Tu
     validate(model)
     events: list[str] = []
     kept = _kept(model, wishes.caching)
+    if running.session is not None:
+        wishes = replace(wishes, capture=running.session.compiling(model, wishes.caching.token))
     with ExitStack() as held:
         candidates = _candidates(model, wishes, events, kept, held)
-        return compiled_on(candidates, model, wishes, events, kept, undo, tune)
+        plan = compiled_on(candidates, model, wishes, events, kept, undo, tune)
+    if wishes.capture is not None:
+        wishes.capture.placed(plan.placement.to_dict(), [step.capture for step in plan.steps])
+    return plan
 
 
 def compiled_on(
@@ -624,8 +646,16 @@ def prepare(
     def work() -> None:
         outcomes.append(entry.prepare_in(lane, device, laid.model, given, label or name))
 
-    run_with_deadline(None if device.timely else wishes.deadline, what, work, late=lambda _: lane.close())
+    capture = None if wishes.capture is None else _captured(wishes.capture, device, laid.model, given, label or name)
+    try:
+        run_with_deadline(None if device.timely else wishes.deadline, what, work, late=lambda _: lane.close())
+    except BaseException as error:
+        if capture is not None:
+            capture.failed(error, time.monotonic_ns() - start)
+        raise
     spent = time.monotonic_ns() - start
+    if capture is not None:
+        capture.prepared(lane.prepared, spent, str(outcomes[0]))
     _log.debug("%s prepared %d operations in %.1f ms", name, len(part.model.main.operations), spent / 1e6)
     if layout := layout_of(device):
         _log.info("%s has its part in %s, with %d transposes inserted", label or name, layout, laid.transposes)
@@ -633,4 +663,14 @@ def prepare(
     if consumed and laid.model is not part.model:
         release_weights(lane.prepared, part.model, lane.where)
     inside = lane.prepared.inside if isinstance(lane.prepared, PreparedPlans) else ()
-    return Step(device, part, lane.prepared, spent, lane, laid, consumed, outcomes[0], inside)
+    return Step(device, part, lane.prepared, spent, lane, laid, consumed, outcomes[0], inside, capture)
+
+
+def _captured(
+    capture: CompilationCapture, device: Device, model: Model, hints: Hints, label: str
+) -> PreparationCapture | None:
+    """Record that a device is given a model; None for the runtime itself, which has no driver."""
+    if isinstance(device, Interpreting):
+        return None
+    key = key_of(device)
+    return capture.handed(device, model, hints, {"label": label, "origin": key.origin, "isolation": key.isolation})

@@ -22,7 +22,8 @@ from nnhal.base.once import OnceTable
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.hal.background import asynchronous
-from nnhal.hal.device import Prepared, identity_of
+from nnhal.hal.burst import Burst
+from nnhal.hal.device import identity_of
 from nnhal.hal.host import contents_within, fill_within, run_in_background
 from nnhal.hal.memory import Buffer, check_use
 from nnhal.hal.request import UNLIMITED, Control, Request, Run, Signature, Timing, checked_timing
@@ -67,8 +68,15 @@ class PartitionRunner:
         self.signature = Signature.of(step.part.model, where)
         self.lane = step.lane
         self.run: Run = run or step.prepared.run
+        if step.capture is not None:
+            self.signature = step.capture.signature(self.signature, self._way())
         self.reads, self.writes = step.part.inputs, step.part.outputs
         self.open = any(argument.fixed is None for argument in self.signature.outputs)  # shapes are known after it ran
+
+    def _way(self) -> str:
+        """Return how the driver is called, for a capture."""
+        in_burst = isinstance(getattr(self.run, "__self__", None), Burst)
+        return "burst" if in_burst else "callback" if self.launched else "plain"
 
     def execute(self, request: Request, control: Control) -> Timing | None:
         """Execute on the driver, with its deadline and cancellation enforced."""
@@ -263,7 +271,7 @@ class Runner:
         step = self.plan.partition.steps[number]
         self._note(job, number, f"partition {number} failed on {line.label}: {error}; trying it on the CPU")
         spare = self.spares.get(number)
-        timing = _on_host(spare.prepared, request, job.control)
+        timing = _on_host(spare, request, job.control)
         self._keep_against(step, error)
         return identity_of(spare.device).name, timing
 
@@ -293,8 +301,8 @@ class Runner:
         read = {n: buffers[i] for n, i in enumerate(main.inputs) if i in buffers}
         written = {n: buffers[i] for n, i in enumerate(main.outputs) if i in buffers}
         try:
-            spare = self.spares.get(WHOLE).prepared
-            request = spare.request(job.given, job.rooms, input_buffers=read, output_buffers=written)
+            spare = self.spares.get(WHOLE)
+            request = spare.prepared.request(job.given, job.rooms, input_buffers=read, output_buffers=written)
             _on_host(spare, request, job.control)
         except NnhalError as second:
             raise second from error
@@ -367,13 +375,13 @@ def _add_fallbacks(report: Report | None, profile: Profile | None) -> None:
         report.fallbacks += profile.fallbacks
 
 
-def _on_host(prepared: Prepared, request: Request, control: Control) -> Timing | None:
+def _on_host(spare: Step, request: Request, control: Control) -> Timing | None:
     """Run a driver without buffers: copy their contents out before, and in afterwards."""
     given = list(request.given)
     for index, buffer in request.input_buffers.items():
         given[index] = contents_within(control, buffer)
-    inner = prepared.request(given, request.rooms)
-    timing = inner.execute(prepared.run, control)
+    inner = spare.request(given, request.rooms)
+    timing = inner.execute(spare.prepared.run, control)
     if not inner.small:
         for index, written in request.output_buffers.items():
             fill_within(control, written, inner.results[index])

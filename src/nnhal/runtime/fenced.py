@@ -377,6 +377,8 @@ class _Chain:
             given, rooms = [arrays[i] for i in line.reads], [arrays[i] for i in line.writes]
             request = line.signature.make(line.signature, given, rooms)
             line.name_buffers(request, buffers)
+            if line.step.capture is not None:
+                wait_for = line.step.capture.fenced(request, self._job.control, wait_for)
             try:
                 execution = fenced_by(line.prepared, line.signature.where, request, self._job.control, wait_for)
             except InvalidArgument:

@@ -15,7 +15,7 @@ from nnhal.base.operands import Shape
 from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
 from nnhal.hal.claims import SupportReport
-from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
+from nnhal.hal.device import Capabilities, Hints, Prepared, Verdict
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.model.graph import Model, Operation, Subgraph
 from nnhal.model.parts import Part, branch, live_operands
@@ -27,6 +27,7 @@ from nnhal.runtime.compilation import (
     Candidate,
     CompileOptions,
     InnerPlan,
+    Interpreting,
     compiled_on,
     partition_model,
     placer_of,
@@ -56,7 +57,7 @@ class Branch(Record, frozen=True):
 Branches = Mapping[int, tuple[Branch, Branch]]  # by the operation that refers to them
 
 
-class ControlFlow(Device):
+class ControlFlow(Interpreting):
     """The runtime as a device that runs control flow, for one compilation."""
 
     name, version, type = "runtime", __version__, DeviceType.OTHER

@@ -1,6 +1,5 @@
 """A trace, from its begin to its file: the result of `nnhal.trace`."""
 
-import atexit
 import os
 import stat
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from nnhal.base import trace as base
 from nnhal.base.answers import safe_repr
 from nnhal.base.descriptors import Owner
+from nnhal.base.ending import at_end
 from nnhal.base.errors import BadState, InvalidArgument, ResourceExhausted
 from nnhal.base.log import logger
 from nnhal.base.uncopied import NotCopyable
@@ -182,13 +182,7 @@ def from_environment() -> None:
     if not path or base.process.recording is not None:
         return
     running = Trace(path.replace("%p", str(os.getpid()))).start()
-    atexit.register(_stop_at_exit, running)
-    processes = sys.modules.get("multiprocessing.process")
-    # A child of multiprocessing ends without atexit handlers
-    if processes is not None and processes.parent_process() is not None:
-        from multiprocessing import util
-
-        util.Finalize(None, _stop_at_exit, (running,), exitpriority=0)
+    at_end(lambda: _stop_at_exit(running))
 
 
 def _stop_at_exit(running: Trace) -> None:

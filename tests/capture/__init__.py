@@ -1,0 +1,1 @@
+"""Tests of captures and their replay."""
