@@ -192,8 +192,8 @@ class _Replay:
                 raise
             origin = given.where.get("origin", "")
             raise DeviceUnavailable(
-                f"{error_text(error)}; the capture's device was {given.device} of {origin}: name another with --device, or load"
-                " its driver with --driver"
+                f"{error_text(error)}; the capture's device was {given.device} of {origin}: name another with --device,"
+                " or load its driver with --driver"
             ) from None
 
     def _hints(self) -> Hints:
