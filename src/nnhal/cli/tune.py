@@ -82,5 +82,8 @@ def _sections(name: str, placement: Placement, measured: list[Expectation]) -> l
     return [
         fixed(f"{name}: {placement.summary()}, {duration(best.latency)} (fastest of {len(measured)} measured)"),
         section([], columns(["Devices", ">partitions", ">latency", ">ratio"], rows), "placements"),
-        fixed("Later compilations use it. Delete: nnhal calibrate --forget"),
+        fixed(
+            "Used by compilations for these devices, with the same threads, options and rules.",
+            "Delete: nnhal calibrate --forget",
+        ),
     ]
