@@ -49,6 +49,6 @@ def test_most_draws_are_compared_not_refused(device: str) -> None:
     outcomes: collections.Counter[str] = collections.Counter()
     for cell in cells(["ADD", "CONV_2D", "RESHAPE", "SOFTMAX"]):
         rng = np.random.default_rng(seeds(cell))
-        found = compare_device(discovery.select([device])[0], discovery.cpu(), cell, rng, draws(device, 4))
+        found = compare_device(discovery.select([device])[0], discovery.cpu(), cell, rng, draws(device))
         outcomes.update(r.outcome for r in found)
     assert outcomes["agrees"] > outcomes["refused"]

@@ -110,6 +110,7 @@ def own_results(name: str) -> tuple[list[Array], list[Array]]:
     return pictures, results
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WHOLE_NETS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_whole_net_of_8_bits_is_what_its_own_engine_makes_of_it(device: str, name: str) -> None:

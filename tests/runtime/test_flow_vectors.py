@@ -64,7 +64,7 @@ def outcome(vector: Vector, devices: list[Device], dynamic: bool, bounded: bool)
     return compare_all(vector, several, expected)[0]
 
 
-@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.nightly)], ids=["an eighth", "all"])
+@pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.nightly)], ids=["a sixteenth", "all"])
 @pytest.mark.parametrize("isolated", [False, True], ids=["here", "isolated"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
 def test_published_control_flow_runs_over_devices_that_do_not_take_it(
