@@ -14,7 +14,7 @@ import nnhal
 from nnhal.base.operands import Array
 from nnhal.frontends.tensor import Tensor
 from nnhal.runtime import discovery
-from tests.differential.drawing import WHOLE as WHOLE_RUN
+from tests.differential import drawing
 from tests.drivers.quantised_chains import chain, require_within_a_step
 
 DEVICES = [
@@ -99,7 +99,7 @@ class IntegerChain:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_whole_numbers_that_float32_does_not_hold_stay_what_they_are(device: str) -> None:
-    ran, seeds = 0, range(100 if WHOLE_RUN else 25)
+    ran, seeds = 0, range(100 if drawing.WHOLE else 25)
     for seed in seeds:
         chain = IntegerChain(seed)
         for _ in range(2 + seed % 4):
