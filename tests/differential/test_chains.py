@@ -114,6 +114,7 @@ def test_whole_numbers_that_float32_does_not_hold_stay_what_they_are(device: str
     assert ran in (0, len(seeds))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["TENSOR_QUANT8_ASYMM", "TENSOR_QUANT8_ASYMM_SIGNED"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_stored_values_are_compared_with_a_constant_as_with_an_input(device: str, kind: str) -> None:
@@ -132,6 +133,7 @@ def test_stored_values_are_compared_with_a_constant_as_with_an_input(device: str
             np.testing.assert_array_equal(found, getattr(np, name)(stored, other), f"{name}, {facts}")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("shape", [(2, 3, 4), (3, 4), (2, 3, 4, 5)], ids=str)
 @pytest.mark.parametrize("device", DEVICES)

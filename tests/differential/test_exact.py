@@ -66,7 +66,7 @@ def differing(device: str, cell: Cell) -> Iterator[str]:
                 call = again(call, rng)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("device", ENGINES)
 @pytest.mark.parametrize("operation", dict.fromkeys(cell.op.name for cell in CELLS))
 def test_results_of_8_bits_are_the_references_bit_for_bit(device: str, operation: str) -> None:

@@ -74,7 +74,7 @@ def require_within_a_step(form: str, found: tuple[str, Counter[str]]) -> None:
     assert came["run"] >= LEAST or came["run"] == 0, f"{form}: {came}"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @EACH_CELL
 @pytest.mark.parametrize("name", DEVICES)
 def test_the_form_that_runs_unproved_is_within_one_step_at_the_ends_of_the_type(
