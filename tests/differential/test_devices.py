@@ -14,7 +14,7 @@ from tests.differential.drawing import DRAWS, WHOLE, seeds
 DEVICES = [
     found.name for found in discovery.found_with_engines() if found.device is not None and found.name != "reference"
 ]
-EVERY = 10  # of the cells of an operation that `./check` runs
+EVERY = 30  # of the cells of an operation that `./check` runs
 SHARE = {"openvino": 0.5}  # of the draws: it compiles each for 20 ms and more
 
 
