@@ -59,10 +59,8 @@ RUN_PAGE = [sys.executable, str(ROOT / "docs" / "run_page.py")]
     [
         "README.md",
         "docs/tutorials/ml-engineer.md",
-        "docs/tutorials/researcher.md",
-        pytest.param(
-            "docs/tutorials/driver-engineer.md", marks=pytest.mark.nightly
-        ),  # test_writing_a_driver.py is like it
+        pytest.param("docs/tutorials/driver-engineer.md", marks=pytest.mark.nightly),
+        pytest.param("docs/tutorials/researcher.md", marks=pytest.mark.nightly),
     ],
 )
 def test_the_commands_of_a_page_print_what_it_shows(page):
