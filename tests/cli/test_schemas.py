@@ -41,7 +41,7 @@ CALLS = {
     "test": [["test", "contract", "--filter", "^prepared-twice/ADD$", "--jobs", "1"]],
     "reduce": [["reduce", "add4", "--check", "false"]],
     "vectors": [["vectors", SPECS], ["vectors", SPECS, "--compare"]],
-    "verify": [["verify", "--operation", "ADD"], ["verify", "litert", "--operation", "SOFTMAX"]],
+    "verify": [["verify", "--operation", "SOFTMAX"], ["verify", "litert", "--operation", "SOFTMAX"]],
     "calibrate": [["calibrate", "--show"]],
     "cache": [["cache", "list"], ["cache", "verify"], ["cache", "prune", "--size", "0"], ["cache", "clear"]],
 }

@@ -55,7 +55,13 @@ RUN_PAGE = [sys.executable, str(ROOT / "docs" / "run_page.py")]
 
 @pytest.mark.models
 @pytest.mark.parametrize(
-    "page", ["README.md", *(f"docs/tutorials/{who}.md" for who in ("ml-engineer", "driver-engineer", "researcher"))]
+    "page",
+    [
+        "README.md",
+        "docs/tutorials/ml-engineer.md",
+        pytest.param("docs/tutorials/driver-engineer.md", marks=pytest.mark.nightly),
+        pytest.param("docs/tutorials/researcher.md", marks=pytest.mark.nightly),
+    ],
 )
 def test_the_commands_of_a_page_print_what_it_shows(page):
     done = subprocess.run([*RUN_PAGE, str(ROOT / page), "--check"], capture_output=True, text=True, check=False)
