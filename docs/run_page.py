@@ -32,7 +32,9 @@ NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 DURATION = re.compile(r"(?<![\w.])[\d,]+(?:\.\d+)?(?:e[-+]?\d+)? ?(?:ns|[uµ]s|ms|s)(?!\w)")
 BARS = re.compile("[\u2581-\u2588]")
 MACHINE = re.compile(r"^CPU: .*|(?<=pairs\)): (?:no measurable difference|nnhal is slower|nnhal is faster)$")
-BUSY = "warning: load average", "warning: CPU frequency"
+BUSY = re.compile(  # lines that a busy machine adds: warnings, and progress after 10 s
+    r"warning: (load average|CPU frequency)|[a-z ]+ \S+: [\d,]+ of [\d,]+(, \d+ \w+)*, \d+ s(, about \d+ \w+ left)?$"
+)
 BEFORE = re.compile(r"<!-- before: (.*?) -->")
 WITHIN = 0.01
 
@@ -65,7 +67,7 @@ def run(command: str, folder: Path) -> str:
     lines = [
         line.rstrip() for line in done.stdout.replace(str(folder), ".").replace(str(Path.home()), "~").splitlines()
     ]
-    lines = [line for line in lines if not line.startswith(BUSY)]
+    lines = [line for line in lines if not BUSY.match(line)]
     lines += [f"[status {done.returncode}]"] * (done.returncode != 0)
     return "".join(f"{line}\n" for line in lines)
 

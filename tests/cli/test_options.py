@@ -107,8 +107,7 @@ def test_every_verb_that_compiles_passes_options_on(drivers, verb, isolate):
     assert done.returncode == 3 and "options are {}" in json.loads(done.stdout)["error"]["message"]
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-@pytest.mark.parametrize("isolate", [[], ["--isolate"]])
+@pytest.mark.parametrize(("jobs", "isolate"), [("1", []), ("2", ["--isolate"])])
 def test_conformance_passes_options_on(drivers, vectors: Path, jobs, isolate):
     options = [word for given in GIVEN for word in ("--option", given)]
     only = ["--filter", "^V1_2/add_v1_2/add_v1_2$", "--published-only", "--jobs", jobs, "--device", "mine"]
@@ -117,6 +116,7 @@ def test_conformance_passes_options_on(drivers, vectors: Path, jobs, isolate):
         assert {verdict: found[verdict] for verdict in totals} == totals
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seconds", ["nan", "inf", "1e300", "-1"])
 @pytest.mark.parametrize("words", [["bench", "tiny_conv", "--duration"], ["run", "tiny_conv", "--tune"]])
 def test_what_is_no_duration_is_wrong_usage(words, seconds):

@@ -43,7 +43,7 @@ CALLS = {
     "capture": [["capture", "--json"]],
     "replay": [["replay"], ["replay", "--list"], ["replay", "--model", "0"]],
     "vectors": [["vectors", SPECS], ["vectors", SPECS, "--compare"]],
-    "verify": [["verify", "--operation", "ADD"], ["verify", "litert", "--operation", "SOFTMAX"]],
+    "verify": [["verify", "--operation", "SOFTMAX"], ["verify", "litert", "--operation", "SOFTMAX"]],
     "calibrate": [["calibrate", "--show"]],
     "tune": [["tune", "tiny_conv", "--duration", "0.05"]],
     "cache": [["cache", "list"], ["cache", "verify"], ["cache", "prune", "--size", "0"], ["cache", "clear"]],

@@ -37,7 +37,7 @@ def test_every_form_type_and_class_has_a_cell():
     assert found == {(form, t, v) for form in (0, 1) for t in types for v in (STEPS if quantised(t) else FLOATS)}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_argument_is_drawn_in_all_its_ways(name):
     """Optional ones given and left out, trailing ones there and not, every member of an enum, truth values both ways."""

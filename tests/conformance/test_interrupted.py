@@ -77,6 +77,7 @@ MOMENTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_interrupted_run_ends_and_leaves_no_process(moment: str, jobs: str, vectors: Path, tmp_path: Path) -> None:

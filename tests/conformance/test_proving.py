@@ -369,6 +369,7 @@ def test_hard_calls_tell_bfloat16_from_float32(operation: str) -> None:
         assert caught(operation, F32, lambda a, *tensors: kernel(a, *map(halved, tensors))) >= 5
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("operation", "kind"), [(o, k) for o in FAMILIES for k in OPS[o].types])
 def test_hard_calls_are_those_that_the_reference_agrees_with_itself_on(operation: str, kind: int) -> None:
     calls = list(hard_calls(operation, kind))

@@ -14,7 +14,7 @@ from nnhal.conformance.selection import Selection
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.vectors import index
 
-TIMEOUT = 8.0  # seconds; a crash takes a fraction of one, and several beside other work
+TIMEOUT = 5.0  # seconds; a crash takes a fraction of one, and several beside other work
 DRIVER = """
 import ctypes
 import sys
@@ -79,7 +79,7 @@ def device():
     return Device()
 """
 KILLED = "{}\\(\\): the driver process was killed by SIGSEGV"
-LATE = "{}\\(\\) has not ended within 8 s"
+LATE = "{}\\(\\) has not ended within 5 s"
 # What happens where, and what is to be found.
 FAULTS = {
     "ABS": ("supports", "hang", "hung", LATE),

@@ -199,7 +199,7 @@ def look(lie: str, isolation: str, excused: Callable[[BaseException], bool], the
             use(compiled, excused)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(("query", "nonsense"), IN_PROCESS)
 def test_what_a_driver_answers_in_process_is_right_or_an_error_that_names_it(query, nonsense, told):
@@ -221,7 +221,7 @@ def test_what_a_driver_answers_in_process_is_right_or_an_error_that_names_it(que
     look(told, "none", excused, there)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(("query", "nonsense"), ISOLATED)
 def test_what_a_driver_answers_in_its_own_process_is_right_or_an_error_that_names_it(query, nonsense, told):

@@ -66,7 +66,7 @@ def differing(device: str, cell: Cell) -> Iterator[str]:
                 call = with_other_values(call, rng)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("device", ENGINES)
 @pytest.mark.parametrize("operation", dict.fromkeys(cell.op.name for cell in CELLS))
 def test_results_of_8_bits_are_the_references_bit_for_bit(device: str, operation: str) -> None:
@@ -110,6 +110,7 @@ def own_results(name: str) -> tuple[list[Array], list[Array]]:
     return pictures, results
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WHOLE_NETS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_whole_net_of_8_bits_is_what_its_own_engine_makes_of_it(device: str, name: str) -> None:

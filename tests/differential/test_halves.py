@@ -33,6 +33,7 @@ def windows(dtype: type, size: int) -> Iterator[Array]:
         yield (np.arange(size) > 0) + least  # and next to a whole number
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "forms"), WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("window", [(2, 1), (2, 2), (2, 3), (4, 7), (8, 8)])
@@ -78,6 +79,7 @@ MEANS = [  # litert adds up real values, and 64 of them come to next to a half
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "forms", "window"), MEANS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_halves_of_a_mean_are_rounded_away_from_the_zero_point(
@@ -112,6 +114,7 @@ OPERATIONS: dict[
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "forms"), WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -130,6 +133,7 @@ def test_halves_of_arithmetic_are_rounded_away_from_0(name: str, forms: str, kin
         np.testing.assert_array_equal(compiled(*inputs), wanted)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "forms"), WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("activation", "scale", "steps"), [("relu1", 2.0, (-1, 1)), ("relu6", 4.0, (0, 2))])

@@ -65,7 +65,7 @@ def pair(first: Read, second: Read) -> nnhal.Model:
     return b.finish([x], [first(b, y), second(b, y)])
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", READERS)
 def test_readers_of_one_tensor_do_not_disturb_each_other(device: str, name: str) -> None:
@@ -107,7 +107,7 @@ FACTORS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", ["TENSOR_FLOAT32", "TENSOR_QUANT8_ASYMM_SIGNED"])
 @pytest.mark.parametrize("factors", FACTORS)
 @pytest.mark.parametrize("device", DEVICES)

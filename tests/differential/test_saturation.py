@@ -7,6 +7,7 @@ several forms is proved first, in a process of its own; then it runs what was fo
 
 from collections import Counter
 from functools import cache
+from itertools import islice
 
 import pytest
 
@@ -73,7 +74,7 @@ def require_within_a_step(form: str, found: tuple[str, Counter[str]]) -> None:
     assert came["run"] >= LEAST or came["run"] == 0, f"{form}: {came}"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @EACH_CELL
 @pytest.mark.parametrize("name", DEVICES)
 def test_the_form_that_runs_unproved_is_within_one_step_at_the_ends_of_the_type(
@@ -96,5 +97,5 @@ def test_the_form_that_a_proof_finds_is_within_one_step_at_the_ends_of_the_type(
 @pytest.mark.parametrize("name", [name for name in DEVICES if name in ("litert", "openvino", "onnxruntime")])
 def test_engines_take_what_is_looked_at_here(name: str) -> None:
     """A device that refused all it is asked would be within one step, too."""
-    taken = sum(as_it_is(name, operation, kind)[1]["run"] > 0 for operation, kind in CELLS[:8])
-    assert taken >= 4
+    taken = (cell for cell in CELLS[:8] if as_it_is(name, *cell)[1]["run"] > 0)
+    assert len(list(islice(taken, 4))) == 4

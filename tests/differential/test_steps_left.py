@@ -81,6 +81,7 @@ OPERATIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], float, Make, Calla
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "forms"), WAYS)

@@ -153,6 +153,7 @@ def test_filters_whose_steps_need_9_bits_are_two_of_8_and_those_that_need_more_s
     assert SATURATING or steps(run(FAST, model, [x])[0], expected(model, [x])[0]) <= 1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", [3, 4, 7])
 @pytest.mark.parametrize(("channels", "times"), [(2, 2), (3, 3), (2, 4), (3, 1), (1, 3)])
@@ -172,6 +173,7 @@ def test_groups_of_one_channel_that_give_several_each_stay_float(
         assert steps(run(FAST, model, [data])[0], expected(model, [data])[0]) <= 1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("activation", ["relu1", "relu6"])
 @pytest.mark.parametrize("sizes", [(1,), (2, 1)])
@@ -229,6 +231,7 @@ def test_extremes_before_a_kernel_of_8_bits_keep_their_signs(name: str) -> None:
     assert judged(b.finish([x], [y]), np.random.default_rng(0).integers(0, 256, (1, 1, 5, 33)).astype(np.uint8)) <= 1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["reduce_min", "reduce_max"])
 @pytest.mark.parametrize("reader", ["max_pool_2d", "add", "fully_connected"])
@@ -348,6 +351,7 @@ def test_layers_that_read_the_same_are_right_where_openvino_makes_one_of_them(ki
     assert max(map(steps, run(FAST, model, [data]), expected(model, [data]))) <= 1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("picture", "filter", "dilation", "integers"),

@@ -9,8 +9,8 @@ pytestmark = pytest.mark.cache
 
 @pytest.mark.parametrize("isolate", [False, True], ids=["in process", "isolated"])
 def test_a_cache_that_is_spoiled_meanwhile_changes_no_result_and_fails_nothing(isolate: bool) -> None:
-    found = storm(2, 40 if isolate else 100, isolate=isolate)
-    assert (found["wrong"], found["failed"]) == (0, 0) and found["right"] == 2 * (40 if isolate else 100)
+    found = storm(2, 20 if isolate else 60, isolate=isolate)
+    assert (found["wrong"], found["failed"]) == (0, 0) and found["right"] == 2 * (20 if isolate else 60)
     assert found["hits"] and found["misses"]
     assert found["most_bytes"] < (QUOTA << 20) * 3 // 2
 

@@ -7,10 +7,10 @@ from tests.faults.file_mutations import bases, mutated
 
 
 def test_no_hostile_file_does_more_than_be_refused_or_run():
-    found = fuzz_files.fuzz(600, lambda number: mutated(11, number))
+    found = fuzz_files.fuzz(200, lambda number: mutated(11, number))
     assert not found.found, found
-    assert found.files == 600
-    assert min(found.ends[end] for end in ("reference: ran", "litert: ran", "load: BadFile")) > 50, found.ends
+    assert found.files == 200
+    assert min(found.ends[end] for end in ("reference: ran", "litert: ran", "load: BadFile")) > 10, found.ends
 
 
 def test_the_sound_files_that_it_starts_from_run_on_both_devices():

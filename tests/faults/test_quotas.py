@@ -49,6 +49,7 @@ from tests.faults.support import (
 from tests.ipc.support import CAPACITY, over, wide
 
 STAYS = str(Path(__file__).parent / "drivers" / "stays.py")
+LARGE = {"bindings", "memories", "mappings", "objects"}  # thousands of calls reach the limit
 QUOTAS = ["clients", *QuotaTable(CAPACITY, shared=True).rows]
 
 
@@ -110,7 +111,9 @@ def test_every_quota_has_a_way_to_reach_its_limit() -> None:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("quota", QUOTAS)
+@pytest.mark.parametrize(
+    "quota", [pytest.param(name, marks=[pytest.mark.nightly] * (name in LARGE)) for name in QUOTAS]
+)
 def test_a_client_that_takes_all_it_can_is_refused_more_by_name_and_harms_nobody(shared: str, quota: str) -> None:
     with client_of(shared) as watcher, undisturbed(shared) as neighbour:
         neighbour.still_served()

@@ -19,6 +19,7 @@ DRIVERS = [n for n in discovery.names() if n not in ("null", "sample-minimal", "
 FILES = [str(EXAMPLES / name) for name in ("my_driver.py", "my_hal_driver.py", "onnx_driver.py")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("driver", [*DRIVERS, *FILES], ids=lambda d: Path(d).name)
 def test_a_driver_compiles_and_runs_in_every_way(driver: str) -> None:
     device = ReconnectingDevice("tried", lambda: start(driver))

@@ -255,6 +255,7 @@ def ordinary(name: str) -> list[Cell]:
     return [cell for cell in cells([name]) if cell.values == "ordinary"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LAID)
 @pytest.mark.parametrize("open", [False, True], ids=["known", "open"])
 def test_an_operation_with_a_layout_is_the_same_in_the_other(name: str, open: bool) -> None:

@@ -20,6 +20,7 @@ from nnhal.runtime.compilation import CONTROL_FLOW
 from tests.runtime.devices import for_nothing, to_be_killed
 
 DEADLINE = 60.0  # seconds: none misses it
+LOOP = 15.0  # seconds, the most that a loop may have: on a busy machine the ordinary 2 are too few
 
 
 class Alternating(Limited):
@@ -49,7 +50,7 @@ def outcome(vector: Vector, devices: list[Device], dynamic: bool, bounded: bool)
         inside.update(compiled.placement.devices())
         expected = vector.expected()
         rooms = None if dynamic else [np.empty(e.shape, dtype_of(e.type)) for e in expected]
-        timeout = 0.001 if vector.expect_failure else None
+        timeout = 0.001 if vector.expect_failure else LOOP
         deadline = DEADLINE if bounded else None
         results, _ = compiled.run(*vector.inputs(), out=rooms, deadline=deadline, loop_timeout=timeout)
     except NnhalError as error:
@@ -64,7 +65,7 @@ def outcome(vector: Vector, devices: list[Device], dynamic: bool, bounded: bool)
     return compare_all(vector, several, expected)[0]
 
 
-@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.nightly)], ids=["an eighth", "all"])
+@pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.nightly)], ids=["a sixteenth", "all"])
 @pytest.mark.parametrize("isolated", [False, True], ids=["here", "isolated"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
 def test_published_control_flow_runs_over_devices_that_do_not_take_it(

@@ -11,7 +11,7 @@ from tests.runtime.partitioned import difference, run
 SEED = int(os.environ.get("NNHAL_SEED", "1"))
 
 
-@pytest.mark.parametrize(("isolate", "count"), [(False, 40), (True, 10)], ids=["here", "isolated"])
+@pytest.mark.parametrize(("isolate", "count"), [(False, 20), (True, 10)], ids=["here", "isolated"])
 def test_a_partitioned_model_gives_what_the_whole_one_gives(isolate: bool, count: int) -> None:
     told, wrong = run(SEED, range(count), isolate)
     assert not wrong, "\n".join(wrong)

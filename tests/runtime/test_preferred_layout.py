@@ -54,7 +54,7 @@ def reference(model: Model) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------------- real models
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v1", "mobilenet_v2"])
+@pytest.mark.parametrize("name", [pytest.param("mobilenet_v1", marks=pytest.mark.nightly), "mobilenet_v2"])
 def test_a_device_of_nchw_only_runs_a_mobilenet_whole_with_one_transpose(name: str) -> None:
     model = nnhal.load(name)
     with nnhal.compile(model, devices=OnlyNchw(), fallback="forbid") as compiled:
