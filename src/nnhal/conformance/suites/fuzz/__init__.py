@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nnhal.base.brief import counted as many
 from nnhal.base.errors import InvalidArgument
 from nnhal.conformance.suites.fuzz.process import FuzzFailure, FuzzOrders
 from nnhal.conformance.suites.fuzz.supervisor import FuzzResult, FuzzSupervisor, digest_of
@@ -86,10 +87,11 @@ class Fuzz(Suite):
             executed = sum(part[EXECUTED] for part in parts)
             seconds = sum(part["seconds"] for part in parts)
             fresh, causes = sum(part["fresh"] for part in parts), sum(len(part[CAUSES]) for part in parts)
-            guide = "guided by atheris, " if parts[0]["atheris"] else ""
+            guide = parts[0]["guide"]
+            reached = f"{fresh:,} inputs reached new code (by {guide})" if guide else "not guided by coverage"
             lines.append(
-                f"{target}: {executed:,} executions, {executed / seconds:,.0f}/s a process, {guide}"
-                f"{fresh:,} inputs reached new code, {causes:,} failures by cause"
+                f"{target}: {executed:,} executions, {executed / seconds:,.0f}/s a process, {reached}, "
+                f"{many(causes, 'cause')} of failures"
             )
         return lines
 
@@ -127,7 +129,7 @@ def _figures(result: FuzzResult) -> dict[str, Any]:
         EXECUTED: result.executions,
         "seconds": round(result.seconds, 3),
         "fresh": result.fresh,
-        "atheris": result.atheris,
+        "guide": result.guide,
         "ends": dict(result.ends.most_common()),
     }
 

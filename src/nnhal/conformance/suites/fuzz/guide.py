@@ -56,13 +56,14 @@ class Coverage:
         return line
 
 
-def guided(target: FuzzTarget, rng: random.Random, execute: Execute, new: Callable[[int], None]) -> None:
-    """Execute the seeds and then changed inputs, until `execute` ends the process.
+def guided(target: FuzzTarget, rng: random.Random, count: int, execute: Execute, new: Callable[[int], None]) -> None:
+    """Execute seeds and then changed inputs, until `execute` ends the process.
 
-    new: receives the number of changed inputs that reached new code.
+    count: the number of inputs; seeds are a quarter of them at most. new: receives the number of changed inputs that
+    reached new code.
     """
     coverage, corpus, fresh = Coverage(target.guided), list(target.seeds()) or [b""], 0
-    for seed in tuple(corpus):
+    for seed in rng.sample(corpus, min(len(corpus), max(1, count // 4))):
         coverage.of(partial(execute, seed))
     while True:
         recent = corpus[-RECENT:] if fresh and rng.random() < 0.5 else corpus
@@ -80,7 +81,9 @@ def has_atheris() -> bool:
     return find_spec("atheris") is not None
 
 
-def guided_by_atheris(target: FuzzTarget, rng: random.Random, execute: Execute, new: Callable[[int], None]) -> None:
+def guided_by_atheris(
+    target: FuzzTarget, rng: random.Random, count: int, execute: Execute, new: Callable[[int], None]
+) -> None:
     """Do the same as `guided`, with libFuzzer and all code that was imported under atheris."""
     import atheris  # type: ignore[import-untyped, unused-ignore]
 

@@ -88,6 +88,15 @@ def changed(rng: random.Random, data: bytes, other: bytes) -> bytes:
     return bytes(made[:LONGEST])
 
 
+def damaged(rng: random.Random, data: bytes, other: bytes) -> bytes:
+    """Return bytes that a disk or another program may have made of these: half of them with one bit flipped."""
+    if not data or rng.random() < 0.5:
+        return changed(rng, data, other)
+    made = bytearray(data)
+    made[rng.randrange(len(made))] ^= 1 << rng.randrange(8)
+    return bytes(made)
+
+
 @cache
 def corpus_of(target: str) -> tuple[bytes, ...]:
     """Return the inputs of a target in the corpus, in the order of their names; none for a target without one."""

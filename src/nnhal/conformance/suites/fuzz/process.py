@@ -61,11 +61,11 @@ class FuzzFailure(NamedTuple):
 
 
 class FuzzReady(NamedTuple):
-    """The target is prepared: its limits, and whether atheris guides it."""
+    """The target is prepared: its limits, and what guides it, "" for nothing."""
 
     seconds: float
     patience: float
-    atheris: bool
+    guide: str
 
 
 class FuzzProgress(NamedTuple):
@@ -241,14 +241,15 @@ def _serve(connection: Connection, board: InputBoard) -> None:
         connection.send(error)
         return
     _limited(target.memory)
-    connection.send(FuzzReady(target.seconds, target.patience or orders.run.timeout, atheris))
+    guide = "" if not target.guided or orders.inputs else "atheris" if atheris else "traces"
+    connection.send(FuzzReady(target.seconds, target.patience or orders.run.timeout, guide))
     loop = FuzzLoop(target, orders, connection, board)
     rng = random.Random(f"{orders.run.seed} {orders.target} {orders.part} {orders.first}")
     if orders.inputs:
         for data in orders.inputs[orders.first :]:
             loop.execute(data)
     else:
-        (guided_by_atheris if atheris else guided)(target, rng, loop.execute, loop.reached)
+        (guided_by_atheris if atheris else guided)(target, rng, orders.number, loop.execute, loop.reached)
 
 
 def main() -> None:

@@ -36,14 +36,14 @@ _PROCESS = "from nnhal.conformance.suites.fuzz.process import main; main()"
 class FuzzResult(Record, frozen=True):
     """What a part of a target found.
 
-    ends: how inputs ended. failures: one for each cause. counts: inputs of each cause. fresh: inputs that reached new
-    code. atheris: whether it guided the inputs.
+    fresh: inputs that reached new code. guide: how those were found, "" if they were not looked for. ends: how inputs
+    ended. failures: one for each cause. counts: inputs of each cause.
     """
 
     executions: int = 0
     seconds: float = 0.0
     fresh: int = 0
-    atheris: bool = False
+    guide: str = ""
     ends: Counter[str] = field(default_factory=Counter)
     failures: tuple[FuzzFailure, ...] = ()
     counts: Counter[str] = field(default_factory=Counter)
@@ -81,16 +81,19 @@ class _FuzzProcess:
         now = time.monotonic()
         if self.ready is None:
             return f"has not loaded within {LOADING:g} s" if now - self.began > LOADING else ""
-        _, began, used, data = self.board.read()
+        before = _, began, used, data = self.board.read()
         if data is None:
             return ""
+        why = ""
         with contextlib.suppress(OSError):
             took, passed = self.used() - used / 1e9, now - began / 1e9
             if took > 2 * self.ready.seconds:
-                return f"has not ended after {took:.1f} s of processor time, must be at most {self.ready.seconds:g} s"
-            if passed > self.ready.patience:
-                return f"has not ended within {self.ready.patience:g} s"
-        return ""
+                why = f"has not ended after {took:.1f} s of processor time, must be at most {self.ready.seconds:g} s"
+            elif passed > self.ready.patience:
+                why = f"has not ended within {self.ready.patience:g} s"
+        if why:
+            time.sleep(LOOKS)  # the process may have written the board meanwhile: then it is another input
+        return why if why and self.board.read() == before else ""
 
     def stack(self) -> str:
         """Return the stacks of its threads as it hangs, "" if it does not report them."""
@@ -119,7 +122,7 @@ class FuzzSupervisor:
         self._ends, self._counts = Counter[str](), Counter[str]()
         self._failures: dict[str, FuzzFailure] = {}
         self._fresh, self._deaths, self._executed = 0, 0, 0
-        self._atheris = self._done = False
+        self._guide, self._done = "", False
 
     def run(self) -> FuzzResult:
         """Run all inputs.
@@ -139,7 +142,7 @@ class FuzzSupervisor:
             raise CaseFailed(f"target {self._orders.target}: executed nothing")
         seconds = time.monotonic() - began
         found = tuple(self._failures.values())
-        return FuzzResult(self._executed, seconds, self._fresh, self._atheris, self._ends, found, self._counts)
+        return FuzzResult(self._executed, seconds, self._fresh, self._guide, self._ends, found, self._counts)
 
     def _watch(self, process: _FuzzProcess) -> None:
         """Follow a process to its end."""
@@ -163,7 +166,7 @@ class FuzzSupervisor:
 
     def _heard(self, message: object, process: _FuzzProcess, fresh: int) -> None:
         if isinstance(message, FuzzReady):
-            process.ready, self._atheris = message, message.atheris
+            process.ready, self._guide = message, message.guide
         elif isinstance(message, FuzzFailure):
             self._failures.setdefault(message.cause, message)
         elif isinstance(message, FuzzProgress):

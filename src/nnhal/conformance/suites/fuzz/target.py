@@ -24,13 +24,13 @@ TARGETS = {
 
 # Inputs of each target at scale 1: about a minute for all on two cores.
 EXECUTIONS = {
-    "wire": 300_000,
-    "queue": 100_000,
-    "model": 4_000,
-    "tflite": 800,
-    "onnx": 800,
-    "cache": 600,
-    "driver": 500,
+    "wire": 200_000,
+    "queue": 20_000,
+    "model": 2_000,
+    "tflite": 400,
+    "onnx": 400,
+    "cache": 300,
+    "driver": 300,
 }
 
 

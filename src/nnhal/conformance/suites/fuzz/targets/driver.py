@@ -19,7 +19,7 @@ from nnhal.base.records import replace
 from nnhal.conformance.differential import Outputs, arrays_of, judge, model_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.suite import fate_of
-from nnhal.conformance.suites.fuzz.inputs import NUMBERS, Choices, changed
+from nnhal.conformance.suites.fuzz.inputs import NUMBERS, Choices, changed, damaged
 from nnhal.conformance.suites.fuzz.target import DriverEnded, FuzzTarget, WrongAnswer
 from nnhal.conformance.suites.fuzz.targets.importers import driver_options, tested
 from nnhal.conformance.suites.fuzz.targets.models import drawn, mutated
@@ -30,9 +30,9 @@ from nnhal.conformance.suites.vts.requests import NOT_NAMED, wire_arguments
 from nnhal.conformance.validate.trial import PLAIN, by_reference, copies
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache
 from nnhal.hal.claims import verdicts_by
-from nnhal.hal.device import Device, Prepared, cache_files_by, layout_of, prepared_by, restored_by, where_of
+from nnhal.hal.device import Prepared, cache_files_by, layout_of, prepared_by, restored_by, where_of
+from nnhal.hal.lowering import refusals
 from nnhal.hal.request import UNLIMITED, Request, Signature
-from nnhal.hal.wrappers import WithOptions
 from nnhal.ipc import transport
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemoteBinding, RemotePrepared
@@ -71,7 +71,7 @@ class DriverTarget(FuzzTarget):
         except NnhalError as error:
             raise NotApplicable(f"drivers cannot run in another process here: {error}") from None
         self._name, self._level = tested(run), run.level
-        self._options = driver_options(run, self._name)
+        self._hints = replace(PLAIN, options=driver_options(run, self._name))
         self._connect()
         self._known = list(self._supported(random.Random(f"{run.seed} driver")))
         if not self._known:
@@ -106,7 +106,6 @@ class DriverTarget(FuzzTarget):
         if hasattr(self, "_remote"):
             self.close()
         self._remote = RemoteDevice(start(discovery.origin_of(self._name), level=self._level))
-        self._device: Device = WithOptions(self._remote, self._options) if self._options else self._remote
         self._prepared: dict[int, Prepared] = {}
         self._bursts: dict[int, PacketBurst] = {}
 
@@ -120,11 +119,17 @@ class DriverTarget(FuzzTarget):
         for _ in range(TRIES):
             call = drawn(Choices(rng.randbytes(16)))
             model = model_of(call)
-            closed = not call.open and Signature.of(model).closed and not call.cell.op.random
+            closed = (
+                call.cell.values == "ordinary"
+                and not call.open
+                and Signature.of(model).closed
+                and not call.cell.op.random
+            )
             if call.cell.op.name in found or not closed or not all(x.size for x in arrays_of(call)):
                 continue
             try:
-                if not all(verdict.ok for verdict in verdicts_by(self._device, model)):
+                lacking = any(refusals(model, self._remote.level))  # of its HAL version
+                if lacking or not all(verdict.ok for verdict in verdicts_by(self._remote, model)):
                     continue
                 wanted = by_reference(model, arrays_of(call))
             except NnhalError:
@@ -132,7 +137,7 @@ class DriverTarget(FuzzTarget):
             if arrays_of(call) and all(w is not None and w.size for w in wanted):
                 found.add(call.cell.op.name)
                 known = _KnownCall(call, model, wanted)
-                self._require_right(known, prepared_by(self._device, model, PLAIN), "before any changed input")
+                self._require_right(known, prepared_by(self._remote, model, self._hints), "before any changed input")
                 yield known
             if len(found) == CALLS:
                 return
@@ -140,7 +145,7 @@ class DriverTarget(FuzzTarget):
     def _of(self, number: int) -> RemotePrepared:
         """Return the prepared model of a known call."""
         if number not in self._prepared:
-            self._prepared[number] = prepared_by(self._remote, self._known[number].model, PLAIN)
+            self._prepared[number] = prepared_by(self._remote, self._known[number].model, self._hints)
         found = self._prepared[number]
         assert isinstance(found, RemotePrepared)
         return found
@@ -157,14 +162,14 @@ class DriverTarget(FuzzTarget):
             raise
         except NnhalError as error:
             raise WrongAnswer(f"{when}: a valid request: {type(error).__name__}: {error}") from error
-        problem = judge(known.call, known.wanted, request.results, self._device.relaxations)
+        problem = judge(known.call, known.wanted, request.results, self._remote.relaxations)
         if problem:
             raise WrongAnswer(f"{when}: {known.call.cell.op.name}: {problem}")
 
     def _make_request(
         self, prepared: Prepared, arrays: Sequence[Array | None], rooms: Sequence[Array | None] | None = None
     ) -> Request:
-        return Request(Signature.of(prepared.model, where_of(self._device)), arrays, rooms)
+        return Request(Signature.of(prepared.model, where_of(self._remote)), arrays, rooms)
 
     # ------------------------------------------------------------------------------------------------------------- models
 
@@ -178,7 +183,7 @@ class DriverTarget(FuzzTarget):
         except InvalidModel:
             valid = False
         try:
-            verdicts = verdicts_by(self._device, model)
+            verdicts = verdicts_by(self._remote, model)
             accepted = bool(verdicts) and all(verdict.ok for verdict in verdicts)
         except DriverFailed as error:
             raise WrongAnswer(f"supports() of a changed model: {error}, must be no or InvalidModel") from error
@@ -189,7 +194,7 @@ class DriverTarget(FuzzTarget):
         if accepted and not valid:
             raise WrongAnswer(f"supports() accepts an invalid model: {_rule(model)}")
         try:
-            prepared = prepared_by(self._device, model, PLAIN)
+            prepared = prepared_by(self._remote, model, self._hints)
         except DeadObject:
             raise
         except NnhalError as error:
@@ -290,7 +295,7 @@ class DriverTarget(FuzzTarget):
             whole = wire.WireRequest(tuple(both[0]), tuple(both[1]), pools)
             try:
                 session.call(wire.Bind(binding.number, prepared.number, whole), wire.Acknowledged, UNLIMITED, packing)
-                form = wire.form_for(wire.ExecuteSynchronously, self._device.level)
+                form = wire.form_for(wire.ExecuteSynchronously, self._remote.level)
                 session.call(wire.ExecuteSynchronously(form or V1_3, binding.number), wire.Reply, UNLIMITED)
             except DeadObject:
                 raise
@@ -303,7 +308,7 @@ class DriverTarget(FuzzTarget):
     def _packet(self, choices: Choices) -> str:
         """Send a changed packet over a burst."""
         if (
-            self._device.level < V1_2
+            self._remote.level < V1_2
             or wire.form_for(wire.ConfigureExecutionBurst, self._remote.session.methods) is None
         ):
             return "no bursts"
@@ -337,11 +342,12 @@ class DriverTarget(FuzzTarget):
 
     def _saved_files(self) -> tuple[int, list[bytes], int] | None:
         """Return the number of a known call, the files that the driver saves for it, and how many are model files."""
-        count = cache_files_by(self._device)
-        for number, known in enumerate(self._known if sum(count) else ()):
+        count = cache_files_by(self._remote)
+        by_constants = sorted(enumerate(self._known), key=lambda known: -known[1].call.constants)
+        for number, known in by_constants if sum(count) else ():
             with _files(sum(count)) as fds:
                 cache = Cache(_TOKEN, tuple(fds[: count.model]), tuple(fds[count.model :]))
-                prepared_by(self._device, known.model, replace(PLAIN, cache=cache)).close()
+                prepared_by(self._remote, known.model, replace(self._hints, cache=cache)).close()
                 data = [os.pread(fd, os.fstat(fd).st_size, 0) for fd in fds]
                 if any(data):
                     return number, data, count.model
@@ -355,14 +361,14 @@ class DriverTarget(FuzzTarget):
         known, files = self._known[number], list(data)
         for _ in range(choices.randint(1, 2)):
             place = choices.randrange(len(files))
-            files[place] = changed(choices, files[place], files[-1 - place])
+            files[place] = damaged(choices, files[place], files[-1 - place])
         with _files(len(files)) as fds:
             for fd, content in zip(fds, files, strict=True):
                 os.pwrite(fd, content, 0)
             cache = Cache(_TOKEN, tuple(fds[:model_files]), tuple(fds[model_files:]))
-            seen = outline(laid_out(known.model, layout_of(self._device)).model)
+            seen = outline(laid_out(known.model, layout_of(self._remote)).model)
             try:
-                prepared = restored_by(self._device, seen, replace(PLAIN, cache=cache))
+                prepared = restored_by(self._remote, seen, replace(self._hints, cache=cache))
             except DeadObject:
                 raise
             except NnhalError:
