@@ -3,6 +3,7 @@
 import random
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from nnhal.conformance.suites.fuzz.target import FuzzTarget
 
 TRACED = 0.1  # the share of executions whose coverage is looked at
 KEPT = 64 << 10  # bytes of the largest input that others are made from
+LOOKS = 0.5  # seconds between two counts of the inputs that libFuzzer keeps
 RECENT = 16  # inputs that were new last, of which half of all others are made
 
 Execute = Callable[[bytes], None]
@@ -87,27 +89,33 @@ def guided_by_atheris(
     """Do the same as `guided`, with libFuzzer and all code that was imported under atheris."""
     import atheris  # type: ignore[import-untyped, unused-ignore]
 
-    seeds = list(target.seeds()) or [b""]
-    with tempfile.TemporaryDirectory(prefix="nnhal-fuzz-") as folder:
-        corpus = Path(folder)
-        for number, seed in enumerate(seeds):
-            (corpus / f"{number:04}").write_bytes(seed)
+    seeds, corpus = list(target.seeds()) or [b""], Path(tempfile.mkdtemp())  # the supervisor deletes it
+    for number, seed in enumerate(seeds):
+        (corpus / f"{number:04}").write_bytes(seed)
+    looked = time.monotonic()
 
-        def one(data: bytes) -> None:
-            execute(data)
-            if rng.random() < 0.001:
-                new(sum(1 for _ in corpus.iterdir()) - len(seeds))
+    def one(data: bytes) -> None:
+        nonlocal looked
+        execute(data)
+        if time.monotonic() - looked > LOOKS:
+            looked = time.monotonic()
+            new(max(0, sum(1 for _ in corpus.iterdir()) - len(seeds)))
 
-        def mutate(data: bytes, longest: int, seed: int) -> bytes:
-            if seed % 4 == 0:
-                return bytes(atheris.Mutate(data, longest))
-            local = random.Random(seed)
-            return target.mutate(local, data, local.choice(seeds))[:longest]
+    def mutate(data: bytes, longest: int, seed: int) -> bytes:
+        if seed % 4 == 0:
+            return bytes(atheris.Mutate(data, longest))
+        local = random.Random(seed)
+        return target.mutate(local, data, local.choice(seeds))[:longest]
 
-        options = ("-runs=-1", "-rss_limit_mb=0", "-handle_segv=0", "-handle_abrt=0", "-handle_term=0", "-timeout=0")
-        atheris.Setup(
-            ["fuzz", *options, f"-max_len={LONGEST}", f"-seed={rng.randrange(1, 2**31)}", str(corpus)],
-            one,
-            custom_mutator=mutate,
-        )
-        atheris.Fuzz()
+    options = (
+        "-runs=-1",
+        "-rss_limit_mb=0",
+        "-handle_segv=0",
+        "-handle_abrt=0",
+        "-handle_term=0",
+        "-timeout=0",
+        "-verbosity=0",
+    )
+    limits = f"-max_len={LONGEST}", f"-seed={rng.randrange(1, 2**31)}"
+    atheris.Setup(["fuzz", *options, *limits, str(corpus)], one, custom_mutator=mutate)
+    atheris.Fuzz()

@@ -28,7 +28,7 @@ from nnhal.base.errors import NnhalError, told
 from nnhal.base.stacks import TELL
 from nnhal.conformance.suites.fuzz.guide import guided, guided_by_atheris, has_atheris
 from nnhal.conformance.suites.fuzz.inputs import LONGEST
-from nnhal.conformance.suites.fuzz.target import DriverEnded, FuzzTarget, ProcessSpent, WrongAnswer, target_of
+from nnhal.conformance.suites.fuzz.target import BLIND, DriverEnded, FuzzTarget, ProcessSpent, WrongAnswer, target_of
 from nnhal.conformance.suites.suite import NotApplicable, NotSupported, SuiteRun
 
 TOLD_NS = 500_000_000  # between two messages about how inputs ended
@@ -234,7 +234,7 @@ def _target(orders: FuzzOrders, atheris: bool) -> FuzzTarget:
 
 def _serve(connection: Connection, board: InputBoard) -> None:
     orders: FuzzOrders = connection.recv()
-    atheris = has_atheris() and not orders.inputs
+    atheris = has_atheris() and orders.target not in BLIND and not orders.inputs
     try:
         target = _target(orders, atheris)
     except (NnhalError, NotSupported, NotApplicable) as error:

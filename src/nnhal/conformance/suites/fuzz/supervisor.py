@@ -5,6 +5,7 @@ import hashlib
 import os
 import socket
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -53,6 +54,7 @@ class _FuzzProcess:
     """A process that runs inputs, as the supervisor sees it."""
 
     def __init__(self, orders: FuzzOrders) -> None:
+        self._home = tempfile.TemporaryDirectory(prefix="nnhal-fuzz-", ignore_cleanup_errors=True)
         ours, theirs = socket.socketpair()
         memory = os.memfd_create("nnhal-fuzz")
         with theirs:
@@ -62,7 +64,8 @@ class _FuzzProcess:
                 self.connection = Connection(ours.detach())
                 ends = theirs.fileno(), memory
                 command = [sys.executable, "-P", "-c", _PROCESS, *map(str, (*ends, os.getpid()))]
-                self.process = DriverProcess(f"fuzz {orders.target}", command, ends)
+                environment = {**os.environ, "TMPDIR": self._home.name}
+                self.process = DriverProcess(f"fuzz {orders.target}", command, ends, environment)
             finally:
                 os.close(memory)
         self.began = time.monotonic()
@@ -112,6 +115,7 @@ class _FuzzProcess:
         self.process.kill()
         self.process.wait()
         self.connection.close()
+        self._home.cleanup()
 
 
 class FuzzSupervisor:
