@@ -1,9 +1,11 @@
 """Planted faults for the suite fuzz: a driver (`--option fault=NAME`), and targets with faults.
 
-Faults of the driver: `crash` and `hang` at a NaN, `unchecked` trusts its cache files, "" has none.
+Faults of the driver: `crash` and `hang` at a NaN in the last element of an input, `unchecked` trusts its cache files,
+"" has none.
 """
 
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,14 +52,14 @@ class Planted(Reference):
 
 
 class Rare(Interpreter):
-    """Crashes or hangs if an input has a NaN."""
+    """Crashes or hangs if the last element of an input is a NaN."""
 
     def __init__(self, model: Model, fault: str) -> None:
         super().__init__(model)
         self._fault = fault
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        if any(x is not None and x.dtype.kind == "f" and np.isnan(x).any() for x in request.inputs):
+        if any(x is not None and x.dtype.kind == "f" and x.size and np.isnan(x.flat[-1]) for x in request.inputs):
             if self._fault == "crash":
                 os.abort()
             while self._fault == "hang":
@@ -75,7 +77,6 @@ class PlantedTarget(FuzzTarget):
 
     name = "planted"
     seconds = 0.2
-    patience = 2.0
     memory = 256 << 20
 
     def run(self, data: bytes) -> str:
@@ -83,7 +84,6 @@ class PlantedTarget(FuzzTarget):
             b"crash": os.abort,
             b"exit": lambda: os._exit(3),
             b"loop": lambda: [None for _ in iter(int, 1)],
-            b"sleep": lambda: time.sleep(60),
             b"memory": lambda: bytearray(1 << 30),
         }
         if b"raise" in data:
@@ -97,13 +97,24 @@ class PlantedTarget(FuzzTarget):
         return "right"
 
 
+class SleepingTarget(FuzzTarget):
+    """Waits for something that does not come."""
+
+    name = "sleeping"
+    patience = 1.0
+
+    def run(self, data: bytes) -> str:
+        threading.Event().wait()
+        return "never"
+
+
 class BuggyImporter(TfliteTarget):
     """An importer that fails on a rare size."""
 
     def run(self, data: bytes) -> str:
         ended = super().run(data)
-        if ended == "run: right" and any(17 in o.dimensions for o in api.load(data).main.operands):
-            return {}["a tensor of 17"]
+        if ended == "run: right" and any({17, 64, 1000} & set(o.dimensions) for o in api.load(data).main.operands):
+            return {}["a rare size"]
         return ended
 
 

@@ -132,6 +132,8 @@ class FuzzLoop:
             self._note(failure)
         self._ended += 1
         self._board.end(self._ended)
+        if failure is not None and failure.verdict == "crashed":
+            self._target.recover()
         now = time.monotonic_ns()
         if spent or self._ended >= self._last or now - self._sent > TOLD_NS:
             self.report(done=self._ended >= self._last)

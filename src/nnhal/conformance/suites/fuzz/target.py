@@ -76,6 +76,9 @@ class FuzzTarget(ABC):
     def run(self, data: bytes) -> str:
         """Run one input, and return how it ended, in a few words that many inputs share."""
 
+    def recover(self) -> None:
+        """Start the driver's process again after `DriverEnded`; no input's limits apply."""
+
     def close(self) -> None:
         """Release what the target holds."""
 

@@ -95,7 +95,6 @@ class DriverTarget(FuzzTarget):
             ended = getattr(self, f"_{kind}")(choices)
             self._require_alive(choices.randrange(len(self._known)), f"after a changed {kind}")
         except DeadObject as error:
-            self._connect()
             raise DriverEnded(f"a changed {kind}: {fate_of(str(error))}") from error
         return f"{kind}: {ended}"
 
@@ -108,6 +107,10 @@ class DriverTarget(FuzzTarget):
         self._remote = RemoteDevice(start(discovery.origin_of(self._name), level=self._level))
         self._prepared: dict[int, Prepared] = {}
         self._bursts: dict[int, PacketBurst] = {}
+
+    def recover(self) -> None:
+        """Start the driver's process again."""
+        self._connect()
 
     def close(self) -> None:
         """End the driver's process."""
