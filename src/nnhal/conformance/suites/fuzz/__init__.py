@@ -1,7 +1,7 @@
 """The suite `fuzz`: changed inputs of importers, the model builder, IPC, queues, the cache and the driver under test.
 
 `target` has the targets by name, `guide` chooses inputs, `process` runs them in a process that an input may end, and
-`supervisor` collects failures by cause. Each cause is an outcome of its own, and its input is saved. `SuiteRun.data`
+`supervisor` collects failures by cause. Each cause becomes an outcome, and its input is saved. `SuiteRun.data`
 names saved inputs to run again.
 """
 

@@ -40,7 +40,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 class FuzzOrders(NamedTuple):
-    """What to run. first: the number of inputs that ran before, in processes that ended. inputs: exactly these."""
+    """The inputs to run. first: the number of inputs that ran before, in processes that ended. inputs: exactly these."""
 
     target: str
     run: SuiteRun

@@ -35,7 +35,7 @@ _PROCESS = "from nnhal.conformance.suites.fuzz.process import main; main()"
 
 
 class FuzzResult(Record, frozen=True):
-    """What a part of a target found.
+    """The findings of a part of a target.
 
     fresh: inputs that reached new code. guide: how those were found, "" if they were not looked for. ends: how inputs
     ended. failures: one for each cause. counts: inputs of each cause.
@@ -70,6 +70,7 @@ class _FuzzProcess:
                 os.close(memory)
         self.began = time.monotonic()
         self.ready: FuzzReady | None = None
+        self._seen = -1, 0.0  # the input under way at the last look, and how long the process had waited for a core
         with contextlib.suppress(OSError):
             self.connection.send(orders)
 
@@ -79,17 +80,27 @@ class _FuzzProcess:
             fields = stat.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def delayed(self) -> float:
+        """Return the seconds that it has waited for a core: on a busy machine they are no hang."""
+        try:
+            with open(f"/proc/{self.process.pid}/schedstat") as stat:
+                return int(stat.read().split()[1]) / 1e9
+        except (OSError, IndexError):
+            return 0.0
+
     def late(self) -> str:
         """Return why it takes too long; "" if it does not."""
         now = time.monotonic()
         if self.ready is None:
-            return f"has not loaded within {LOADING:g} s" if now - self.began > LOADING else ""
-        before = _, began, used, data = self.board.read()
+            return f"has not loaded within {LOADING:g} s" if now - self.began - self.delayed() > LOADING else ""
+        before = ended, began, used, data = self.board.read()
         if data is None:
             return ""
+        if self._seen[0] != ended:
+            self._seen = ended, self.delayed()
         why = ""
         with contextlib.suppress(OSError):
-            took, passed = self.used() - used / 1e9, now - began / 1e9
+            took, passed = self.used() - used / 1e9, now - began / 1e9 - (self.delayed() - self._seen[1])
             if took > 2 * self.ready.seconds:
                 why = f"has not ended after {took:.1f} s of processor time, must be at most {self.ready.seconds:g} s"
             elif passed > self.ready.patience:

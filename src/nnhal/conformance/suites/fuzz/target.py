@@ -22,7 +22,7 @@ TARGETS = {
     "driver": f"{_WHERE}.driver:DriverTarget",
 }
 
-BLIND = frozenset(("queue", "driver"))  # what they test is not Python of their process: no coverage guides them
+BLIND = frozenset(("queue", "driver"))  # their code under test is not Python: no coverage guides them
 # Inputs of each target at scale 1: about a minute for all on two cores.
 EXECUTIONS = {
     "wire": 200_000,

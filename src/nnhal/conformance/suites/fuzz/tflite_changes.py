@@ -286,7 +286,7 @@ def buffer(model: Any, rng: Random) -> None:
 
 
 def constant(model: Any, rng: Random) -> None:
-    """What was an input is constant, or the reverse; or a tensor keeps its value from run to run."""
+    """An input becomes constant, or the reverse; or a tensor keeps its value from run to run."""
     tensor, how = tensor_of(model, rng), rng.randrange(3)
     if how == 0:
         model.buffers.append(schema().BufferT())

@@ -48,7 +48,7 @@ class CacheTarget(FuzzTarget):
         return [rng.randbytes(64) for _ in range(16)]
 
     def mutate(self, rng: random.Random, data: bytes, other: bytes) -> bytes:
-        """Change bytes, or choose anew."""
+        """Change bytes, or draw other ones."""
         return rng.randbytes(64) if rng.random() < 0.5 else changed(rng, data, other)
 
     def run(self, data: bytes) -> str:

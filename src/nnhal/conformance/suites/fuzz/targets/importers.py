@@ -1,4 +1,4 @@
-"""Files of models: each is imported, shown, compiled and executed, or refused with an error of nnhal's."""
+"""Files of models: each is imported, shown, compiled and executed, or refused with an `NnhalError`."""
 
 import math
 import random
@@ -118,7 +118,7 @@ class OnnxTarget(_ImportTarget):
 def _require_message(error: NnhalError) -> None:
     """Raise WrongAnswer if an error does not explain itself in text that can be written."""
     if len(str(error)) < 8 or not str(error).encode():
-        raise WrongAnswer(f"{type(error).__name__} says {str(error)!r}, must explain what is wrong")
+        raise WrongAnswer(f"{type(error).__name__} has the message {str(error)!r}, must explain what is wrong")
 
 
 def _show(facts: Outline, words: str) -> None:

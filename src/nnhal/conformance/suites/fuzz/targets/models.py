@@ -54,7 +54,7 @@ class ModelTarget(FuzzTarget):
         return [*super().seeds(), *(rng.randbytes(256) for _ in range(32))]
 
     def mutate(self, rng: random.Random, data: bytes, other: bytes) -> bytes:
-        """Change bytes, or choose anew."""
+        """Change bytes, or draw other ones."""
         return rng.randbytes(256) if rng.random() < 0.2 else super().mutate(rng, data, other)
 
     def run(self, data: bytes) -> str:

@@ -1,7 +1,7 @@
 """Fast message queues in whose shared memory a peer writes, and connections whose peer sends any datagram.
 
 A side that reads or writes must return a packet within its queue or a known status. A connection must give the message,
-or the status that its contract says, and no descriptor may stay open.
+or the status of its contract, and no descriptor may stay open.
 """
 
 import array
@@ -34,7 +34,7 @@ _STATUS = {
     _native.FULL: "FULL",
     _native.TOO_LARGE: "TOO_LARGE",
 }
-_STEPS = 8
+_CALLS = 8
 _LISTED = 256  # inputs between two looks at the open descriptors
 
 
@@ -56,11 +56,11 @@ class QueueTarget(FuzzTarget):
         return [rng.randbytes(96) for _ in range(16)]
 
     def mutate(self, rng: random.Random, data: bytes, other: bytes) -> bytes:
-        """Choose other steps, or change some: there is no coverage of the native code to keep inputs for."""
+        """Choose other calls, or change some: there is no coverage of the native code to keep inputs for."""
         return rng.randbytes(rng.choice((24, 96))) if rng.random() < 0.5 else super().mutate(rng, data, other)
 
     def run(self, data: bytes) -> str:
-        """Make the steps."""
+        """Make the calls."""
         choices = Choices(data)
         ended = _datagrams(choices) if choices.random() < 0.3 else _shared_memory(choices)
         self._until_look -= 1
@@ -83,7 +83,7 @@ def _shared_memory(choices: Choices) -> str:
         os.close(fd)
     client.spin = service.spin = False
     with memory:
-        for _ in range(choices.randint(1, _STEPS)):
+        for _ in range(choices.randint(1, _CALLS)):
             if choices.random() < 0.5:
                 _write(choices, memory)
             name, side = choices.choice((("client", client), ("service", service)))
@@ -123,7 +123,7 @@ def _outcome(got: bytes | int) -> str:
         return "written" if got == 0 else _STATUS[got]
     count = len(got) // ELEMENT
     if not 1 <= count <= _CAPACITY or struct.unpack_from("<2I", got) != (0, count):
-        raise WrongAnswer(f"a queue gives {got.hex()}, which is no packet of it")
+        raise WrongAnswer(f"a queue gives {got.hex()}, must be a packet")
     return "received"
 
 
@@ -132,13 +132,13 @@ def _datagrams(choices: Choices) -> str:
     ours, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, peer:
         lane, heard = _native.Lane(ours.fileno()), 0
-        for _ in range(choices.randint(1, _STEPS)):
+        for _ in range(choices.randint(1, _CALLS)):
             ended, heard = _datagram(choices, lane, peer, heard)
     return ended
 
 
 def _datagram(choices: Choices, lane: _native.Lane, peer: socket.socket, heard: int) -> tuple[str, int]:
-    """Send one datagram; return the connection's answer, which its contract says, and the last number that it heard."""
+    """Send one datagram; return the connection's answer and the last number that it heard."""
     if choices.random() < 0.5 and lane.awaited == 0 and lane.ask(b"question") == 0:
         peer.recv(64)
     awaited = lane.awaited
