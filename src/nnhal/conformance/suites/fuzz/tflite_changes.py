@@ -354,7 +354,7 @@ def calls(model: Any, rng: Random) -> None:
 
 
 def names(model: Any, rng: Random) -> None:
-    """A tensor has a name that is none."""
+    """A tensor has an impossible name."""
     tensor_of(model, rng).name = rng.choice(NAMES)
 
 
@@ -367,7 +367,7 @@ GENTLE = (0, 2, 4, 2, 1, 3, 0, 1, 5, 3, 0, 0, 0, 0, 8)  # most of what these mak
 
 
 def fit_buffers(model: Any) -> None:
-    """Make constants as long as their types and shapes say, so that what follows is reached."""
+    """Make constants as long as their types and shapes require, so that what follows is reached."""
     for graph in model.subgraphs or []:
         for tensor in as_list(graph.tensors):
             place = tensor.buffer

@@ -39,7 +39,7 @@ _LISTED = 256  # inputs between two looks at the open descriptors
 
 
 class QueueTarget(FuzzTarget):
-    """Bytes choose the steps of both sides and of the peer that writes in between."""
+    """Bytes choose the calls of both sides and of the peer that writes in between."""
 
     name = "queue"
 
