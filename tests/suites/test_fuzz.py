@@ -82,6 +82,7 @@ def test_an_input_that_waits_for_ever_has_hung(monkeypatch: pytest.MonkeyPatch) 
     assert (failure.verdict, failure.data) == ("hung", b"sleep") and "has not ended within 1 s" in failure.reason
 
 
+@pytest.mark.nightly
 def test_a_bug_of_an_importer_is_found_by_changed_files(monkeypatch: pytest.MonkeyPatch) -> None:
     result = planted("tests.suites.planted_fuzz:BuggyImporter", 200, (), monkeypatch)
     (failure,) = result.failures
@@ -118,7 +119,7 @@ def test_a_fault_of_the_driver_is_caught_saved_and_repeated(
 
 
 def test_a_wrong_result_of_a_changed_cache_entry_is_caught() -> None:
-    how = {"drivers": (DRIVER,), "options": {ANY: {"fault": "unchecked"}}, "pattern": "^cache/", "scale": 0.4}
+    how = {"drivers": (DRIVER,), "options": {ANY: {"fault": "unchecked"}}, "pattern": "^cache/", "scale": 0.2}
     first, *bad = outcomes(**how)
     assert first.found["ends"]["hit"] and any("with changed files" in o.reason for o in bad), (first, bad)
 
