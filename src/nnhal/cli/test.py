@@ -44,7 +44,7 @@ from nnhal.conformance.suites.report.results import (
     reasons,
     short_reason,
 )
-from nnhal.conformance.suites.run import SUITES, VECTORS, Progress, repeat_command, run_suite
+from nnhal.conformance.suites.run import SUITES, VECTORS, Progress, notes_of, repeat_command, run_suite
 from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
 
 SHOWN = 10  # groups of failures, unless --verbose
@@ -100,7 +100,13 @@ class _Plan(Record, frozen=True):
 @click.option("--vectors", type=folder_type, help="Folder of test vectors, for the suite vectors.")
 @click.option("--specs", type=specs_type, help="AOSP's test specifications, instead of --vectors.")
 @click.option("--model", type=click.Path(), default="", metavar="MODEL", help="Your model, for the suite mlts.")
-@click.option("--data", type=click.Path(), default="", metavar="DIR", help="Inputs of your model, for the suite mlts.")
+@click.option(
+    "--data",
+    type=click.Path(),
+    default="",
+    metavar="DIR",
+    help="Inputs of your model, for the suite mlts, or saved inputs for fuzz.",
+)
 @click.option(
     "--labels", type=click.Path(), default="", metavar="FILE", help="Classes of your inputs, for the suite mlts."
 )
@@ -281,7 +287,15 @@ class _OneSuite:
         results, unmatched = expected_failures.held_against(self._name, self._outcomes, self._plan.expectations)
         whole = not (self._stopped or self.errors or run.pattern or run.sample < 1)
         left = max(1, self._total - self._done) if self._stopped else 0
-        return SuiteResult(self._name, results, self._seconds, self._error(), left, unmatched if whole else ())
+        return SuiteResult(
+            self._name,
+            results,
+            self._seconds,
+            self._error(),
+            left,
+            unmatched if whole else (),
+            notes_of(self._name, self._outcomes),
+        )
 
     def _error(self) -> str:
         if self.errors:
@@ -342,6 +356,8 @@ def _show(report: TestReport, folder: Path | None, *, verbose: bool, as_json: bo
 def _lines(report: TestReport, folder: Path | None, *, verbose: bool) -> list[str]:
     """The answer, the table and the groups of failures, in at most `HEIGHT` lines unless verbose."""
     head = [f"{answer_of(report)}, {duration(report.seconds)}", "", *_table(report)]
+    notes = [note for suite in report.suites for note in suite.notes]
+    head += ["", *notes] if notes else []
     tail = ["", f"report: {folder / PAGE}"] if folder is not None else []
     groups = grouped(report.results)
     if verbose:

@@ -31,6 +31,7 @@ SUITES = {
     "random": "random graphs against the reference",
     "stress": "threads, growth of memory and time, the state of the process",
     "crash": "clients that die while the driver works",
+    "fuzz": "changed inputs: importers, builder, IPC, queues, cache entries and the driver in a sandboxed process",
     "mlts": "latency and accuracy of real models",
 }
 _OWN = frozenset((VECTORS, CONTRACT, CACHE))
@@ -77,6 +78,11 @@ def run_suite(name: str, run: SuiteRun, jobs: int) -> Generator[Progress, None, 
             suite.finish(run, outcomes)
 
 
+def notes_of(name: str, outcomes: Sequence[CaseOutcome]) -> Sequence[str]:
+    """Return a suite's lines with measurements, for people."""
+    return () if name in _OWN else suite_of(name).notes(outcomes)
+
+
 def repeat_command(run: SuiteRun, outcome: CaseOutcome) -> str:
     """Return the command that runs a case again alone."""
     words = ["nnhal", "test", outcome.suite, *(["--device", run.device] if run.device else [])]
@@ -91,8 +97,9 @@ def repeat_command(run: SuiteRun, outcome: CaseOutcome) -> str:
         if value != getattr(defaults, key)
         for w in (f"--{key}", str(value).removesuffix(".0"))
     ]
+    saved = str(outcome.found.get("input", run.data))  # of a failure that `fuzz` found
     source = {"specs": run.specs} if run.specs else {"vectors": run.vectors}  # vectors of specifications are temporary
-    paths = {**(source if outcome.suite == VECTORS else {}), "model": run.model, "data": run.data, "labels": run.labels}
+    paths = {**(source if outcome.suite == VECTORS else {}), "model": run.model, "data": saved, "labels": run.labels}
     words += [word for key, value in paths.items() if value for word in (f"--{key}", value)]
     return shlex.join([*words, "--filter", f"^{re.escape(outcome.name)}$"])
 
@@ -104,6 +111,7 @@ class _SuiteWork(Work):
     idle = PREPARING
 
     def __init__(self, suite: Suite, run: SuiteRun) -> None:
+        self._suite = suite
         cases = [case for case in suite.cases(run) if _selected(run, case)]
         seconds = max((suite.seconds(case, run) for case in cases), default=run.timeout)
         parts = [tuple(cases[start : start + suite.bundle]) for start in range(0, len(cases), suite.bundle)]
@@ -111,6 +119,9 @@ class _SuiteWork(Work):
 
     def is_own(self, stage: str) -> bool:
         return stage == PREPARING
+
+    def after(self, outcome: CaseOutcome) -> tuple[Sequence[Bundle], Sequence[CaseOutcome]]:
+        return (), self._suite.more(outcome)
 
     def lost(self, item: Case, verdict: str, reason: str, nanoseconds: int, stack: str) -> CaseOutcome:
         return CaseOutcome(item.suite, item.name, verdict, reason, item.operation, item.type, nanoseconds)

@@ -21,7 +21,8 @@ class SuiteRun(Subject, frozen=True):
     seed: of all random choices. sample: the share of the cases, chosen by a hash of their names. scale: factor of the
     number of drawn cases and of durations. pattern: a regular expression, only cases whose name it finds. vectors: the
     folder of test vectors. specs: a folder of AOSP's specifications in their place. model, data, labels: a user's own
-    model, inputs and classes for `mlts`. report: the folder for what suites keep of failures; "" for none.
+    model, inputs and classes for `mlts`; data: also saved inputs for `fuzz`. report: the folder for what suites keep of
+    failures; "" for none.
     """
 
     seed: int = 0
@@ -74,11 +75,16 @@ class CaseOutcome(Record, frozen=True):
 
 
 class CaseFailed(Exception):
-    """The driver broke the promise that a case looks at. hint: the likely cause. found: measurements and files."""
+    """The driver broke the promise that a case looks at.
 
-    def __init__(self, reason: str, hint: str = "", found: Mapping[str, Any] | None = None) -> None:
+    hint: the likely cause. found: measurements and files. verdict: another one of a process that the case started.
+    """
+
+    def __init__(
+        self, reason: str, hint: str = "", found: Mapping[str, Any] | None = None, verdict: str = "failed"
+    ) -> None:
         super().__init__(reason)
-        self.hint, self.found = hint, dict(found or {})
+        self.hint, self.found, self.verdict = hint, dict(found or {}), verdict
 
 
 class NotSupported(Exception):
@@ -128,6 +134,14 @@ class Suite(ABC):
     def seconds(self, case: Case, run: SuiteRun) -> float:
         """Return how long one call of the driver, or one part of the case, may take."""
         return run.timeout
+
+    def more(self, outcome: CaseOutcome) -> Sequence[CaseOutcome]:
+        """Return outcomes that a case found beside its own."""
+        return ()
+
+    def notes(self, outcomes: Sequence[CaseOutcome]) -> Sequence[str]:
+        """Return lines with measurements, for people."""
+        return ()
 
     def finish(self, run: SuiteRun, outcomes: Sequence[CaseOutcome]) -> None:
         """Write what the suite reports beyond its outcomes into `run.report`; also after an interrupted run."""

@@ -60,7 +60,7 @@ def outcome_of(
     except NotApplicable as why:
         return "skipped", str(why), "", "", {}
     except CaseFailed as error:
-        return "failed", str(error), "", error.hint, error.found
+        return error.verdict, str(error), "", error.hint, error.found
     except DeadObject as error:
         return (
             "crashed",

@@ -124,6 +124,7 @@ def _suites(report: TestReport) -> Iterator[str]:
 
 
 def _notes(suite: SuiteResult) -> Iterator[str]:
+    yield from suite.notes
     if suite.error:
         yield f"error: {suite.error}"
     if suite.left:

@@ -73,6 +73,7 @@ class SuiteResult(Record, frozen=True):
         error: why the suite could not run, or tested nothing; "" otherwise.
         left: the number of cases that an interrupt left out, at least; 0 without one.
         unmatched: entries of the file of expected failures that no case matched.
+        notes: lines with measurements.
     """
 
     name: str
@@ -81,6 +82,7 @@ class SuiteResult(Record, frozen=True):
     error: str = ""
     left: int = 0
     unmatched: Sequence[ExpectedFailure] = ()
+    notes: Sequence[str] = ()
 
     @property
     def is_bad(self) -> bool:

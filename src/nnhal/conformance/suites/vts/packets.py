@@ -23,7 +23,7 @@ MUTANTS = 60
 ENDED = {_native.CLOSED, _native.CORRUPT, _native.DEAD, _native.FULL}
 
 
-class _Burst(RemoteBurst):
+class PacketBurst(RemoteBurst):
     """A burst that can send any packet."""
 
     def packet_of(self, request: Request) -> bytes:
@@ -54,7 +54,7 @@ def mutated(probe: Probe) -> int:
         probe.opened(prepared)
         if wire.form_for(wire.ConfigureExecutionBurst, device.session.methods) is None:
             raise NotAsked("the driver's process has no bursts")
-        burst = _Burst(prepared, UNLIMITED)
+        burst = PacketBurst(prepared, UNLIMITED)
         request = probe.request(prepared, copies(arrays_of(call)))
         packet = burst.packet_of(request)
         rng = np.random.default_rng(probe.suite_run.seed)
@@ -65,12 +65,12 @@ def mutated(probe: Probe) -> int:
                 except ValueError:  # the queue itself refuses it
                     continue
             seen += 1
-            problem = _accepted(answer)
+            problem = problem_of(answer)
             if problem:
                 raise RequirementNotMet(f"a packet {what}: {problem}")
             if isinstance(answer, int) and answer != _native.FULL:
                 burst.close()
-                burst = _Burst(prepared, UNLIMITED)
+                burst = PacketBurst(prepared, UNLIMITED)
         burst.close()
         with probe.asking("burst"), prepared.burst() as series:
             request = probe.request(prepared, copies(arrays_of(call)))
@@ -83,7 +83,7 @@ def mutated(probe: Probe) -> int:
     return seen
 
 
-def _accepted(answer: bytes | int) -> str:
+def problem_of(answer: bytes | int) -> str:
     """Return what is wrong with the answer to a mutated packet: only another execution's answer may be a success."""
     if isinstance(answer, int):
         return "" if answer in ENDED else f"the queue gives status {answer} after {PATIENCE_NS / 1e9:g} s"
@@ -131,11 +131,11 @@ def _mutants(packet: bytes, rng: np.random.Generator, most: int) -> Iterator[tup
         place = int(rng.integers(len(message)))
         changed[place] = (changed[place] + int(rng.integers(1, 256))) % 256
         bad = bytes(changed)
-        if not _same(bad, call.binding):
+        if not is_same_execution(bad, call.binding):
             yield f"with byte {place} changed from {message[place]} to {bad[place]}", pack(bad)
 
 
-def _same(message: bytes, binding: int) -> bool:
+def is_same_execution(message: bytes, binding: int) -> bool:
     """Whether a changed message still is a valid execution of the binding, such as one that is measured."""
     try:
         call = wire.decode_call(message)

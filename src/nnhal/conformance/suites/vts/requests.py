@@ -134,9 +134,9 @@ def on_the_wire(probe: Probe) -> int:
     with opened(probe) as device:
         prepared = prepared_on(device, model)
         probe.opened(prepared)
-        valid, memory = _request(prepared.signature, arrays_of(call))
+        valid, memory = wire_arguments(prepared.signature, arrays_of(call))
 
-        def bound(request: _Arguments) -> None:
+        def bound(request: WireArguments) -> None:
             with device.session.carrying([memory], UNLIMITED) as packing:
                 pools = tuple(wire.MemoryPool(packing.pool(memory)) for _ in range(request.pools))
                 binding = RemoteBinding(device.session)
@@ -153,7 +153,7 @@ def on_the_wire(probe: Probe) -> int:
     return seen
 
 
-class _Arguments(NamedTuple):
+class WireArguments(NamedTuple):
     """The places of inputs and outputs. pools: how many the request has, each the same memory."""
 
     inputs: Sequence[wire.WireArgument]
@@ -161,7 +161,7 @@ class _Arguments(NamedTuple):
     pools: int = 1
 
 
-def _request(signature: Signature, arrays: Sequence[Array]) -> tuple[_Arguments, Memory]:
+def wire_arguments(signature: Signature, arrays: Sequence[Array]) -> tuple[WireArguments, Memory]:
     """Return a valid request, whose arguments lie in one memory one after another."""
     places: list[wire.WireArgument] = []
     offset = 0
@@ -174,29 +174,29 @@ def _request(signature: Signature, arrays: Sequence[Array]) -> tuple[_Arguments,
     memory = Memory.allocate(offset, "nnhal-vts")
     for place, array in zip(places, arrays, strict=False):
         memory.bytes()[place.offset : place.offset + place.length] = flat_bytes(array)
-    return _Arguments(places[: len(arrays)], places[len(arrays) :]), memory
+    return WireArguments(places[: len(arrays)], places[len(arrays) :]), memory
 
 
-def _mutated(valid: _Arguments, size: int) -> Iterator[tuple[str, _Arguments]]:
+def _mutated(valid: WireArguments, size: int) -> Iterator[tuple[str, WireArguments]]:
     inputs, outputs = valid.inputs, valid.outputs
     first, *others = inputs
     made, *more = outputs
     assert made is not None
-    yield "without its last input", _Arguments(inputs[:-1], outputs)
-    yield "with an input too many", _Arguments([*inputs, inputs[-1]], outputs)
-    yield "without outputs", _Arguments(inputs, ())
-    yield "with an output too many", _Arguments(inputs, [*outputs, outputs[-1]])
-    yield "with output 0 omitted", _Arguments(inputs, [None, *more])
-    yield "without pools", _Arguments(inputs, outputs, 0)
-    yield "with output 0 on input 0", _Arguments(inputs, [replace(made, offset=first.offset), *more])
-    yield "with input 0 a byte short", _Arguments([replace(first, length=first.length - 1), *others], outputs)
+    yield "without its last input", WireArguments(inputs[:-1], outputs)
+    yield "with an input too many", WireArguments([*inputs, inputs[-1]], outputs)
+    yield "without outputs", WireArguments(inputs, ())
+    yield "with an output too many", WireArguments(inputs, [*outputs, outputs[-1]])
+    yield "with output 0 omitted", WireArguments(inputs, [None, *more])
+    yield "without pools", WireArguments(inputs, outputs, 0)
+    yield "with output 0 on input 0", WireArguments(inputs, [replace(made, offset=first.offset), *more])
+    yield "with input 0 a byte short", WireArguments([replace(first, length=first.length - 1), *others], outputs)
     if first.dimensions:
         unspecified = replace(first, dimensions=(0, *first.dimensions[1:]))
-        yield "with an unspecified dimension in input 0", _Arguments([unspecified, *others], outputs)
+        yield "with an unspecified dimension in input 0", WireArguments([unspecified, *others], outputs)
     for what, bad in _misplaced(first, size):
-        yield f"with an input 0 that {what}", _Arguments([bad, *others], outputs)
+        yield f"with an input 0 that {what}", WireArguments([bad, *others], outputs)
     for what, bad in _misplaced(made, size):
-        yield f"with an output 0 that {what}", _Arguments(inputs, [bad, *more])
+        yield f"with an output 0 that {what}", WireArguments(inputs, [bad, *more])
 
 
 def _misplaced(place: wire.WireArgument, size: int) -> Iterator[tuple[str, wire.WireArgument]]:

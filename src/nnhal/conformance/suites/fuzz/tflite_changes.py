@@ -1,26 +1,14 @@
-"""Mutations of `.tflite` files by their structure: what is made is a file again, whose fields, vectors, options, types,
-shapes, codes and indices say what they should not. Equal seeds make equal files."""
+"""Changes of `.tflite` files by their structure: the result is a file again, whose fields, vectors, options, types, shapes,
+codes and indices have other values."""
 
 import random
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import flatbuffers
 import numpy as np
-from ai_edge_litert import schema_py_generated as schema  # noqa: TID251
 
-from nnhal.zoo import maker
-from tests.frontends import (
-    cases,
-    test_tflite_composed,
-    test_tflite_files,
-    test_tflite_layers,
-    test_tflite_newer,
-    test_tflite_operators,
-    test_tflite_quantised,
-    test_tflite_states,
-)
+from nnhal.conformance.suites.fuzz.inputs import corpus_of
 
 INTEGERS = (
     0,
@@ -57,59 +45,44 @@ Change = Callable[[Any, Random], object]
 
 
 @cache
-def bases() -> tuple[bytes, ...]:
-    """Sound files of every operator that is imported, of states, branches, loops, and a few whole models."""
-    listed = (*test_tflite_operators.ELEMENTS, *test_tflite_operators.MOVES, *test_tflite_layers.LAYERS)
-    listed = (*listed, *test_tflite_composed.CASES, *test_tflite_newer.NEWER)
-    files = []
-    for case in listed:
-        name, inputs, outputs, options, fields = (*case, *("", {})[len(case) - 3 :])
-        files.append(cases.file_of(name, list(inputs), list(outputs), options, **fields)[0])
-    states = test_tflite_states
-    for cifg, norms, projection in ((False, False, True), (True, True, False)):
-        for name, options in (
-            ("UNIDIRECTIONAL_SEQUENCE_LSTM", "UnidirectionalSequenceLSTM"),
-            ("LSTM", "LSTM"),
-        ):
-            sequence = name != "LSTM"
-            files.append(states.lstm(name, options, cifg=cifg, norms=norms, sequence=sequence, projection=projection))
-    newer, parts = test_tflite_newer, {"cifg": False, "peepholes": False, "norms": False}
-    files += [newer.windows_of("STABLEHLO_ADD"), newer.composite()] * 3
-    files += [newer.scattered("ADD", constant=constant) for constant in (False, True)] * 2
-    for projection in (0, 4):
-        files.append(
-            test_tflite_quantised.lstm("UNIDIRECTIONAL_SEQUENCE_LSTM", (2, 3, 5), projection=projection, **parts)
-        )
-    files += [states.counter(), states.branches(), test_tflite_files.sparse()] * 3
-    files += [states.loop("ADD"), states.loop("CONCATENATION")] * 3
-    files += [maker.make(name) for name in ("add4", "tiny_conv", "tiny_conv_int8", "tiny_conv_uint8", "tiny_lstm")] * 3
-    return tuple(files)
+def schema() -> Any:
+    """Return the classes of the published schema, None if ai-edge-litert is not installed."""
+    try:
+        from ai_edge_litert import schema_py_generated  # noqa: TID251 (the file format, no engine)
+    except ImportError:
+        return None
+    return schema_py_generated
 
 
-def mutated(seed: int, number: int) -> bytes:
-    """File `number` of a seed."""
-    rng = Random(f"{seed} {number}")
+def available() -> bool:
+    """Whether files can be changed by their structure."""
+    return schema() is not None
+
+
+def changed_file(rng: Random, content: bytes) -> bytes:
+    """Return a changed file. content: a readable file."""
     while True:
-        model = parsed(rng.choice(bases()))
+        model = parsed(content)
         try:
             gentle = rng.random() < 0.5
             for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 5, 8))):
                 rng.choices(CHANGES, GENTLE if gentle else WEIGHTS)[0](model, rng)
             if gentle or rng.random() < 0.7:
                 fit_buffers(model)
-            content = packed(model)
-        except Exception:  # a number that its field does not hold, a table where a number belongs: not to be written
+            return packed(model)
+        except Exception:  # a number that its field does not hold, or a table in the place of a number
             continue
-        return with_words(content, rng) if rng.random() < 0.1 else content
 
 
 def parsed(content: bytes) -> Any:
     """The file as objects."""
-    return schema.ModelT.InitFromPackedBuf(content, 0)
+    return schema().ModelT.InitFromPackedBuf(content, 0)
 
 
 def packed(model: Any) -> bytes:
     """The objects as a file."""
+    import flatbuffers
+
     builder = flatbuffers.Builder(1024)
     builder.Finish(model.Pack(builder), b"TFL3")
     return bytes(builder.Output())
@@ -123,7 +96,7 @@ def tables(node: Any, found: list[Any]) -> list[Any]:
     found.append(node)
     for value in vars(node).values():
         for each in value if isinstance(value, list) else [value]:
-            if type(each).__module__ == schema.__name__:
+            if type(each).__module__ == schema().__name__:
                 tables(each, found)
     return found
 
@@ -179,15 +152,15 @@ def other_list(values: list[Any], rng: Random) -> list[Any] | None:
 
 
 def graph_of(model: Any, rng: Random) -> Any:
-    return rng.choice(model.subgraphs or [schema.SubGraphT()])
+    return rng.choice(model.subgraphs or [schema().SubGraphT()])
 
 
 def tensor_of(model: Any, rng: Random) -> Any:
-    return rng.choice(as_list(graph_of(model, rng).tensors) or [schema.TensorT()])
+    return rng.choice(as_list(graph_of(model, rng).tensors) or [schema().TensorT()])
 
 
 def operator_of(model: Any, rng: Random) -> Any:
-    return rng.choice(as_list(graph_of(model, rng).operators) or [schema.OperatorT()])
+    return rng.choice(as_list(graph_of(model, rng).operators) or [schema().OperatorT()])
 
 
 def shape(model: Any, rng: Random) -> None:
@@ -235,7 +208,7 @@ def quantisation(model: Any, rng: Random) -> None:
     tensor = tensor_of(model, rng)
     if rng.random() < 0.5:
         tensor.type = rng.choice((3, 9, 9, 7, 2))
-    quant = tensor.quantization = schema.QuantizationParametersT()
+    quant = tensor.quantization = schema().QuantizationParametersT()
     count = rng.choice((1, 1, 1, *as_list(tensor.shape)[:1], 0, 3))
     usual = rng.random() < 0.5
     scales = (0.5, 0.05, 0.01, 1.0) if usual else (*REALS, 0.05)
@@ -263,7 +236,7 @@ def index(model: Any, rng: Random) -> None:
 
 def code(model: Any, rng: Random) -> None:
     """An operator is another one, with its own options or those that it had."""
-    number = rng.choice([n for n in vars(schema.BuiltinOperator).values() if isinstance(n, int)])
+    number = rng.choice([n for n in vars(schema().BuiltinOperator).values() if isinstance(n, int)])
     place = rng.randrange(max(1, len(model.operatorCodes or [])))
     if model.operatorCodes:
         model.operatorCodes[place].builtinCode = number
@@ -290,13 +263,13 @@ def options(model: Any, rng: Random) -> None:
                 new = other_list(as_list(fields[name]), rng)
             setattr(own, name, new)
         return
-    name, number = rng.choice([(k, n) for k, n in vars(schema.BuiltinOptions).items() if isinstance(n, int) and n])
+    name, number = rng.choice([(k, n) for k, n in vars(schema().BuiltinOptions).items() if isinstance(n, int) and n])
     operator.builtinOptionsType, operator.builtinOptions = number, getattr(schema, f"{name}T")()
 
 
 def buffer(model: Any, rng: Random) -> None:
     """A constant holds other values."""
-    found = rng.choice(model.buffers or [schema.BufferT()])
+    found = rng.choice(model.buffers or [schema().BufferT()])
     data = np.asarray(as_list(found.data), np.uint8)
     how = rng.randrange(5)
     if how == 0:
@@ -313,10 +286,10 @@ def buffer(model: Any, rng: Random) -> None:
 
 
 def constant(model: Any, rng: Random) -> None:
-    """What was an input is constant, or the reverse; or a tensor keeps its value from run to run."""
+    """An input becomes constant, or the reverse; or a tensor keeps its value from run to run."""
     tensor, how = tensor_of(model, rng), rng.randrange(3)
     if how == 0:
-        model.buffers.append(schema.BufferT())
+        model.buffers.append(schema().BufferT())
         model.buffers[-1].data = np.zeros(4, np.uint8)
         tensor.buffer = len(model.buffers) - 1
     elif how == 1:
@@ -327,7 +300,7 @@ def constant(model: Any, rng: Random) -> None:
 
 def splice(model: Any, rng: Random) -> None:
     """A subgraph or an operator of another file, or the same one again."""
-    donor = parsed(rng.choice(bases())) if rng.random() < 0.5 else model
+    donor = parsed(rng.choice(corpus_of("tflite"))) if rng.random() < 0.5 else model
     graph = graph_of(model, rng)
     if rng.random() < 0.4:
         model.subgraphs.append(rng.choice(donor.subgraphs))
@@ -339,7 +312,7 @@ def splice(model: Any, rng: Random) -> None:
 
 def joined(model: Any, rng: Random) -> None:
     """Another file's operators follow, and read what this one's tensors hold."""
-    donor = parsed(rng.choice(bases()))
+    donor = parsed(rng.choice(corpus_of("tflite")))
     if len(donor.subgraphs) > 1 or not model.subgraphs:
         return
     graph, other = model.subgraphs[0], donor.subgraphs[0]
@@ -367,21 +340,21 @@ def joined(model: Any, rng: Random) -> None:
 def calls(model: Any, rng: Random) -> None:
     """An operator calls subgraphs."""
     operator, name = operator_of(model, rng), rng.choice(("IF", "WHILE", "CALL_ONCE"))
-    found = schema.OperatorCodeT()
-    found.builtinCode = found.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, name)
+    found = schema().OperatorCodeT()
+    found.builtinCode = found.deprecatedBuiltinCode = getattr(schema().BuiltinOperator, name)
     if name == "CALL_ONCE":
         found.deprecatedBuiltinCode = 127
     model.operatorCodes.append(found)
     operator.opcodeIndex = len(model.operatorCodes) - 1
     title = {"IF": "If", "WHILE": "While", "CALL_ONCE": "CallOnce"}[name]
-    operator.builtinOptionsType = getattr(schema.BuiltinOptions, f"{title}Options")
+    operator.builtinOptionsType = getattr(schema().BuiltinOptions, f"{title}Options")
     operator.builtinOptions = getattr(schema, f"{title}OptionsT")()
     for field in vars(operator.builtinOptions):
         setattr(operator.builtinOptions, field, rng.randrange(len(model.subgraphs) + 1))
 
 
 def names(model: Any, rng: Random) -> None:
-    """A tensor has a name that is none."""
+    """A tensor has an impossible name."""
     tensor_of(model, rng).name = rng.choice(NAMES)
 
 
@@ -394,7 +367,7 @@ GENTLE = (0, 2, 4, 2, 1, 3, 0, 1, 5, 3, 0, 0, 0, 0, 8)  # most of what these mak
 
 
 def fit_buffers(model: Any) -> None:
-    """Make constants as long as their types and shapes say, so that what follows is reached."""
+    """Make constants as long as their types and shapes require, so that what follows is reached."""
     for graph in model.subgraphs or []:
         for tensor in as_list(graph.tensors):
             place = tensor.buffer

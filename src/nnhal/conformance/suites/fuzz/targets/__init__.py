@@ -1,0 +1,1 @@
+"""The targets: each runs one kind of input."""

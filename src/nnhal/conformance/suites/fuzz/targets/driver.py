@@ -1,0 +1,437 @@
+"""The driver under test in a sandboxed process: changed models, requests, arguments, burst packets and cache files.
+
+Each ends in a result or a documented error. Afterwards the driver executes valid requests with right results.
+"""
+
+import os
+import random
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nnhal.base.errors import DeadObject, DriverFailed, InvalidModel, NnhalError
+from nnhal.base.levels import V1_2, V1_3
+from nnhal.base.operands import Array
+from nnhal.base.records import replace
+from nnhal.conformance.differential import Outputs, arrays_of, compare_outputs, model_of
+from nnhal.conformance.draw import Call
+from nnhal.conformance.suite import outcome_of_text
+from nnhal.conformance.suites.fuzz.inputs import NUMBERS, Choices, changed, damaged
+from nnhal.conformance.suites.fuzz.target import DriverEnded, FuzzTarget, WrongAnswer
+from nnhal.conformance.suites.fuzz.targets.importers import driver_options, tested
+from nnhal.conformance.suites.fuzz.targets.models import drawn, mutated
+from nnhal.conformance.suites.fuzz.targets.wire import changed_packet
+from nnhal.conformance.suites.suite import NotApplicable, NotSupported, SuiteRun
+from nnhal.conformance.suites.vts.packets import ENDED, PacketBurst, is_same_execution, problem_of
+from nnhal.conformance.suites.vts.requests import NOT_NAMED, wire_arguments
+from nnhal.conformance.validate.trial import PLAIN, by_reference, copies
+from nnhal.hal.cache.files import TOKEN_SIZE, Cache
+from nnhal.hal.claims import query_verdicts
+from nnhal.hal.device import Prepared, cache_files_by, checked_prepared, checked_restored, layout_of, where_of
+from nnhal.hal.lowering import refusals
+from nnhal.hal.request import UNLIMITED, Request, Signature
+from nnhal.ipc import transport
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.prepared import RemoteBinding, RemotePrepared
+from nnhal.ipc.client.process import start
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.transport.packets import pack, unpack
+from nnhal.model.graph import Model
+from nnhal.model.layouts import with_layout
+from nnhal.model.parts import outline
+from nnhal.model.validate import validate
+from nnhal.runtime import discovery
+
+CALLS = 8  # supported calls of different operations, for requests, packets and cache files
+TRIES = 400  # drawn calls to find them
+_TOKEN = bytes(range(TOKEN_SIZE))
+
+
+class _KnownCall(NamedTuple):
+    """A supported call with its right results."""
+
+    call: Call
+    model: Model
+    wanted: Outputs
+
+
+class DriverTarget(FuzzTarget):
+    """The choices of one thing that a client may send."""
+
+    name = "driver"
+    patience = 0.0
+    seconds = 20.0  # of this process: the driver's is another one
+
+    def __init__(self, run: SuiteRun) -> None:
+        try:
+            transport.require()
+        except NnhalError as error:
+            raise NotApplicable(f"drivers cannot run in another process here: {error}") from None
+        self._name, self._level = tested(run), run.level
+        self._hints = replace(PLAIN, options=driver_options(run, self._name))
+        self._connect()
+        self._known = list(self._supported(random.Random(f"{run.seed} driver")))
+        if not self._known:
+            raise NotSupported("no supported call has an input and outputs of known shapes")
+        self._saved = self._saved_files()
+
+    def seeds(self) -> Sequence[bytes]:
+        """Return random choices."""
+        rng = random.Random(0)
+        return [rng.randbytes(128) for _ in range(32)]
+
+    def mutate(self, rng: random.Random, data: bytes, other: bytes) -> bytes:
+        """Choose anew: the driver's coverage is not known."""
+        return rng.randbytes(128)
+
+    def run(self, data: bytes) -> str:
+        """Send one thing, then look whether the driver still gives right results."""
+        choices = Choices(data)
+        kind = choices.choice(("model", "model", "request", "request", "values", "packet", "arguments", "cache"))
+        try:
+            ended = getattr(self, f"_{kind}")(choices)
+            self._require_alive(choices.randrange(len(self._known)), f"after a changed {kind}")
+        except DeadObject as error:
+            raise DriverEnded(f"a changed {kind}: {outcome_of_text(str(error))}") from error
+        return f"{kind}: {ended}"
+
+    # ------------------------------------------------------------------------------------------------ the driver's process
+
+    def _connect(self) -> None:
+        """Start the driver's process."""
+        if hasattr(self, "_remote"):
+            self.close()
+        self._remote = RemoteDevice(start(discovery.origin_of(self._name), level=self._level))
+        self._prepared: dict[int, Prepared] = {}
+        self._bursts: dict[int, PacketBurst] = {}
+
+    def recover(self) -> None:
+        """Start the driver's process again."""
+        self._connect()
+
+    def close(self) -> None:
+        """End the driver's process."""
+        self._remote.close()
+
+    def _supported(self, rng: random.Random) -> Any:
+        """Yield supported calls of different operations, whose results are right."""
+        found: set[str] = set()
+        for _ in range(TRIES):
+            call = drawn(Choices(rng.randbytes(16)))
+            model = model_of(call)
+            closed = (
+                call.cell.values == "ordinary"
+                and not call.open
+                and Signature.of(model).closed
+                and not call.cell.op.random
+            )
+            if call.cell.op.name in found or not closed or not all(x.size for x in arrays_of(call)):
+                continue
+            try:
+                lacking = any(refusals(model, self._remote.level))  # of its HAL version
+                if lacking or not all(verdict.ok for verdict in query_verdicts(self._remote, model)):
+                    continue
+                wanted = by_reference(model, arrays_of(call))
+            except NnhalError:
+                continue
+            if arrays_of(call) and all(w is not None and w.size for w in wanted):
+                found.add(call.cell.op.name)
+                known = _KnownCall(call, model, wanted)
+                self._require_right(
+                    known, checked_prepared(self._remote, model, self._hints), "before any changed input"
+                )
+                yield known
+            if len(found) == CALLS:
+                return
+
+    def _of(self, number: int) -> RemotePrepared:
+        """Return the prepared model of a known call."""
+        if number not in self._prepared:
+            self._prepared[number] = checked_prepared(self._remote, self._known[number].model, self._hints)
+        found = self._prepared[number]
+        assert isinstance(found, RemotePrepared)
+        return found
+
+    def _require_alive(self, number: int, when: str) -> None:
+        self._require_right(self._known[number], self._of(number), when)
+
+    def _require_right(self, known: _KnownCall, prepared: Prepared, when: str) -> None:
+        """Raise WrongAnswer if a valid request fails, or gives other results."""
+        request = self._make_request(prepared, copies(arrays_of(known.call)))
+        try:
+            request.execute(prepared.run, UNLIMITED)
+        except DeadObject:
+            raise
+        except NnhalError as error:
+            raise WrongAnswer(f"{when}: a valid request: {type(error).__name__}: {error}") from error
+        problem = compare_outputs(known.call, known.wanted, request.results, self._remote.relaxations)
+        if problem:
+            raise WrongAnswer(f"{when}: {known.call.cell.op.name}: {problem}")
+
+    def _make_request(
+        self, prepared: Prepared, arrays: Sequence[Array | None], rooms: Sequence[Array | None] | None = None
+    ) -> Request:
+        return Request(Signature.of(prepared.model, where_of(self._remote)), arrays, rooms)
+
+    # ------------------------------------------------------------------------------------------------------------- models
+
+    def _model(self, choices: Choices) -> str:
+        """Prepare a changed model, and execute it if it is valid."""
+        call = drawn(choices)
+        model = mutated(choices, model_of(call))
+        try:
+            validate(model)
+            valid = True
+        except InvalidModel:
+            valid = False
+        try:
+            verdicts = query_verdicts(self._remote, model)
+            accepted = bool(verdicts) and all(verdict.ok for verdict in verdicts)
+        except DriverFailed as error:
+            raise WrongAnswer(f"supports() of a changed model: {error}, must be no or InvalidModel") from error
+        except DeadObject:
+            raise
+        except NnhalError:
+            accepted = False
+        if accepted and not valid:
+            raise WrongAnswer(f"supports() accepts an invalid model: {_rule(model)}")
+        try:
+            prepared = checked_prepared(self._remote, model, self._hints)
+        except DeadObject:
+            raise
+        except NnhalError as error:
+            if valid and accepted:
+                raise WrongAnswer(f"supports() accepts a model; prepare(): {type(error).__name__}: {error}") from error
+            return "refused"
+        try:
+            if not valid:
+                raise WrongAnswer(f"prepare() accepts an invalid model: {_rule(model)}")
+            return self._executed(prepared, [_fitting(a.fixed, a.dtype) for a in Signature.of(model).inputs])
+        finally:
+            prepared.close()
+
+    def _executed(
+        self, prepared: Prepared, arrays: Sequence[Array | None], rooms: Sequence[Array | None] | None = None
+    ) -> str:
+        request = self._make_request(prepared, arrays, rooms)
+        try:
+            request.execute(prepared.run, UNLIMITED)
+        except DeadObject:
+            raise
+        except NnhalError as error:
+            return type(error).__name__
+        return "executed"
+
+    # ----------------------------------------------------------------------------------------------------------- requests
+
+    def _request_of(self, choices: Choices) -> tuple[RemotePrepared, list[Array]]:
+        number = choices.randrange(len(self._known))
+        return self._of(number), copies(arrays_of(self._known[number].call))
+
+    def _values(self, choices: Choices) -> str:
+        """Execute with any values."""
+        prepared, arrays = self._request_of(choices)
+        for array in arrays:
+            flat = array.reshape(-1).view(np.uint8)
+            pattern = choices.choice((b"\0", b"\xff", b"\x7f", b"\0\0\xc0\x7f", choices.randbytes(8)))
+            for _ in range(choices.randint(1, 3)):
+                place = choices.randrange(flat.size)
+                part = flat[place : place + choices.choice((1, 4, 64, flat.size))]
+                part[:] = np.resize(np.frombuffer(pattern, np.uint8), part.size)
+        return self._executed(prepared, arrays)
+
+    def _request(self, choices: Choices) -> str:
+        """Execute with arguments that are missing, too many, or of another type or shape."""
+        prepared, arrays = self._request_of(choices)
+        given: list[Array | None] = list(arrays)
+        place, kind = choices.randrange(len(arrays)), choices.randrange(7)
+        array = arrays[place]
+        if kind == 0:
+            del given[place]
+        elif kind == 1:
+            given.insert(place, array)
+        elif kind == 2:
+            given[place] = np.ones(
+                array.shape, choices.choice([t for t in ("f8", "i8", "u2") if t != array.dtype.str[1:]])
+            )
+        elif kind == 3:
+            given[place] = array.reshape(*array.shape, 1)
+        elif kind == 4:
+            given[place] = np.zeros(
+                [choices.choice((0, 1, 2, 3, 70)) for _ in range(choices.randrange(6))], array.dtype
+            )
+        elif kind == 5:
+            given = []
+        rooms: list[Array | None] | None = None
+        if kind == 6:
+            outputs = Signature.of(prepared.model).outputs
+            rooms = [np.empty([d + choices.choice((-1, 0, 1)) for d in a.fixed or ()] or [2], a.dtype) for a in outputs]
+        request = self._make_request(prepared, given, rooms)
+        same = all(a is not None and a.shape == b.shape for a, b in zip(given, arrays, strict=False))
+        try:
+            request.execute(prepared.run, UNLIMITED)
+        except DeadObject:
+            raise
+        except NOT_NAMED as error:
+            raise WrongAnswer(f"a request with other arguments: {type(error).__name__}: {error}") from error
+        except NnhalError as error:
+            return type(error).__name__
+        if kind < 6 and not (same and len(given) == len(arrays) and kind == 4):
+            raise WrongAnswer(f"a request with other arguments ({kind}) is executed, must be refused")
+        return "executed"
+
+    def _arguments(self, choices: Choices) -> str:
+        """Bind arguments that lie anywhere, and execute what is accepted."""
+        prepared, arrays = self._request_of(choices)
+        valid, memory = wire_arguments(prepared.signature, arrays)
+        both: list[list[wire.WireArgument | None]] = [[*valid.inputs], [*valid.outputs]]
+        for _ in range(choices.randint(1, 3)):
+            several = both[choices.randrange(2)]
+            if several:
+                place = choices.randrange(len(several))
+                several[place] = _misplaced(choices, several[place], memory.size)
+        session = self._remote.session
+        with session.carrying([memory], UNLIMITED) as packing:
+            pools = tuple(wire.MemoryPool(packing.pool(memory)) for _ in range(choices.choice((1, 1, 1, 0, 2))))
+            binding = RemoteBinding(session)
+            whole = wire.WireRequest(tuple(both[0]), tuple(both[1]), pools)
+            try:
+                session.call(wire.Bind(binding.number, prepared.number, whole), wire.Acknowledged, UNLIMITED, packing)
+                form = wire.form_for(wire.ExecuteSynchronously, self._remote.level)
+                session.call(wire.ExecuteSynchronously(form or V1_3, binding.number), wire.Reply, UNLIMITED)
+            except DeadObject:
+                raise
+            except NnhalError as error:
+                return type(error).__name__
+        return "executed"
+
+    # ------------------------------------------------------------------------------------------------------------ packets
+
+    def _packet(self, choices: Choices) -> str:
+        """Send a changed packet over a burst."""
+        if (
+            self._remote.level < V1_2
+            or wire.form_for(wire.ConfigureExecutionBurst, self._remote.session.methods) is None
+        ):
+            return "no bursts"
+        number = choices.randrange(len(self._known))
+        prepared = self._of(number)
+        burst = self._bursts.get(number)
+        if burst is None:
+            burst = self._bursts[number] = PacketBurst(prepared, UNLIMITED)
+        packet = burst.packet_of(self._make_request(prepared, copies(arrays_of(self._known[number].call))))
+        message = unpack(packet)
+        call = wire.decode_call(message)
+        assert isinstance(call, wire.ExecuteSynchronously)
+        bad = changed_packet(choices, packet) if choices.random() < 0.5 else pack(changed(choices, message, packet))
+        try:
+            answer = burst.send(bad)
+        except ValueError:  # the queue itself refuses it
+            return "refused by the queue"
+        if isinstance(answer, int) and answer in ENDED:
+            burst.close()
+            del self._bursts[number]
+            self._remote.session.call(
+                wire.GetStatus(), wire.TextReply, UNLIMITED
+            )  # DeadObject if the process has ended
+            return "ended the burst"
+        if _announces_same(bad, call.binding):
+            return "the same execution"
+        problem = problem_of(answer)
+        if problem:
+            raise WrongAnswer(f"a changed packet {bad.hex()}: {problem}")
+        return "refused"
+
+    # -------------------------------------------------------------------------------------------------------- cache files
+
+    def _saved_files(self) -> tuple[int, list[bytes], int] | None:
+        """Return the number of a known call, the files that the driver saves for it, and how many are model files."""
+        count = cache_files_by(self._remote)
+        by_constants = sorted(enumerate(self._known), key=lambda known: -known[1].call.constants)
+        for number, known in by_constants if sum(count) else ():
+            with _files(sum(count)) as fds:
+                cache = Cache(_TOKEN, tuple(fds[: count.model]), tuple(fds[count.model :]))
+                checked_prepared(self._remote, known.model, replace(self._hints, cache=cache)).close()
+                data = [os.pread(fd, os.fstat(fd).st_size, 0) for fd in fds]
+                if any(data):
+                    return number, data, count.model
+        return None
+
+    def _cache(self, choices: Choices) -> str:
+        """Restore from changed files."""
+        if self._saved is None:
+            return "nothing is saved"
+        number, data, model_files = self._saved
+        known, files = self._known[number], list(data)
+        for _ in range(choices.randint(1, 2)):
+            place = choices.randrange(len(files))
+            files[place] = damaged(choices, files[place], files[-1 - place])
+        with _files(len(files)) as fds:
+            for fd, content in zip(fds, files, strict=True):
+                os.pwrite(fd, content, 0)
+            cache = Cache(_TOKEN, tuple(fds[:model_files]), tuple(fds[model_files:]))
+            seen = outline(with_layout(known.model, layout_of(self._remote)).model)
+            try:
+                prepared = checked_restored(self._remote, seen, replace(self._hints, cache=cache))
+            except DeadObject:
+                raise
+            except NnhalError:
+                return "a miss"
+            self._require_right(known, prepared, "restored from changed cache files")
+            prepared.close()
+        return "a hit"
+
+
+class _files:  # noqa: N801 (a context manager)
+    """Temporary files."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._held = count, ExitStack()
+
+    def __enter__(self) -> list[int]:
+        return [self._held.enter_context(tempfile.TemporaryFile(buffering=0)).fileno() for _ in range(self._count)]
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+
+def _rule(model: Model) -> str:
+    """Return the rule that an invalid model breaks."""
+    try:
+        validate(model)
+    except InvalidModel as error:
+        return str(error)
+    return ""
+
+
+def _fitting(shape: tuple[int, ...] | None, dtype: Any) -> Array:
+    return np.zeros([2] if shape is None else shape, dtype)
+
+
+def _misplaced(choices: Choices, place: wire.WireArgument | None, size: int) -> wire.WireArgument | None:
+    """Return another place of an argument. size: of its memory."""
+    kind = choices.randrange(6)
+    if kind == 0 or place is None:
+        return None
+    number = choices.choice((*NUMBERS, size, size + 1, 2**64 - 1, place.offset + 1))
+    if kind == 1:
+        return replace(place, pool=choices.choice((-2, -1, 1, 2, 2**31 - 1)))
+    if kind == 2:
+        return replace(place, offset=number)
+    if kind == 3:
+        return replace(place, length=number)
+    if kind == 4:
+        return replace(
+            place, dimensions=tuple(choices.choice((0, 1, 2, 2**31 - 1)) for _ in range(choices.randrange(6)))
+        )
+    return replace(place, offset=choices.choice((0, 64, 128)))
+
+
+def _announces_same(packet: bytes, binding: int) -> bool:
+    try:
+        return is_same_execution(unpack(packet), binding)
+    except ValueError:
+        return False
