@@ -162,21 +162,24 @@ def page(cells: Mapping[tuple[str, str], SuiteCell]) -> str:
     parts = [f"`{cell.suite}` on `{cell.device}`: {cell.part}" for cell in ordered if cell.part]
     notes = [f"`{cell.suite}` on `{cell.device}`: {cell.error}" for cell in ordered if cell.error]
     bad = [f"`{name}` of `{cell.suite}` on `{cell.device}`" for cell in ordered for name in cell.bad]
-    text = [HEAD.format(date=last.date, version=last.version), *_table(devices, cells, "counts")]
+    suites = [suite for suite in SUITES if any(suite == cell.suite for cell in ordered)]
+    text = [HEAD.format(date=last.date, version=last.version), *_table(devices, suites, cells, "counts")]
     for head, lines in ((PARTS, parts), (NOTHING, notes), (BAD_CASES, bad)):
         text += [head, *map(_item, lines)] if lines else []
-    return "".join([*text, TIMES, *_table(devices, cells, "seconds")])
+    return "".join([*text, TIMES, *_table(devices, suites, cells, "seconds")])
 
 
 def _item(text: str) -> str:
     return fill(text, 100, initial_indent="- ", subsequent_indent="  ", break_long_words=False) + "\n"
 
 
-def _table(devices: Sequence[str], cells: Mapping[tuple[str, str], SuiteCell], field: str) -> Iterator[str]:
-    yield f"| Device | {' | '.join(SUITES)} |\n"
-    yield f"|{' --- |' * (1 + len(SUITES))}\n"
+def _table(
+    devices: Sequence[str], suites: Sequence[str], cells: Mapping[tuple[str, str], SuiteCell], field: str
+) -> Iterator[str]:
+    yield f"| Device | {' | '.join(suites)} |\n"
+    yield f"|{' --- |' * (1 + len(suites))}\n"
     for device in devices:
-        shown = [cells.get((device, suite)) for suite in SUITES]
+        shown = [cells.get((device, suite)) for suite in suites]
         yield f"| `{device}` | {' | '.join(str(getattr(cell, field)) if cell else '' for cell in shown)} |\n"
 
 
@@ -198,7 +201,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)")
     parser.add_argument("--vectors", type=Path, default=Path(os.environ.get("NNHAL_VECTORS", DEFAULT_VECTORS)))
     parser.add_argument("--write", action="store_true", help=f"write {STORED.name} and the page {PAGE.name}")
+    parser.add_argument("--draw", action="store_true", help="write the page from the stored cells; run nothing")
     given = parser.parse_args()
+    if given.draw:
+        store(stored())
+        return 0
     bad = False
     for device in given.device or devices:
         for suite in given.suite or SUITES:
