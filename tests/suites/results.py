@@ -29,6 +29,7 @@ HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 STORED = HERE / "results.json"
 PAGE = ROOT / "docs" / "reference" / "test-results.md"
 DRIVERS = {"mine": "examples/my_driver.py"}  # drivers that are not installed: the device's name, and its file
+TIMEOUT = 60.0  # seconds of a call: other programs may use the cores
 BAD = "failed", "crashed", "hung"
 HEAD = """# Test results
 
@@ -107,11 +108,13 @@ class SuiteCell(Record, frozen=True):
         return ", ".join(f"`--{name} {value:g}`" for name, value in given.items() if value != 1)
 
 
-def measured(device: str, suite: str, *, sample: float, scale: float, seed: int, vectors: Path) -> SuiteCell:
+def measured(
+    device: str, suite: str, *, sample: float, scale: float, seed: int, vectors: Path, timeout: float = TIMEOUT
+) -> SuiteCell:
     """Run one suite on one device, by the command that users run."""
     with tempfile.TemporaryDirectory(prefix="nnhal-results-") as folder:
         words = [sys.executable, "-m", "nnhal.cli.main", "test", suite, "--report", folder]
-        words += ["--sample", f"{sample}", "--scale", f"{scale}", "--seed", f"{seed}"]
+        words += ["--sample", f"{sample}", "--scale", f"{scale}", "--seed", f"{seed}", "--timeout", f"{timeout}"]
         words += ["--driver", str(ROOT / DRIVERS[device])] if device in DRIVERS else ["--device", device]
         words += ["--vectors", str(vectors)] if suite == VECTORS else []
         expected = HERE / "expected" / f"{device}.toml"
@@ -199,6 +202,7 @@ def main() -> int:
         "--scale", type=float, default=1.0, help="factor of drawn cases and times (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (default: %(default)s)")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds of a call (default: %(default)s)")
     parser.add_argument("--vectors", type=Path, default=Path(os.environ.get("NNHAL_VECTORS", DEFAULT_VECTORS)))
     parser.add_argument("--write", action="store_true", help=f"write {STORED.name} and the page {PAGE.name}")
     parser.add_argument("--draw", action="store_true", help="write the page from the stored cells; run nothing")
@@ -210,7 +214,13 @@ def main() -> int:
     for device in given.device or devices:
         for suite in given.suite or SUITES:
             cell = measured(
-                device, suite, sample=given.sample, scale=given.scale, seed=given.seed, vectors=given.vectors
+                device,
+                suite,
+                sample=given.sample,
+                scale=given.scale,
+                seed=given.seed,
+                vectors=given.vectors,
+                timeout=given.timeout,
             )
             bad |= cell.is_bad
             print(f"{device:12} {suite:9} {cell.counts:24} {cell.seconds:7.1f} s {cell.error}", *cell.bad, sep="\n  ")
