@@ -39,6 +39,7 @@ HEAD = """# Test results
 - Bad cases failed, crashed or hung.
 - Cases are not tested if the device does not support what they need, or if the machine does not
   allow to judge them.
+- An empty cell has no run yet.
 
 [Test a driver](../how-to/drivers/test-a-driver.md) explains the suites. The device `mine` is
 `examples/my_driver.py`. nnhal {version} wrote the last cell on {date}, and this page by

