@@ -220,6 +220,11 @@ def test_percentiles_are_those_of_the_calls() -> None:
     assert (found["first_ms"], found["min_ms"], sum(found["counts"])) == (5.0, 1.0, 991)
 
 
+@pytest.mark.parametrize(("milliseconds", "queries"), [(1, 32), (125, 32), (500, 8), (5000, 4)])
+def test_a_slow_device_has_fewer_queries(milliseconds: int, queries: int) -> None:
+    assert loadgen.queries(milliseconds * 1_000_000) == queries
+
+
 def test_figures_of_loadgen_are_read_from_its_summary() -> None:
     text = "Scenario : SingleStream\n90.0th percentile latency (ns) : 1234\nResult is : INVALID\n  Min queries : yes\n"
     assert loadgen.figures(text) == {"single_stream_p90_ns": 1234.0, "result": "INVALID"}

@@ -119,6 +119,10 @@ class ComputedNodes:
             yield from (i for i in self._readers[self.value(source)] if i.get_name() != node.get_name())
             node = source.get_node()
 
+    def has_one_reader(self, source: Any) -> bool:
+        """Whether only one node reads a tensor, or several equal ones."""
+        return len({self._same[node.get_name()] for node in self._readers[self.value(source)]}) == 1
+
     def root(self, source: Any) -> Any:
         """Return the source of a tensor, before operations that may have no effect."""
         *_, root = source, *self._upwards(source)

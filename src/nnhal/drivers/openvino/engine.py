@@ -16,6 +16,7 @@ from nnhal.base.operands import Array
 from nnhal.drivers.kit.native import borrowed_array, keep_alive_in_forks
 from nnhal.drivers.kit.team import Member, Team
 from nnhal.drivers.openvino.apart import copy_shared_transpose_inputs
+from nnhal.drivers.openvino.fused import keep_fused_apart
 from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
@@ -221,6 +222,7 @@ def compiled(
     try:
         model = ov().Model([opset().result(node) for node in outputs], [node for node in inputs if node is not None])
         copy_shared_transpose_inputs(model, opset())
+        keep_fused_apart(model, opset())
         kinds = {node.get_name(): node.get_type_name() for node in model.get_ops()}
         kept = [array for name, array in constants.items() if name in kinds]
         of_8_bits = {**how, "LP_TRANSFORMS_MODE": "YES"} if "FakeQuantize" in kinds.values() else how

@@ -26,7 +26,7 @@ from nnhal.measure.peers import LiteRT, Peer, peer
 from nnhal.runtime.compiled import Compiled
 
 PARTS = "accuracy", "compile", "latency", "loadgen"
-REFERENCE_RUNS = 5  # enough for the median of an engine that is not under test
+REFERENCE_RUNS = 3  # enough for the median of an engine that is not under test
 OWN = 60.0  # seconds for the slowest action, which is the suite's own
 
 

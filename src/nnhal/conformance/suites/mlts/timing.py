@@ -21,6 +21,7 @@ WARMUP, ROUNDS = 3, 5
 SECONDS = 0.8  # of the steady state of each engine, at scale 1
 BINS = 40
 MS = 1e6  # nanoseconds
+SLOW = 500 * MS  # of a first run, after which an engine has no warm-up
 
 
 class Compilations(NamedTuple):
@@ -99,7 +100,7 @@ def latencies(
     for name, run in runners.items():
         at(name)
         first[name] = timed(run)
-        for _ in range(0 if iterations else WARMUP):
+        for _ in range(0 if iterations or first[name] > SLOW else WARMUP):
             run()
     for _ in range(1 if iterations else ROUNDS):
         for name, run in runners.items():

@@ -1,0 +1,65 @@
+"""Keeps OpenVINO's compilation from a crash behind matrix products that it computes in one kernel.
+
+OpenVINO computes a sequence of small products, and the element-wise operations between and behind them, in one *fused
+kernel*. It also merges other element-wise operations with each other. If such an operation reads the result of a fused
+kernel and that of a merged operation, OpenVINO reads a null pointer: `tokenize_node` of OpenVINO 2026.4 looks for the
+fused kernel among the merged operations. The operation therefore reads the result of a fused kernel through two
+reshapes, which OpenVINO does not merge.
+
+OpenVINO has a fused kernel for attention too. The driver's SOFTMAX reads a product several times, and so prevents it.
+"""
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from nnhal.drivers.openvino.apart import CURVES, PAIRS, ComputedNodes, kind
+
+ELEMENTWISE = (
+    CURVES
+    | PAIRS
+    | {"Abs", "Ceiling", "Convert", "Equal", "Erf", "FakeQuantize", "Floor", "FloorMod", "Gelu", "Greater"}
+    | {"GreaterEqual", "HSigmoid", "Less", "LessEqual", "LogicalAnd", "LogicalNot", "LogicalOr", "LogicalXor"}
+    | {"Mish", "Mod", "Negative", "NotEqual", "PRelu", "Power", "Round", "Select", "Softmax", "Sqrt", "Swish"}
+)
+RESHAPES = frozenset(("Reshape", "Squeeze", "Unsqueeze"))  # OpenVINO may remove those that it need not compute
+DIMENSIONS = 2  # of the products of a fused kernel, at most
+
+
+class _Behind(IntEnum):
+    """Whether a tensor is computed from a product by element-wise operations that alone read each other."""
+
+    NONE = 0
+    PRODUCT = 1
+    FUSED = 2  # of a product of such a tensor: it may be the result of a fused kernel
+
+
+def keep_fused_apart(model: Any, opset: Any) -> None:
+    """Put reshapes between the result of a fused kernel and an operation that reads it beside a merged operation."""
+    nodes, behind = ComputedNodes(model), dict[str, _Behind]()
+    for node in nodes.ordered:
+        inputs = node.input_values()
+        states = [behind[x.get_node().get_name()] for x in inputs]
+        passed_on = [state for x, state in zip(inputs, states, strict=True) if state and nodes.has_one_reader(x)]
+        behind[node.get_name()] = _behind(node, max(passed_on, default=_Behind.NONE))
+        if node.get_type_name() not in ELEMENTWISE:
+            continue
+        fused = [number for number, state in enumerate(states) if state is _Behind.FUSED]
+        merged = {nodes.value(x) for n, x in enumerate(inputs) if n in fused or kind(x) in ELEMENTWISE}
+        if fused and len(merged) > 1:
+            first = np.array([0], np.int64)
+            for number in fused:
+                apart = opset.squeeze(opset.unsqueeze(inputs[number], first), first)
+                node.input(number).replace_source_output(apart.output(0))
+            behind[node.get_name()] = _Behind.PRODUCT
+
+
+def _behind(node: Any, before: _Behind) -> _Behind:
+    name = node.get_type_name()
+    if name == "MatMul":
+        flat = len(node.get_output_partial_shape(0)) <= DIMENSIONS
+        return _Behind.FUSED if before and flat else _Behind.PRODUCT
+    if name in RESHAPES:
+        return min(before, _Behind.PRODUCT)
+    return before if name in ELEMENTWISE else _Behind.NONE

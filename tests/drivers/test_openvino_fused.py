@@ -1,0 +1,62 @@
+"""OpenVINO compiles operations that read the result of a fused kernel. Each model runs in a process that may crash."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+pytest.importorskip("openvino")
+
+import nnhal
+from nnhal.frontends.tensor import Tensor
+from nnhal.model.graph import Model
+
+UNITS = 4
+
+
+def connected(b: nnhal.Builder, x: Tensor) -> Tensor:
+    rng = np.random.default_rng(x.index)
+    weights, bias = (b.constant(rng.normal(size=size).astype(np.float32)) for size in ((UNITS, UNITS), (UNITS,)))
+    return b.fully_connected(x, weights, bias, "none")
+
+
+def sequence() -> Model:
+    """A fused kernel of two layers has no register left for the product behind it."""
+    b = nnhal.Builder()
+    x, other = b.input((1, UNITS)), b.input((1, 1))
+    found = connected(b, b.relu(connected(b, x)))
+    return b.finish([x, other], [b.mul(found, b.add(other, other, "none"), "none")])
+
+
+def read_twice() -> Model:
+    """The sum is no part of the fused kernel, since something else reads the result of that."""
+    b = nnhal.Builder()
+    x, other = b.input((1, UNITS)), b.input((1, UNITS))
+    found = connected(b, b.relu(connected(b, x)))
+    return b.finish([x, other], [b.add(found, b.relu(other), "none"), found])
+
+
+CASES: dict[str, Callable[[], Model]] = {each.__name__: each for each in (sequence, read_twice)}
+
+
+def compare(case: str, threads: int) -> None:
+    """Compare openvino with the reference."""
+    model = CASES[case]()
+    rng = np.random.default_rng(1)
+    inputs = [rng.normal(size=model.main.operands[i].dimensions).astype(np.float32) for i in model.main.inputs]
+    results = []
+    for device in ("reference", "openvino"):
+        with nnhal.compile(model, devices=[device], fallback="forbid", threads=threads) as compiled:
+            found = compiled(*inputs)
+            results.append(found if isinstance(found, tuple) else (found,))
+    for wanted, actual in zip(*results, strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_operation_beside_a_fused_kernel_compiles(case: str) -> None:
+    code = f"from tests.drivers.test_openvino_fused import compare; compare({case!r}, 1)"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
