@@ -15,7 +15,7 @@ import pytest
 from nnhal.hal.device import Device
 from nnhal.ipc.client import session as client_session
 from tests.suites.faulty import application
-from tests.suites.faulty.driver.faults import BY_MODEL, VALIDATE, Fault, healthy, table
+from tests.suites.faulty.driver.faults import BY_MODEL, CONTRACT, Fault, healthy, table
 from tests.suites.faulty.page import PAGE, misled
 from tests.suites.faulty.suites import conformance, validate
 
@@ -23,7 +23,7 @@ FAULTS = list(table().values())
 HEALTHY = healthy()
 STARTS = 1_000_000_000  # nanoseconds that a driver may take to start which never does
 SOME = random.Random(int(os.environ.get("NNHAL_SEED", "1"))).sample(
-    [each for each in FAULTS if VALIDATE in each.seen_by and each.operation and not each.hangs], 2
+    [each for each in FAULTS if CONTRACT in each.seen_by and each.operation and not each.hangs], 2
 )
 
 
