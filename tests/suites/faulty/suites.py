@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,11 @@ SOME = {  # vectors of each operation: those of its first specifications
 CASES = {
     VTS: "^(?!queries/verdicts-restart)[a-z0-9/-]+(/{0})?$",
     CTS: "^(graph/|partition/forced/[0-5]$|(memory|cache|shapes|deadline|fence|burst|threads|measure)/[a-z/-]+/{0}$)",
-    RANDOM: "^(single/{0}/|graph/(2|3|5|8|13)/[0-4]$)",
+    RANDOM: "^((single|long)/{0}/|graph/(2|3|5|8|13)/[0-4]$)",
     STRESS: "^(threads/execute/(float32|quant8)|models/00[01]|growth/run/float32|drift/float32)$",
 }
 SUITES = VECTORS, CONTRACT, *CASES
+TOGETHER = VECTORS, CONTRACT  # none of the patterns of one matches a case of the other
 HUNG = 4  # seconds after which a suite takes it for hung, where it will be
 MOST = 400  # seconds that a suite may take
 ENVIRONMENT = dict(os.environ)  # before an application over a fault, which may run beside, changes it
@@ -40,9 +42,9 @@ INSIDE = "needs the driver in this process"
 class Seen:
     """What a suite said of a fault.
 
-    code: its exit code. named: the areas of bad cases, the part of their names before the first slash: of `contract`, the
-    checks. operations, cause: those of its first group of failures that names operations, else of the first. text: what
-    it said where that was no report.
+    code: its exit code, 2 where no case could be judged. named: the areas of bad cases, the part of their names before
+    the first slash: of `contract`, the checks. operations: those that it names. cause: that of the first bad case that
+    names an operation, else of the first. text: what it said where nothing was judged.
     """
 
     code: int
@@ -66,10 +68,18 @@ class Seen:
         return check in self.named or self.code == 4
 
 
-def tested(suite: str, fault: Fault, vectors: Path, *, isolate: bool = False) -> Seen:
-    """What a suite says of a fault."""
-    words = ["test", suite, "--driver", str(DRIVER), "--jobs", "1", "--json", "--filter", _pattern(suite, fault)]
-    words += ["--vectors", str(vectors)] * (suite == VECTORS) + ["--isolate"] * isolate
+def tested(suites: Sequence[str], fault: Fault, vectors: Path, *, isolate: bool = False) -> dict[str, Seen]:
+    """What each of some suites says of a fault."""
+    together = [*(each for each in suites if each in TOGETHER)]
+    runs = [together] * bool(together) + [[each] for each in suites if each not in TOGETHER]
+    return {name: seen for names in runs for name, seen in _run(names, fault, vectors, isolate).items()}
+
+
+def _run(suites: Sequence[str], fault: Fault, vectors: Path, isolate: bool) -> dict[str, Seen]:
+    """What suites say whose patterns match none of the others' cases, in one run."""
+    pattern = "|".join(_pattern(each, fault) for each in suites)
+    words = ["test", *suites, "--driver", str(DRIVER), "--jobs", "1", "--json", "--filter", pattern]
+    words += ["--vectors", str(vectors)] * (VECTORS in suites) + ["--isolate"] * isolate
     words += ["--timeout", str(HUNG)] * fault.hangs
     ran = subprocess.run(
         [sys.executable, "-m", "nnhal.cli.main", *words],
@@ -83,11 +93,24 @@ def tested(suite: str, fault: Fault, vectors: Path, *, isolate: bool = False) ->
         report: dict[str, Any] = json.loads(ran.stdout)
     except ValueError:
         report = {}
-    groups = [each for each in report.get("groups", ()) if each["verdict"] in ("failed", "crashed", "hung")]
-    named = Counter(case["name"].partition("/")[0] for each in groups for case in each["cases"])
     text = report.get("error", {}).get("message", "") or ("" if report else ran.stderr.strip())
-    first = next((each for each in groups if each["operations"]), groups[0] if groups else {"operations": ()})
-    return Seen(ran.returncode, named, tuple(first["operations"]), first.get("reason", text), text)
+    return {suite: _seen(suite, report, ran.returncode, text) for suite in suites}
+
+
+def _seen(suite: str, report: Mapping[str, Any], code: int, text: str) -> Seen:
+    (part,) = [each for each in report.get("suites", ()) if each["suite"] == suite] or [None]
+    if part is None:
+        return Seen(code, Counter(), (), text, text)
+    bad = [case for case in part["cases"] if case["verdict"] in ("failed", "crashed", "hung")]
+    judged = [case for case in part["cases"] if case["verdict"] not in ("skipped", "unsupported")]
+    first = next((case for case in bad if case["operation"]), bad[0] if bad else {})
+    return Seen(
+        1 if bad else 0 if judged else 2,
+        Counter(case["name"].partition("/")[0] for case in bad),
+        tuple(dict.fromkeys(case["operation"] for case in bad if case["operation"]))[:2],
+        first.get("reason", ""),
+        part["error"],
+    )
 
 
 def _pattern(suite: str, fault: Fault) -> str:

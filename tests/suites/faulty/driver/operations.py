@@ -22,7 +22,7 @@ from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model, Operation
 from nnhal.ops.schema import Bound
 
-from .faults import CTS, RANDOM, STRESS, VTS, fault
+from .faults import RANDOM, STRESS, VTS, fault
 
 OPERATIONS = (
     *(
@@ -87,7 +87,9 @@ class Whole(Reference):
         return [self._of(each, verdict) for each, verdict in zip(model.main.operations, verdicts, strict=True)]
 
     def _of(self, operation: Operation, verdict: Verdict) -> Verdict:
-        return verdict if operation_name(operation.type) in OPERATIONS else Verdict(False, f"only {', '.join(OPERATIONS)}")
+        return (
+            verdict if operation_name(operation.type) in OPERATIONS else Verdict(False, f"only {', '.join(OPERATIONS)}")
+        )
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         return self.engine(model)
@@ -286,7 +288,7 @@ def of_device(name: str, what: str, seen_by: tuple[str, ...], operation: str = "
     return fault(name, what, "", seen_by, operation=operation, **settings)
 
 
-@of_device("power-half", "computes as float16 where low power is preferred", (CTS,), numbers=True)
+@of_device("power-half", "computes as float16 where low power is preferred", (VTS,), numbers=True)
 class PowerHalf(Whole):
     class Half(Kernels):
         """Results as of float16."""

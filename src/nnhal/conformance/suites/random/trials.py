@@ -83,7 +83,8 @@ def run(made: Prepared, inputs: Sequence[Array], rooms: Sequence[Array | None] |
 
 
 def whole(s: Subjects) -> str:
-    """Run the sets of inputs one after another, then the first one again."""
+    """Run the sets of inputs one after another, one that differs from the first in a few last elements, and that again."""
+    s = s._replace(sets=[*s.sets, with_other_ends(s.model, s.sets[0])])
     wanted = s.wanted()
     with prepared(s) as made:
         for turn, number in enumerate([*range(len(s.sets)), 0]):
@@ -200,6 +201,14 @@ def rolled(model: Model, inputs: Sequence[Array]) -> list[Array]:
     return [
         np.roll(x, 1).astype(x.dtype) if dtype_of(o.type).itemsize < 4 or x.dtype.kind == "f" else x
         for o, x in zip(operands, inputs, strict=True)
+    ]
+
+
+def with_other_ends(model: Model, inputs: Sequence[Array]) -> list[Array]:
+    """Return inputs whose last element is the first one: a device must read each element of each request."""
+    return [
+        np.concatenate([x.reshape(-1)[:-1], x.reshape(-1)[:1]]).reshape(x.shape) if other is not x else x
+        for x, other in zip(inputs, rolled(model, inputs), strict=True)
     ]
 
 
