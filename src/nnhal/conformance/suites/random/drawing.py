@@ -304,7 +304,7 @@ class GraphDrawing:
             other = again(call, self.rng)
             return if_call(call, other, bool(self.rng.random() < 0.5), given=bool(self.rng.random() < 0.5))
         start = [replace(v, data=fresh(self.rng, v)) for v in call.outputs]
-        rounds = int(self.rng.choice([1, 2, 3]))
+        rounds = int(self.rng.choice([0, 1, 2, 3]))
         return while_call(call, Counting(I32, "LESS", "ADD"), rounds, start, given=False)
 
     def add(self, call: Call, nodes: dict[int, DrawnNode], *, soft: bool = False) -> bool:
