@@ -189,7 +189,7 @@ class _JudgedGraph:
         def fails(candidate: ReductionCandidate) -> bool:
             assert candidate.inputs is not None
             try:
-                sets = [candidate.inputs, rolled(candidate.model, candidate.inputs)]
+                sets = [candidate.inputs, rolled(candidate.inputs)]
                 problem, other = self._fails(way, candidate.model, sets)
             except (NotSupported, NnhalError):
                 return False

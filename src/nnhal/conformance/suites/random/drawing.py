@@ -377,7 +377,9 @@ class GraphDrawing:
                 indices[place] = node.operand
                 self.read[node.operand] = self.read.get(node.operand, 0) + 1
             elif value is not None and place in late:
-                free = not control and arguments[place].drawn is None and not arguments[place].scalar
+                free = (
+                    (not control or value.type == B8) and arguments[place].drawn is None and not arguments[place].scalar
+                )
                 new = self.add_input(value, free)
                 indices[place] = new.operand
                 self.read[new.operand] = 1
@@ -436,8 +438,11 @@ class DrawnGraph(Record, frozen=True):
         return [v.array for v in self.values]
 
     def others(self, rng: np.random.Generator) -> list[Array]:
-        """Draw other values."""
-        return [fresh(rng, v) if free else v.array for v, free in zip(self.values, self.free, strict=True)]
+        """Draw other values; a condition takes the other branch."""
+        return [
+            v.array if not free else np.logical_not(v.array) if v.type == B8 and v.array.size == 1 else fresh(rng, v)
+            for v, free in zip(self.values, self.free, strict=True)
+        ]
 
 
 def alone(call: Call) -> Model:
