@@ -22,7 +22,7 @@ from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model, Operation
 from nnhal.ops.schema import Bound
 
-from .faults import RANDOM, STRESS, VTS, fault
+from .faults import RANDOM, STRESS, VECTORS, VTS, fault
 
 OPERATIONS = (
     *(
@@ -191,7 +191,7 @@ class IfBefore(Kernels):
         return kernel(a, context, taken, operands)
 
 
-@of_engine("batch-of-none", "an ADD without elements divides by their number", "ADD", (RANDOM,), numbers=False)
+@of_engine("batch-of-none", "an ADD without elements divides by their number", "ADD", (VECTORS,), numbers=False)
 class BatchOfNone(Kernels):
     operation = "ADD"
 
