@@ -12,18 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from nnhal.conformance.suites.run import CONTRACT, VECTORS
 from nnhal.hal.device import Device
 from nnhal.ipc.client import session as client_session
 from tests.suites.faulty import application
-from tests.suites.faulty.driver.faults import BY_MODEL, VALIDATE, Fault, healthy, table
+from tests.suites.faulty.driver.faults import BY_MODEL, Fault, healthy, table
 from tests.suites.faulty.page import PAGE, misled
-from tests.suites.faulty.suites import conformance, validate
+from tests.suites.faulty.suites import tested
 
 FAULTS = list(table().values())
 HEALTHY = healthy()
 STARTS = 1_000_000_000  # nanoseconds that a driver may take to start which never does
 SOME = random.Random(int(os.environ.get("NNHAL_SEED", "1"))).sample(
-    [each for each in FAULTS if VALIDATE in each.seen_by and each.operation and not each.hangs], 2
+    [each for each in FAULTS if CONTRACT in each.seen_by and each.operation and not each.hangs], 2
 )
 
 
@@ -82,17 +83,19 @@ def test_a_healthy_model_beside_the_faulty_ones_is_right_to_the_end(shared: Devi
 
 
 @pytest.mark.parametrize("fault", SOME, ids=named)
-def test_validate_names_the_check_that_a_fault_breaks(fault: Fault, vectors: Path) -> None:
-    seen = validate(fault, vectors, isolate=False, alone=True)
-    assert seen.by(fault.check), seen
+def test_the_contract_names_the_check_that_a_fault_breaks(fault: Fault, vectors: Path) -> None:
+    seen = tested([CONTRACT], fault, vectors)[CONTRACT]
+    assert seen.by(fault.check) and seen.cause, seen
 
 
-def test_validate_sees_a_close_that_ends_the_drivers_own_process(vectors: Path) -> None:
-    assert validate(table()["close-segfaults"], vectors, isolate=True).named.keys() == {"close"}
+def test_the_contract_sees_a_close_that_ends_the_drivers_own_process(vectors: Path) -> None:
+    seen = tested([CONTRACT], table()["close-segfaults"], vectors, isolate=True)
+    assert seen[CONTRACT].named.keys() == {"close"}
 
 
-def test_conformance_finds_wrong_numbers(vectors: Path) -> None:
-    assert conformance(table()["activation-ignored"], vectors, isolate=False).named.keys() == {"failed"}
+def test_vectors_and_contract_name_the_operation_of_wrong_numbers(vectors: Path) -> None:
+    seen = tested([VECTORS, CONTRACT], table()["activation-ignored"], vectors)
+    assert [(each.caught, each.operations) for each in seen.values()] == [(True, ("MUL",))] * 2
 
 
 def test_the_page_has_a_row_for_each_driver_as_it_is_now() -> None:

@@ -1,41 +1,56 @@
-"""The suites over a fault: `nnhal conformance` and `nnhal validate`, in process and isolated, as an author runs them."""
+"""The suites of `nnhal test` over a fault, with those of their cases that are quick and may show it."""
 
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nnhal.conformance.suites.run import CONTRACT, VECTORS
 from tests.suites.faulty.application import DRIVER
 from tests.suites.faulty.driver import VARIABLE
-from tests.suites.faulty.driver.faults import CONFORMANCE, VALIDATE, Fault
+from tests.suites.faulty.driver.faults import CTS, RANDOM, STRESS, VTS, Fault
 
-FEW = "^V1_0/add_quant8/add_quant8$"
-VECTORS = {  # by operation: those of its first specifications
+FEW = "^V1_0/add_quant8"
+SOME = {  # vectors of each operation: those of its first specifications
     "ADD": "^V1_./add_",
     "MUL": "^V1_./mul_",
     "SUB": "^V1_2/sub_v1_2",
     "CONV_2D": "^V1_0/conv_",
     "QUANTIZE": "^V1_2/quantize",
 }
+# Cases of the other suites, with the fault's operation in the place of {0}.
+CASES = {
+    VTS: "^(?!queries/verdicts-restart)[a-z0-9/-]+(/{0})?$",
+    CTS: "^(graph/|partition/forced/[0-5]$|(memory|cache|shapes|deadline|fence|burst|threads|measure)/[a-z/-]+/{0}$)",
+    RANDOM: "^((single|long)/{0}/|graph/(2|3|5|8|13)/[0-4]$)",
+    STRESS: "^(threads/execute/(float32|quant8)|models/00[01]|growth/run/float32|drift/float32)$",
+}
+SUITES = VECTORS, CONTRACT, *CASES
+TOGETHER = VECTORS, CONTRACT  # none of the patterns of one matches a case of the other
 HUNG = 4  # seconds after which a suite takes it for hung, where it will be
-MOST = 240  # seconds that a suite may take
+MOST = 400  # seconds that a suite may take
 ENVIRONMENT = dict(os.environ)  # before an application over a fault, which may run beside, changes it
 INSIDE = "needs the driver in this process"
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a suite said of a fault: its exit code, and what it named, by how often.
+    """What a suite said of a fault.
 
-    named: verdicts (conformance) or checks (validate) that were bad. text: what it said where that was no report.
+    code: its exit code, 2 where no case could be judged. named: the areas of bad cases, the part of their names before
+    the first slash: of `contract`, the checks. operations: those that it names. cause: that of the first bad case that
+    names an operation, else of the first. text: what it said where nothing was judged.
     """
 
     code: int
     named: Counter[str]
+    operations: tuple[str, ...]
+    cause: str
     text: str
 
     @property
@@ -53,32 +68,19 @@ class Seen:
         return check in self.named or self.code == 4
 
 
-def conformance(fault: Fault, vectors: Path, isolate: bool) -> Seen:
-    """The vectors of its operation, each in the way that the fault needs."""
-    words = ["conformance", str(vectors), "--driver", str(DRIVER), "--execution-path", fault.way]
-    words += ["--filter", FEW if fault.hangs or not fault.operation else VECTORS[fault.operation]]
-    report = _run(fault, words, isolate)
-    named = Counter({k: v for k, v in report.get("totals", {}).items() if k in ("failed", "crashed", "hung") and v})
-    return Seen(report["code"], named, report["text"])
+def tested(suites: Sequence[str], fault: Fault, vectors: Path, *, isolate: bool = False) -> dict[str, Seen]:
+    """What each of some suites says of a fault."""
+    together = [*(each for each in suites if each in TOGETHER)]
+    runs = [together] * bool(together) + [[each] for each in suites if each not in TOGETHER]
+    return {name: seen for names in runs for name, seen in _run(names, fault, vectors, isolate).items()}
 
 
-def validate(fault: Fault, vectors: Path, isolate: bool, alone: bool = False) -> Seen:
-    """The checks of its operation in process; isolated, and of what is no operation's, the check that has to name it.
-
-    alone: that check only.
-    """
-    check = fault.check if alone or isolate else ""
-    only = f"{check}/{fault.operation}" if fault.operation else fault.check
-    report = _run(fault, ["validate", str(DRIVER), "--samples", "1", "--only", only], isolate)
-    return Seen(report["code"], Counter(each["check"] for each in report.get("failures", ())), report["text"])
-
-
-SUITES = {CONFORMANCE: conformance, VALIDATE: validate}
-
-
-def _run(fault: Fault, words: list[str], isolate: bool) -> dict[str, Any]:
-    """The report of a verb, with its exit code and, where there is none, what it said."""
-    words += ["--jobs", "1", "--json", *["--isolate"] * isolate, *["--timeout", str(HUNG)] * fault.hangs]
+def _run(suites: Sequence[str], fault: Fault, vectors: Path, isolate: bool) -> dict[str, Seen]:
+    """What suites say whose patterns match none of the others' cases, in one run."""
+    pattern = "|".join(_pattern(each, fault) for each in suites)
+    words = ["test", *suites, "--driver", str(DRIVER), "--jobs", "1", "--json", "--filter", pattern]
+    words += ["--vectors", str(vectors)] * (VECTORS in suites) + ["--isolate"] * isolate
+    words += ["--timeout", str(HUNG)] * fault.hangs
     ran = subprocess.run(
         [sys.executable, "-m", "nnhal.cli.main", *words],
         env=ENVIRONMENT | {VARIABLE: fault.name},
@@ -92,4 +94,29 @@ def _run(fault: Fault, words: list[str], isolate: bool) -> dict[str, Any]:
     except ValueError:
         report = {}
     text = report.get("error", {}).get("message", "") or ("" if report else ran.stderr.strip())
-    return {**report, "code": ran.returncode, "text": text}
+    return {suite: _seen(suite, report, ran.returncode, text) for suite in suites}
+
+
+def _seen(suite: str, report: Mapping[str, Any], code: int, text: str) -> Seen:
+    (part,) = [each for each in report.get("suites", ()) if each["suite"] == suite] or [None]
+    if part is None:
+        return Seen(code, Counter(), (), text, text)
+    bad = [case for case in part["cases"] if case["verdict"] in ("failed", "crashed", "hung")]
+    judged = [case for case in part["cases"] if case["verdict"] not in ("skipped", "unsupported")]
+    first = next((case for case in bad if case["operation"]), bad[0] if bad else {})
+    return Seen(
+        1 if bad else 0 if judged else 2,
+        Counter(case["name"].partition("/")[0] for case in bad),
+        tuple(dict.fromkeys(case["operation"] for case in bad if case["operation"]))[:2],
+        first.get("reason", ""),
+        part["error"],
+    )
+
+
+def _pattern(suite: str, fault: Fault) -> str:
+    if suite == VECTORS:
+        return FEW if fault.hangs or fault.operation not in SOME else SOME[fault.operation]
+    if suite == CONTRACT:
+        check = fault.check or ".*"
+        return f"^{check}/{fault.operation}$" if fault.operation else f"^{check}$"
+    return CASES[suite].format(fault.operation or "ADD")

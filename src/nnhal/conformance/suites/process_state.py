@@ -1,6 +1,6 @@
 """The state of a process that a driver may not change: of its thread's arithmetic, signals, folder, masks and limits.
 
-`vts` compares all of it around single calls. `stress` compares the part that long runs must leave as it was.
+`vts` compares all of it around single calls. The suites compare the part that outlives a case around each case.
 """
 
 import ctypes
@@ -13,9 +13,14 @@ import signal
 import struct
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 import numpy as np
+
+from nnhal.conformance.suites.suite import CaseFailed
+from nnhal.conformance.worker import process_of
+from nnhal.hal.device import Device
 
 State = Mapping[str, str]
 ENVIRONMENT = "environment variables"  # of an engine, which a driver may set while it loads
@@ -69,7 +74,7 @@ def state_of_process(pid: int) -> State:
 
 
 def lasting_state(pid: int) -> State:
-    """Return what a soak must keep of a process, and of the calling thread if it is this one; OSError if it has ended."""
+    """Return what a case must keep of a process, and of the calling thread if it is this one; OSError if it has ended."""
     found = {"working directory": os.readlink(f"/proc/{pid}/cwd"), **_status(f"/proc/{pid}/status", _LASTING)}
     if pid == os.getpid():
         found |= _status("/proc/thread-self/status", {"SigBlk": "blocked signals of the calling thread"})
@@ -78,6 +83,34 @@ def lasting_state(pid: int) -> State:
         found["subnormal inputs"] = "kept" if (tiny * np.float32(2.0**10)).all() else "flushed to zero"
         found["subnormal results"] = "kept" if (least * np.float32(0.5)).all() else "flushed to zero"
         found["locale"] = locale.setlocale(locale.LC_ALL)
+    return found
+
+
+def watched(device: Device) -> list[int]:
+    """Return the processes that the driver may change: this one, and its own if it is isolated."""
+    process = process_of(device)
+    return [os.getpid()] if process is None else [os.getpid(), process.pid]
+
+
+@contextmanager
+def kept_as_it_was(device: Device) -> Iterator[None]:
+    """Raise CaseFailed if the block leaves a process that the driver may change other than it was."""
+    before = _lasting_states(device)
+    yield
+    after = _lasting_states(device)
+    for pid in before.keys() & after.keys():
+        changed = changes(before[pid], after[pid])
+        if changed:
+            where = "the process" if pid == os.getpid() else "the driver's process"
+            raise CaseFailed(f"{where} is left changed: {changed}", "a setting that the driver does not restore?")
+
+
+def _lasting_states(device: Device) -> dict[int, State]:
+    """Return the states of the processes that have not ended."""
+    found = {}
+    for pid in watched(device):
+        with suppress(OSError):
+            found[pid] = lasting_state(pid)
     return found
 
 

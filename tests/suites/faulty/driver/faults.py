@@ -4,14 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nnhal.conformance.suites.run import CONTRACT, VECTORS
 from nnhal.hal.device import Device
 from nnhal.hal.hidl.adapters import adapt
 from nnhal.model.graph import Model
 
 from .healthy import Arithmetic, Engine, Healthy
 
-CONFORMANCE, VALIDATE = "conformance", "validate"
-BOTH = CONFORMANCE, VALIDATE
+VTS, CTS, RANDOM, STRESS = "vts", "cts", "random", "stress"
+BOTH = VECTORS, CONTRACT
 BY_MODEL = "by-model"
 
 
@@ -19,11 +20,11 @@ BY_MODEL = "by-model"
 class Fault:
     """What is wrong with a driver.
 
-    seen_by: the suites that have to catch it. check: the check of `nnhal validate` that has to name it. way: how it has to
-    be executed for it to show. numbers: what it gives may be right for all that a runtime can see. survives: a process that
-    has it inside goes on, where calls have a deadline. alone: it shows before there is a model, or its process serves
-    nothing else afterwards. operation: of which it shows; "" for what is no operation's. hangs: what is asked does not come
-    back.
+    seen_by: the suites of `nnhal test` that have to catch it. check: that of the suite contract that has to name it. way:
+    how it has to be executed for it to show. numbers: what it gives may be right for all that a runtime can see. survives:
+    a process that has it inside goes on, where calls have a deadline. alone: it shows before there is a model, or its
+    process serves nothing else afterwards. operation: of which it shows; "" for what is no operation's. hangs: what is asked
+    does not come back.
     """
 
     name: str
@@ -117,9 +118,10 @@ def made(name: str) -> Any:
 
 def table() -> Mapping[str, Fault]:
     """All of them, by module, in whatever order those were imported."""
-    from . import ends, hal, kept, memory, numbers, queries, runs
+    from . import ends, graphs, hal, kept, memory, numbers, operations, queries, runs
 
-    modules = [module.__name__ for module in (ends, hal, kept, memory, numbers, queries, runs)]
+    parts = ends, hal, kept, memory, numbers, queries, runs, graphs, operations
+    modules = [module.__name__ for module in parts]
     return dict(sorted(FAULTS.items(), key=lambda item: modules.index(item[1].module)))
 
 
@@ -127,9 +129,11 @@ def healthy() -> tuple[Fault, ...]:
     """Drivers without a fault: what each is a change of."""
     table()  # the modules in their order
     from .hal import HalDriver
+    from .operations import Whole
 
     nothing: tuple[Any, ...] = (), "", "plain", False, True, False, "ADD", False
     return (
         Fault("healthy", "nothing: the driver that the others are changes of", Healthy, *nothing),
         Fault("hal-healthy", "HAL 1.0: nothing", HalDriver, *nothing),
+        Fault("whole-healthy", "nothing: the driver of 16 operations", Whole, *nothing),
     )

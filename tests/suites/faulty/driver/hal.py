@@ -14,7 +14,7 @@ from nnhal.hal.hidl.interfaces import InlinedModel
 from nnhal.hal.request import Control
 from nnhal.hal.utilities import OldCapabilities
 
-from .faults import BOTH, VALIDATE, fault
+from .faults import BOTH, CONTRACT, fault
 from .healthy import Engine, Healthy
 
 LATE = 0.02  # seconds
@@ -125,7 +125,7 @@ HAL_EXECUTIONS = {
         ExecutionNotifiedTwice,
         "notifies the end of an execution twice",
         "callback",
-        (VALIDATE,),
+        (CONTRACT,),
     ),
     "hal-never-notified": (ExecutionNeverNotified, "never notifies the end of an execution", "runs", BOTH),
     "hal-execution-fails": (ExecutionFails, "fails whatever it is asked", "runs", BOTH),
@@ -146,7 +146,7 @@ for name, (kind, what, check, seen_by) in HAL_EXECUTIONS.items():
     )
 
 
-@fault("hal-prepared-twice", "HAL 1.0: notifies a prepared model twice", "callback", (VALIDATE,))
+@fault("hal-prepared-twice", "HAL 1.0: notifies a prepared model twice", "callback", (CONTRACT,))
 class PreparedTwice(HalDriver):
     def prepareModel(self, model: InlinedModel, callback: Any) -> Any:
         super().prepareModel(model, callback)

@@ -15,7 +15,7 @@ from nnhal.hal.device import Hints, Prepared
 from nnhal.model.graph import Model
 from nnhal.model.stored import pack_device_view, unpack_device_view
 
-from .faults import VALIDATE, fault
+from .faults import CONTRACT, fault
 from .healthy import Engine, Healthy
 
 
@@ -52,7 +52,7 @@ class Keeping(Healthy):
 
 def of_saving(name: str, what: str, check: str, **settings: Any) -> Any:
     """A fault of a driver that keeps compilations."""
-    return fault(name, what, check, (VALIDATE,), alone=True, **settings)
+    return fault(name, what, check, (CONTRACT,), alone=True, **settings)
 
 
 @of_saving("cache-files-nonsense", "keeps 33 files", "cache-files", operation="")

@@ -13,35 +13,35 @@ from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 
-from .faults import VALIDATE, fault
+from .faults import CONTRACT, fault
 from .healthy import Engine, Healthy
 
 CONTEXTS = 8
 _kept: list[Any] = []  # of the process, on purpose
 
 
-@fault("leaks-memory", "keeps 1 MB of every execution", "growth", (VALIDATE,))
+@fault("leaks-memory", "keeps 1 MB of every execution", "growth", (CONTRACT,))
 class LeaksMemory(Engine):
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
         _kept.append(np.ones(1 << 20, np.uint8))
         return super().computed(inputs, control)
 
 
-@fault("leaks-descriptors", "keeps a descriptor of every execution", "growth", (VALIDATE,))
+@fault("leaks-descriptors", "keeps a descriptor of every execution", "growth", (CONTRACT,))
 class LeaksDescriptors(Engine):
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
         _kept.append(os.memfd_create("leak"))
         return super().computed(inputs, control)
 
 
-@fault("leaks-threads", "keeps a thread of every execution", "growth", (VALIDATE,))
+@fault("leaks-threads", "keeps a thread of every execution", "growth", (CONTRACT,))
 class LeaksThreads(Engine):
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
         threading.Thread(target=threading.Event().wait, args=(60,), daemon=True).start()
         return super().computed(inputs, control)
 
 
-@fault("leaks-models", "keeps 1 MB of every model that it prepared, closed or not", "growth", (VALIDATE,))
+@fault("leaks-models", "keeps 1 MB of every model that it prepared, closed or not", "growth", (CONTRACT,))
 class LeaksModels(Healthy):
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         _kept.append(np.ones(1 << 20, np.uint8))
@@ -52,7 +52,7 @@ class LeaksModels(Healthy):
     "eight-contexts",
     "has at most eight prepared models at once, and fails with IndexError",
     "many-prepared",
-    (VALIDATE,),
+    (CONTRACT,),
 )
 class EightContexts(Healthy):
     def prepare(self, model: Model, hints: Hints) -> Prepared:
@@ -77,26 +77,26 @@ class Trimmable(Engine):
     trimmable = True
 
 
-@fault("trim-loses-weights", "weights are zeros once memory was given back", "trimmed", (VALIDATE,))
+@fault("trim-loses-weights", "weights are zeros once memory was given back", "trimmed", (CONTRACT,))
 class TrimLosesWeights(Trimmable):
     def trim(self, *, pressed: bool) -> None:
         self.constants = {index: np.zeros_like(value) for index, value in self.constants.items()}
 
 
-@fault("trim-loses-itself", "a trimmed model cannot run any more", "trimmed", (VALIDATE,))
+@fault("trim-loses-itself", "a trimmed model cannot run any more", "trimmed", (CONTRACT,))
 class TrimLosesItself(Trimmable):
     def trim(self, *, pressed: bool) -> None:
         if pressed:
             self.kernels = {}
 
 
-@fault("trim-raises", "trim of a prepared model raises", "trimmed", (VALIDATE,))
+@fault("trim-raises", "trim of a prepared model raises", "trimmed", (CONTRACT,))
 class TrimRaises(Trimmable):
     def trim(self, *, pressed: bool) -> None:
         raise KeyError("arena")
 
 
-@fault("trim-hangs", "trim of a prepared model never comes back", "trimmed", (VALIDATE,), hangs=True)
+@fault("trim-hangs", "trim of a prepared model never comes back", "trimmed", (CONTRACT,), hangs=True)
 class TrimHangs(Trimmable):
     def trim(self, *, pressed: bool) -> None:
         threading.Event().wait()

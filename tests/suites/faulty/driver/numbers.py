@@ -7,7 +7,7 @@ from nnhal.base.operands import Array, Value
 from nnhal.ops.common import ACTIVATION_RANGE, padding
 from nnhal.ops.schema import Bound
 
-from .faults import VALIDATE, fault
+from .faults import CONTRACT, fault
 from .healthy import Arithmetic
 
 VALUES = "values"
@@ -17,7 +17,7 @@ VALUES = "values"
     "zero-point",
     "QUANTIZE's zero point is one too high, within the tolerance of the test vectors",
     "steps",
-    (VALIDATE,),
+    (CONTRACT,),
     operation="QUANTIZE",
 )
 class ZeroPoint(Arithmetic):
@@ -27,7 +27,7 @@ class ZeroPoint(Arithmetic):
 
 
 @fault(
-    "rounds-down", "QUANTIZE truncates instead of rounding, within 1 LSB", "steps", (VALIDATE,), operation="QUANTIZE"
+    "rounds-down", "QUANTIZE truncates instead of rounding, within 1 LSB", "steps", (CONTRACT,), operation="QUANTIZE"
 )
 class RoundsDown(Arithmetic):
     def quantise(self, a: Bound, x: Array) -> Array:
@@ -50,19 +50,19 @@ class Requantised(Arithmetic):
         return np.clip(steps, low, high).astype(a.out.dtype)
 
 
-@fault("one-step-high", "8-bit results are 1 LSB too high, within the bounds of their activation", "steps", (VALIDATE,))
+@fault("one-step-high", "8-bit results are 1 LSB too high, within the bounds of their activation", "steps", (CONTRACT,))
 class OneStepHigh(Requantised):
     def rounded(self, steps: Array) -> Array:
         return np.rint(steps) + 1
 
 
-@fault("requantised-down", "8-bit results are rounded down", "steps", (VALIDATE,), operation="MUL")
+@fault("requantised-down", "8-bit results are rounded down", "steps", (CONTRACT,), operation="MUL")
 class RequantisedDown(Requantised):
     def rounded(self, steps: Array) -> Array:
         return np.floor(steps)
 
 
-@fault("requantised-to-zero", "8-bit results are truncated instead of rounded", "steps", (VALIDATE,), operation="MUL")
+@fault("requantised-to-zero", "8-bit results are truncated instead of rounded", "steps", (CONTRACT,), operation="MUL")
 class RequantisedToZero(Requantised):
     def rounded(self, steps: Array) -> Array:
         return np.trunc(steps)
@@ -101,26 +101,26 @@ class ActivationIgnored(Arithmetic):
         return real
 
 
-@fault("relu6-as-relu", "RELU6 has no upper end", VALUES, (VALIDATE,), operation="MUL")
+@fault("relu6-as-relu", "RELU6 has no upper end", VALUES, (CONTRACT,), operation="MUL")
 class Relu6AsRelu(Arithmetic):
     def activated(self, a: Bound, real: Array) -> Array:
         return np.maximum(real, 0) if a.activation == Activation.RELU6 else super().activated(a, real)
 
 
-@fault("axes-swapped", "height and width of square pictures are swapped", VALUES, (VALIDATE,), operation="CONV_2D")
+@fault("axes-swapped", "height and width of square pictures are swapped", VALUES, (CONTRACT,), operation="CONV_2D")
 class AxesSwapped(Arithmetic):
     def convolve(self, a: Bound, x: Array, weights: Array, bias: Array) -> Array:
         square = x.shape[1] == x.shape[2]
         return super().convolve(a, x.swapaxes(1, 2) if square else x, weights, bias)
 
 
-@fault("bias-ignored", "CONV_2D adds no bias", VALUES, (VALIDATE,), operation="CONV_2D")
+@fault("bias-ignored", "CONV_2D adds no bias", VALUES, (CONTRACT,), operation="CONV_2D")
 class BiasIgnored(Arithmetic):
     def convolve(self, a: Bound, x: Array, weights: Array, bias: Array) -> Array:
         return super().convolve(a, x, weights, np.zeros_like(bias))
 
 
-@fault("half-precision", "float32 is computed as float16 without a declared relaxation", VALUES, (VALIDATE,))
+@fault("half-precision", "float32 is computed as float16 without a declared relaxation", VALUES, (CONTRACT,))
 class HalfPrecision(Arithmetic):
     def stored(self, value: Value, real: Array) -> Array:
         return super().stored(value, real if value.quantised else real.astype(np.float16))

@@ -7,7 +7,7 @@ from typing import Any
 from nnhal.hal.device import YES, Capabilities, Hints, Prepared, Verdict
 from nnhal.model.graph import Model
 
-from .faults import VALIDATE, fault
+from .faults import CONTRACT, fault
 from .healthy import Engine, Healthy
 
 
@@ -35,7 +35,7 @@ class VerdictsOfText(Healthy):
         return ["yes" if verdict.ok else "no" for verdict in super().supports(model)]
 
 
-@fault("verdicts-change", "alternates between yes and no", "verdicts", (VALIDATE,))
+@fault("verdicts-change", "alternates between yes and no", "verdicts", (CONTRACT,))
 class VerdictsChange(Healthy):
     def __init__(self) -> None:
         self.asked = count()
@@ -122,7 +122,7 @@ class CapabilitiesRaise(Healthy):
         return Capabilities.uniform(1 / 0)
 
 
-@fault("capabilities-change", "declares another performance on each call", "capabilities", (VALIDATE,), operation="")
+@fault("capabilities-change", "declares another performance on each call", "capabilities", (CONTRACT,), operation="")
 class CapabilitiesChange(Healthy):
     def __init__(self) -> None:
         self.asked = count(1)
@@ -131,13 +131,13 @@ class CapabilitiesChange(Healthy):
         return Capabilities.uniform(1.0 / next(self.asked))
 
 
-@fault("status-nonsense", "reports the status 42", "status", (VALIDATE,), operation="")
+@fault("status-nonsense", "reports the status 42", "status", (CONTRACT,), operation="")
 class StatusNonsense(Healthy):
     def status(self) -> Any:
         return 42
 
 
-@fault("close-raises", "close of a prepared model raises", "close", (VALIDATE,))
+@fault("close-raises", "close of a prepared model raises", "close", (CONTRACT,))
 class CloseRaises(Engine):
     def close(self) -> None:
         raise RuntimeError("was never open")

@@ -13,7 +13,7 @@ from nnhal.base import errors
 from nnhal.base.operands import Array
 from nnhal.hal.request import Control, Request, Timing
 
-from .faults import VALIDATE, fault
+from .faults import CONTRACT, fault
 from .healthy import Engine, Healthy
 
 LATE = 0.02  # seconds after the end
@@ -24,7 +24,7 @@ PAST = 16  # bytes
 
 
 @fault(
-    "stale-output", "every execution but the first gives what the first gave", "stale-output", (VALIDATE,), numbers=True
+    "stale-output", "every execution but the first gives what the first gave", "stale-output", (CONTRACT,), numbers=True
 )
 class StaleOutput(Engine):
     first: list[Array] | None = None
@@ -35,7 +35,7 @@ class StaleOutput(Engine):
         return self.first
 
 
-@fault("stale-input", "the first input is read at the first execution only", "stale-output", (VALIDATE,), numbers=True)
+@fault("stale-input", "the first input is read at the first execution only", "stale-output", (CONTRACT,), numbers=True)
 class StaleInput(Engine):
     kept: Array | None = None
 
@@ -48,7 +48,7 @@ class StaleInput(Engine):
         return super().computed(inputs, control)
 
 
-@fault("one-late", "each execution gives the results of the one before", "stale-output", (VALIDATE,), numbers=True)
+@fault("one-late", "each execution gives the results of the one before", "stale-output", (CONTRACT,), numbers=True)
 class OneLate(Engine):
     before: list[Array] | None = None
 
@@ -58,7 +58,7 @@ class OneLate(Engine):
         return given
 
 
-@fault("third-wrong", "every third execution is off by one", "stale-output", (VALIDATE,), numbers=True)
+@fault("third-wrong", "every third execution is off by one", "stale-output", (CONTRACT,), numbers=True)
 class ThirdWrong(Engine):
     runs = 0
 
@@ -71,7 +71,7 @@ class ThirdWrong(Engine):
     "shared-scratch",
     "threads share the scratch memory of a prepared model",
     "threads",
-    (VALIDATE,),
+    (CONTRACT,),
     numbers=True,
 )
 class SharedScratch(Engine):
@@ -87,7 +87,7 @@ class SharedScratch(Engine):
     "shared-weights",
     "models have the weights of the last that was prepared",
     "interleaved",
-    (VALIDATE,),
+    (CONTRACT,),
     numbers=True,
     operation="CONV_2D",
 )
@@ -186,7 +186,7 @@ def later(work: Any) -> None:
     threading.Thread(target=run, daemon=True).start()
 
 
-@fault("late-write", "fills its output in place, and writes to it once more after the end", "late-write", (VALIDATE,))
+@fault("late-write", "fills its output in place, and writes to it once more after the end", "late-write", (CONTRACT,))
 class LateWrite(Engine):
     def give(self, request: Request, results: Sequence[Array]) -> None:
         for room in filled(request, results):
@@ -231,7 +231,7 @@ class WritesConstant(Engine):
     "writes-constant-by-pointer",
     "writes over its constants by their addresses",
     "runs",
-    (VALIDATE,),
+    (CONTRACT,),
     survives=False,
     numbers=True,
 )
@@ -254,12 +254,12 @@ class Deaf(Engine):
         return super().computed(inputs, Control())
 
 
-@fault("deadline-ignored", "goes on past its deadline", "deadline", (VALIDATE,), alone=True)
+@fault("deadline-ignored", "goes on past its deadline", "deadline", (CONTRACT,), alone=True)
 class DeadlineIgnored(Deaf):
     pass
 
 
-@fault("cancellation-ignored", "goes on when it was cancelled", "cancellation", (VALIDATE,), alone=True)
+@fault("cancellation-ignored", "goes on when it was cancelled", "cancellation", (CONTRACT,), alone=True)
 class CancellationIgnored(Deaf):
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
         if control.deadline is not None:
@@ -312,7 +312,7 @@ class StatusNone(Engine):
         return None
 
 
-@fault("impossible-timing", "reports a longer time on the device than in the driver", "timing", (VALIDATE,))
+@fault("impossible-timing", "reports a longer time on the device than in the driver", "timing", (CONTRACT,))
 class ImpossibleTiming(Engine):
     def run(self, request: Request, control: Control) -> Timing | None:
         super().run(request, control)
@@ -353,7 +353,7 @@ class NeverNotifies(Engine):
     "burst-stale",
     "in a burst, every execution gives what the first one gave",
     "burst",
-    (VALIDATE,),
+    (CONTRACT,),
     way="burst",
     numbers=True,
 )
@@ -404,7 +404,7 @@ class FencedNothing(Engine):
 
 
 @fault(
-    "fences-ignored", "does not wait for the fences of an execution", "fenced", (VALIDATE,), way="fenced", numbers=True
+    "fences-ignored", "does not wait for the fences of an execution", "fenced", (CONTRACT,), way="fenced", numbers=True
 )
 class FencesIgnored(Engine):
     def execute_fenced(self, request: Request, control: Control, wait_for: Any = (), after: int | None = None) -> Any:

@@ -19,6 +19,7 @@ from nnhal.conformance.suites.cts import (  # noqa: F401 (each registers its are
     threads,
 )
 from nnhal.conformance.suites.cts.area import AREAS, AreaTrial, cases_of
+from nnhal.conformance.suites.process_state import kept_as_it_was
 from nnhal.conformance.suites.suite import Case, Context, Suite, SuiteRun
 
 
@@ -33,7 +34,7 @@ class Cts(Suite):
 
     def run(self, case: Case, context: Context) -> Mapping[str, Any] | None:
         trial = AreaTrial(case, context)
-        with trial.held:
+        with kept_as_it_was(context.device), trial.held:
             return AREAS[case.arguments[0]].check(trial)
 
 

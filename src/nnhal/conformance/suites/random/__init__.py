@@ -1,4 +1,6 @@
-"""Random graphs on a device, compared with the reference: `single/OPERATION/TYPE/N` and `graph/SIZE/N`.
+"""Random graphs on a device, compared with the reference.
+
+Cases: `single/OPERATION/TYPE/N`, `long/OPERATION/TYPE/0` with more elements than 16 bits count, and `graph/SIZE/N`.
 
 `drawing` draws graphs from the records of the operations that the device supports. `nnhal.conformance.evaluation`
 evaluates them and computes by how much a correct device may differ. `trials` has the ways in which each graph runs: as a
@@ -26,7 +28,8 @@ from nnhal.base.records import replace
 from nnhal.conformance.control import CONTROL
 from nnhal.conformance.evaluation import Evaluation
 from nnhal.conformance.reduction import Reduction, ReductionCandidate, names_of, python_of
-from nnhal.conformance.suites.random.drawing import TYPES, DrawnGraph, GraphDrawing, ordinary
+from nnhal.conformance.suites.process_state import kept_as_it_was
+from nnhal.conformance.suites.random.drawing import FREQUENT, TYPES, DrawnGraph, GraphDrawing, ordinary
 from nnhal.conformance.suites.random.trials import WAYS, Subjects, failure, refusal, rolled
 from nnhal.conformance.suites.suite import (
     PREPARING,
@@ -43,6 +46,7 @@ from nnhal.model.file import write_model
 from nnhal.model.graph import Model
 from nnhal.model.outline import outline
 from nnhal.model.text import text
+from nnhal.ops.schema import F32, Q8
 
 DRAWS = 2  # graphs of each operation and type
 GRAPHS = {2: 10, 3: 10, 5: 10, 8: 8, 13: 6, 21: 5, 34: 4, 55: 3, 100: 2, 200: 1}  # numbers of graphs by operations
@@ -73,7 +77,9 @@ class Random(Suite):
         for name, kind in [*cells, *((name, kind) for name in CONTROL for kind in TYPES)]:
             label = type_name(kind).removeprefix("TENSOR_")
             for number in range(draws):
-                yield Case(self.name, f"single/{name}/{label}/{number}", name, label, (name, int(kind), number))
+                yield Case(self.name, f"single/{name}/{label}/{number}", name, label, (name, int(kind), number, False))
+            if name in FREQUENT - {"CONCATENATION"} and kind in (F32, Q8):
+                yield Case(self.name, f"long/{name}/{label}/0", name, label, (name, int(kind), 0, True))
 
     def run(self, case: Case, context: Context) -> Mapping[str, Any] | None:
         context.at(PREPARING)
@@ -93,14 +99,15 @@ class Random(Suite):
         else:
             _draw_graph(drawing, case.arguments[0], refusals)
         graph = drawing.finish(bool(rng.random() < 0.3), not case.operation)
-        return _JudgedGraph(case, context, graph, rng).run()
+        with kept_as_it_was(context.device):
+            return _JudgedGraph(case, context, graph, rng).run()
 
 
 SUITE = Random()
 
 
 def _draw_single(drawing: GraphDrawing, case: Case, refusals: Sequence[str]) -> None:
-    name, kind, number = case.arguments
+    name, kind, number, long = case.arguments
     if name in CONTROL:
         drawing.first_inputs([kind])
         made = drawing.try_flow(name)
@@ -109,7 +116,9 @@ def _draw_single(drawing: GraphDrawing, case: Case, refusals: Sequence[str]) -> 
         made = False
         for turn in range(MOST_SINGLE):
             cell = cells[(number + turn) % len(cells)]
-            made = drawing.try_single(cell, soft=turn >= SOFT, wide=number % 2 == 1 and turn < SOFT)
+            made = drawing.try_single(
+                cell, soft=turn >= SOFT, wide=long or (number % 2 == 1 and turn < SOFT), long=long
+            )
             if made or len(refusals) >= REFUSALS:
                 break
     if not made:
@@ -180,7 +189,7 @@ class _JudgedGraph:
         def fails(candidate: ReductionCandidate) -> bool:
             assert candidate.inputs is not None
             try:
-                sets = [candidate.inputs, rolled(candidate.model, candidate.inputs)]
+                sets = [candidate.inputs, rolled(candidate.inputs)]
                 problem, other = self._fails(way, candidate.model, sets)
             except (NotSupported, NnhalError):
                 return False

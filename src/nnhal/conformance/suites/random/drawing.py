@@ -33,8 +33,9 @@ TYPES = (F32, Q8S, Q8, F16, I32)  # of the first inputs of graphs
 WEIGHTS = (0.4, 0.2, 0.15, 0.1, 0.15)
 # Around the widths of vectors and tiles, with and without a remainder.
 WIDE = (7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 66, 67, 72, 96, 100, 127, 129)
+LONG = (65537, 66000, 70001)  # beyond an index of 16 bits
 CHANNELS = "depth", "depth_in", "input_size"  # names of dimensions that kernels divide into vectors
-MOST = 8192  # elements of a tensor
+MOST, LONGEST = 8192, 1 << 18  # elements of a tensor, and of a long one
 MOST_OUTPUTS = 6  # of an operation in a graph
 GREATEST = 1e3  # magnitude of floats
 LARGEST = 2**20  # of integers
@@ -70,7 +71,7 @@ class Fitted(Drawn):
         super().__init__(cell, rng)
         self._pool, self._first_node, self._may_be_wide = pool, seeded, wide
         self.nodes: dict[int, DrawnNode] = {}
-        self.widest = False
+        self.widest = self.longest = False
         if seeded is not None:
             self._seed(seeded)
 
@@ -118,7 +119,7 @@ class Fitted(Drawn):
         last = f"axis {int(self._once.get('rank of all', 0)) - 1}"
         if self.widest and not self._wide and name in (last, *CHANNELS) and name not in self._sizes:
             self._wide = True
-            self._sizes[name] = int(self.pick(*WIDE))
+            self._sizes[name] = int(self.pick(*(LONG if self.longest else WIDE)))
         return super().size(name)
 
     def _size(self) -> int:
@@ -136,7 +137,7 @@ class Fitted(Drawn):
 
     def tensor(self, kind: int, shape: Sequence[int], quant: tuple[float, int] | None = None) -> Value:
         shape = tuple(int(n) for n in shape)
-        if np.prod(shape, dtype=np.int64) > MOST:
+        if np.prod(shape, dtype=np.int64) > (LONGEST if self.longest else MOST):
             raise InvalidModel("too large")
         if self.rng.random() < 0.6:
             fitting = [n for n in self._pool if n.value.type == kind and n.value.shape == shape]
@@ -236,31 +237,37 @@ class GraphDrawing:
         weights = np.array([4.0 if cell.op.sums or cell.op.name in FREQUENT else 1.0 for cell in choices])
         return choices[int(self.rng.choice(len(choices), p=weights / weights.sum()))]
 
-    def try_single(self, cell: Cell, *, soft: bool, wide: bool) -> bool:
-        """Make a graph of one operation. Its first tensor is an input, that others may be, too. wide: in one dimension."""
+    def try_single(self, cell: Cell, *, soft: bool, wide: bool, long: bool = False) -> bool:
+        """Make a graph of one operation. Its first tensor is an input, that others may be, too.
+
+        wide, long: in one dimension.
+        """
         self._ask_first = True  # the reference may need longer than the device
         try:
             fitted = Fitted(cell, self.rng, [], None, True)
-            fitted.widest = wide
+            fitted.widest, fitted.longest = wide, long
             call = fitted.call()
         except (InvalidModel, UnknownValue):
             return False
         first = call.inputs[0]
         usual = first is not None and call.arguments[0].spec is T and call.arguments[0].drawn is None
         if first is None or not usual or not first.array.size:
-            return self.try_cell(cell, None, soft=soft)
+            return not long and self.try_cell(cell, None, soft=soft)
+        if long and first.array.size < min(LONG):
+            return False
         node = self.add_input(first, True)
         self.pool.append(node)
-        if self.try_cell(cell, node, soft=soft):
+        if self.try_cell(cell, node, soft=soft, long=long):
             return True
         self.inputs.remove(node)
         self.pool.remove(node)
         return False
 
-    def try_cell(self, cell: Cell, seeded: DrawnNode | None, *, soft: bool = False) -> bool:
+    def try_cell(self, cell: Cell, seeded: DrawnNode | None, *, soft: bool = False, long: bool = False) -> bool:
         """Draw one call; add it if it suits. soft: results may hide errors, such as all at an end of their type."""
         try:
             fitted = Fitted(cell, self.rng, self.pool, seeded, True)
+            fitted.longest = long
             call = scaled(fitted.call())
         except (InvalidModel, UnknownValue):
             return False
@@ -297,7 +304,7 @@ class GraphDrawing:
             other = with_other_values(call, self.rng)
             return if_call(call, other, bool(self.rng.random() < 0.5), given=bool(self.rng.random() < 0.5))
         start = [replace(v, data=fresh(self.rng, v)) for v in call.outputs]
-        rounds = int(self.rng.choice([1, 2, 3]))
+        rounds = int(self.rng.choice([0, 1, 2, 3]))
         return while_call(call, CountingLoop(I32, "LESS", "ADD"), rounds, start, given=False)
 
     def add(self, call: Call, nodes: dict[int, DrawnNode], *, soft: bool = False) -> bool:
@@ -370,7 +377,9 @@ class GraphDrawing:
                 indices[place] = node.operand
                 self.read[node.operand] = self.read.get(node.operand, 0) + 1
             elif value is not None and place in late:
-                free = not control and arguments[place].drawn is None and not arguments[place].scalar
+                free = (
+                    (not control or value.type == B8) and arguments[place].drawn is None and not arguments[place].scalar
+                )
                 new = self.add_input(value, free)
                 indices[place] = new.operand
                 self.read[new.operand] = 1
@@ -429,8 +438,11 @@ class DrawnGraph(Record, frozen=True):
         return [v.array for v in self.values]
 
     def others(self, rng: np.random.Generator) -> list[Array]:
-        """Draw other values."""
-        return [fresh(rng, v) if free else v.array for v, free in zip(self.values, self.free, strict=True)]
+        """Draw other values; a condition takes the other branch."""
+        return [
+            v.array if not free else np.logical_not(v.array) if v.type == B8 and v.array.size == 1 else fresh(rng, v)
+            for v, free in zip(self.values, self.free, strict=True)
+        ]
 
 
 def alone(call: Call) -> Model:

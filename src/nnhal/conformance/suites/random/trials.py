@@ -10,7 +10,7 @@ import numpy as np
 
 from nnhal import api
 from nnhal.base.errors import NnhalError
-from nnhal.base.operands import Array, dtype_of, fixed
+from nnhal.base.operands import Array, fixed
 from nnhal.conformance.evaluation import Evaluated, evaluate
 from nnhal.conformance.suites.suite import PREPARING, CaseFailed, NotSupported
 from nnhal.conformance.switching import switching_often
@@ -83,7 +83,8 @@ def run(made: Prepared, inputs: Sequence[Array], rooms: Sequence[Array | None] |
 
 
 def whole(s: Subjects) -> str:
-    """Run the sets of inputs one after another, then the first one again."""
+    """Run the sets of inputs one after another, one that differs from the first in a few last elements, and that again."""
+    s = s._replace(sets=[*s.sets, with_other_ends(s.sets[0])])
     wanted = s.wanted()
     with prepared(s) as made:
         for turn, number in enumerate([*range(len(s.sets)), 0]):
@@ -194,13 +195,20 @@ def _called(call: Any, inputs: Sequence[Array]) -> list[Array]:
 WAYS: Mapping[str, Way] = {"whole": whole, "unaligned": unaligned, "threads": threads, "partitioned": partitioned}
 
 
-def rolled(model: Model, inputs: Sequence[Array]) -> list[Array]:
-    """Return other inputs: real numbers at other places. Integers stay, which may be positions."""
-    operands = [model.main.operands[i] for i in model.main.inputs]
+def rolled(inputs: Sequence[Array]) -> list[Array]:
+    """Return other inputs: real numbers at other places, a condition negated. Integers stay, which may be positions."""
     return [
-        np.roll(x, 1).astype(x.dtype) if dtype_of(o.type).itemsize < 4 or x.dtype.kind == "f" else x
-        for o, x in zip(operands, inputs, strict=True)
+        np.logical_not(x) if x.dtype.kind == "b" and x.size == 1 else np.roll(x, 1) if _real(x) else x for x in inputs
     ]
+
+
+def with_other_ends(inputs: Sequence[Array]) -> list[Array]:
+    """Return inputs whose last element is the first one: a device must read each element of each request."""
+    return [np.concatenate([x.reshape(-1)[:-1], x.reshape(-1)[:1]]).reshape(x.shape) if _real(x) else x for x in inputs]
+
+
+def _real(x: Array) -> bool:
+    return x.dtype.itemsize < 4 or x.dtype.kind == "f"
 
 
 def failure(way: str, s: Subjects) -> tuple[str, str]:

@@ -1,6 +1,5 @@
 """The suite `stress`: threads, many models, mapped models, growth, drift of latency, endurance."""
 
-import os
 import random
 import tempfile
 import time
@@ -13,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from nnhal.base.errors import ResourceExhausted
-from nnhal.conformance.suites.process_state import changes, lasting_state
+from nnhal.conformance.suites.process_state import kept_as_it_was, watched
 from nnhal.conformance.suites.stress import drift
 from nnhal.conformance.suites.stress.graphs import FLOAT, KINDS, QUANT, StressGraph, difference, mapped, supported
 from nnhal.conformance.suites.stress.growth import growth
@@ -28,7 +27,6 @@ from nnhal.conformance.suites.stress.runs import (
     closed,
     executed,
     job,
-    watched,
 )
 from nnhal.conformance.suites.suite import (
     PREPARING,
@@ -83,16 +81,8 @@ class Stress(Suite):
     def run(self, case: Case, context: Context) -> Found | None:
         """Run a case, and compare the state of the process with that before."""
         what, *rest = case.arguments
-        before = [lasting_state(pid) for pid in watched(context.device)]
-        found: Found = _CASES[what](context, *rest)
-        for earlier, pid in zip(before, watched(context.device), strict=True):
-            changed = changes(earlier, lasting_state(pid))
-            if changed:
-                where = "the process" if pid == os.getpid() else "the driver's process"
-                raise CaseFailed(
-                    f"{where} is left changed: {changed}", "a setting that the driver does not restore?", found
-                )
-        return found
+        with kept_as_it_was(context.device):
+            return _CASES[what](context, *rest)
 
 
 SUITE = Stress()

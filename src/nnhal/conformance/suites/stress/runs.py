@@ -1,6 +1,5 @@
 """Executions of a case: one after another, or in several threads that are watched for progress."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,6 @@ from nnhal.conformance.suites.stress.graphs import FLOAT, QUANT, SINGLE, StressG
 from nnhal.conformance.suites.suite import PREPARING, Context, NotApplicable, NotSupported
 from nnhal.conformance.switching import switching_often
 from nnhal.conformance.ways import WAYS
-from nnhal.conformance.worker import process_of
 from nnhal.hal.device import Device, Hints, Prepared, checked_prepared, where_of
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.process import ReconnectingModel
@@ -33,12 +31,6 @@ class ThreadJob(NamedTuple):
     graph: StressGraph
     inputs: list[list[Array]]
     wanted: list[Outputs]
-
-
-def watched(device: Device) -> list[int]:
-    """Return the processes that the driver may change: this one, and its own if it is isolated."""
-    process = process_of(device)
-    return [os.getpid()] if process is None else [os.getpid(), process.pid]
 
 
 def executed(

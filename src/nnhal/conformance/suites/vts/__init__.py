@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from nnhal.base.errors import DeadObject
+from nnhal.conformance.suites.process_state import kept_as_it_was
 from nnhal.conformance.suites.suite import (
     PREPARING,
     Case,
@@ -81,7 +82,7 @@ class Vts(Suite):
         draw = self._drawing(context.run, announce)
         probe = Probe(context.device, context.run, case.operation, draw, announce, self._found)
         try:
-            with ending(probe):
+            with kept_as_it_was(context.device), ending(probe):
                 seen = sum(each.look(one) for one in chosen(probe)) if each.per == CHOSEN else each.look(probe)
         except NotAccepted as why:
             raise NotSupported(str(why)) from why

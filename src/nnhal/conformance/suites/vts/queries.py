@@ -1,13 +1,16 @@
-"""Queries: the same answers in all calls and threads, and after a restart."""
+"""Queries: the same answers in all calls and threads, at work, and after a restart."""
 
 import threading
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from nnhal.base.errors import NnhalError
+from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.suites.vts.elsewhere import answers, elsewhere, verdicts
 from nnhal.conformance.suites.vts.promise import DRIVER, Probe, named, promise
 from nnhal.conformance.validate.table import of_the_driver
-from nnhal.conformance.validate.trial import RequirementNotMet
+from nnhal.conformance.validate.trial import RequirementNotMet, copies
 from nnhal.hal.device import cache_files_by, checked_status, driver_capabilities
 
 THREADS, EACH = 4, 10
@@ -48,6 +51,29 @@ def threads(probe: Probe) -> int:
     if wrong:
         raise RequirementNotMet(f"a query of {THREADS} threads gives {wrong[0]}")
     return THREADS * EACH
+
+
+@promise("queries/at-work", "Queries have the same answers while and after models are prepared and executed.")
+def at_work(probe: Probe) -> int:
+    before = answers(probe.device)
+    call, model = probe.closed()
+    prepared = [probe.prepare(model) for _ in range(EACH)]
+    _same_answers(probe, before, f"while {EACH} models are prepared")
+    with suppress(NnhalError):  # the contract's checks report that
+        probe.run(prepared[0], copies(arrays_of(call)))
+    _same_answers(probe, before, "after an execution")
+    for each in prepared:
+        probe.close(each)
+    _same_answers(probe, before, "after all models were closed")
+    return 3 * len(before)
+
+
+def _same_answers(probe: Probe, before: Mapping[str, Any], when: str) -> None:
+    with probe.asking("capabilities"):
+        now = answers(probe.device)
+    for what, answer in before.items():
+        if now[what] != answer:
+            raise RequirementNotMet(f"{what} is {now[what]!s:.150} {when}, was {answer!s:.150} before")
 
 
 @promise("queries/restart", "After a restart, all queries have the same answers.", DRIVER)
