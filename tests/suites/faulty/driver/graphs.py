@@ -224,11 +224,11 @@ class Timed(Engine):
         return Timing(told, told)
 
 
-@fault("times-in-microseconds", "tells times in microseconds where nanoseconds are asked", "", (VTS,))
+@fault("times-in-microseconds", "reports times in microseconds where nanoseconds are asked", "", (VTS,))
 class TimesInMicroseconds(Timed):
     unit = 1e3
 
 
-@fault("times-in-picoseconds", "tells times in picoseconds where nanoseconds are asked", "", (VTS,))
+@fault("times-in-picoseconds", "reports times in picoseconds where nanoseconds are asked", "", (VTS,))
 class TimesInPicoseconds(Timed):
     unit = 1e-3

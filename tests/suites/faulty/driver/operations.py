@@ -158,7 +158,7 @@ class ChannelNext(Kernels):
 
 
 @of_engine(
-    "pool-counts-padding", "the average at a border counts elements of the padding", "AVERAGE_POOL_2D", (RANDOM,)
+    "pool-counts-padding", "the average at an edge counts elements of the padding", "AVERAGE_POOL_2D", (RANDOM,)
 )
 class PoolCountsPadding(Kernels):
     operation = "AVERAGE_POOL_2D"
