@@ -157,9 +157,7 @@ class ChannelNext(Kernels):
         return kernel(a, *arguments)
 
 
-@of_engine(
-    "pool-counts-padding", "the average at an edge counts elements of the padding", "AVERAGE_POOL_2D", (RANDOM,)
-)
+@of_engine("pool-counts-padding", "the average at an edge counts elements of the padding", "AVERAGE_POOL_2D", (RANDOM,))
 class PoolCountsPadding(Kernels):
     operation = "AVERAGE_POOL_2D"
 
