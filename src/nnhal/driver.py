@@ -4,7 +4,7 @@
 
 | for | names |
 | --- | --- |
-| the driver | `Device`, `Prepared`, `Verdict`, `each_operation`, `Considered`, `Hints`, `Capabilities`, `Performance` |
+| the driver | `Device`, `Prepared`, `Verdict`, `each_operation`, `Considered`, `OperationGroup`, `Hints`, `Capabilities` |
 | an execution | `Request`, `Control`, `Timing`, `Argument` |
 | a model | `Model`, `Operation`, `Operand`, `CONSTANTS`, `validate`, `Bound`, `ACTIVATION_RANGE`, `F32`, ... |
 | buffers, bursts, fences | `Buffer`, `HostBuffer`, `Burst`, `BurstExecutor`, `Fence`, `FencedExecution`, `MemoryUse` |
@@ -37,7 +37,9 @@ from nnhal.base.errors import (
     BadState,
     Cancelled,
     Closed,
+    ContractBroken,
     DeviceUnavailable,
+    DriverFailed,
     InvalidArgument,
     InvalidModel,
     InvalidRequest,
@@ -54,7 +56,7 @@ from nnhal.base.errors import (
 from nnhal.base.lazily import exports
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.memory import Memory
-from nnhal.base.operands import Array, dtype_of
+from nnhal.base.operands import Array, UnknownValue, dtype_of
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.blobcache import blobs_of
 from nnhal.hal.burst import Burst, BurstExecutor
@@ -65,9 +67,11 @@ from nnhal.hal.device import (
     Considered,
     Device,
     Hints,
+    OperationGroup,
     Performance,
     Prepared,
     Verdict,
+    checked_prepared,
     each_operation,
 )
 from nnhal.hal.fence import Fence
@@ -79,7 +83,7 @@ from nnhal.hal.request import Argument, Control, Request, Timing
 from nnhal.hal.utilities import OldCapabilities
 from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph
 from nnhal.model.validate import validate
-from nnhal.ops.common import ACTIVATION_RANGE, decode, encode
+from nnhal.ops.common import ACTIVATION_RANGE, broadcast, decode, encode, out_size, padding
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM, Q16S, Bound
 
 if TYPE_CHECKING:
@@ -160,11 +164,13 @@ __all__ = [
     "Capabilities",
     "Closed",
     "Considered",
+    "ContractBroken",
     "Control",
     "Device",
     "DeviceStatus",
     "DeviceType",
     "DeviceUnavailable",
+    "DriverFailed",
     "ErrorStatus",
     "Fence",
     "FencedExecution",
@@ -192,6 +198,7 @@ __all__ = [
     "OperandType",
     "Operation",
     "OperationFailed",
+    "OperationGroup",
     "OperationType",
     "OutOfMemory",
     "OutputInsufficientSize",
@@ -209,18 +216,23 @@ __all__ = [
     "Subgraph",
     "Team",
     "Timing",
+    "UnknownValue",
     "Unmappable",
     "UnsupportedModel",
     "Verdict",
     "Window",
     "blobs_of",
     "bounds",
+    "broadcast",
+    "checked_prepared",
     "decode",
     "dtype_of",
     "each_operation",
     "encode",
     "for_each_shape",
     "kept_graph",
+    "out_size",
+    "padding",
     "product_scales",
     "stored_bounds",
     "usable_cores",

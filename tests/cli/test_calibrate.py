@@ -150,7 +150,7 @@ def test_placement_is_by_rule_by_strategy_or_tuned() -> None:
 
 def test_a_tuned_model_is_placed_as_it_was_measured_until_it_is_forgotten() -> None:
     both = "--device", "litert", "--device", "reference"
-    found = json.loads(nnhal("tune", "tiny_conv", *both, "--duration", "0.05", "--json"))
+    found = json.loads(nnhal("tune", "tiny_conv", *both, "--duration", "10", "--json"))
     fastest = {tuple(each["devices"]): each["seconds"] for each in found["measured"]}
     assert set(fastest) >= {("litert",), ("reference",)} and found["measured"][0]["devices"] == ["litert"]
     assert "(tuned)" in nnhal("show", "tiny_conv", "--placement", *both)
@@ -158,6 +158,14 @@ def test_a_tuned_model_is_placed_as_it_was_measured_until_it_is_forgotten() -> N
     assert "(tuned)" not in nnhal("show", "tiny_conv", "--placement", *both, "--threads", "1")
     nnhal("calibrate", "--forget")
     assert "(tuned)" not in nnhal("show", "tiny_conv", "--placement", *both)
+
+
+def test_a_tuned_placement_that_cannot_be_recorded_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o755)
+    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "open"))
+    text = nnhal("tune", "tiny_conv", "--duration", "0.05", code=4)
+    assert "the measured times are not recorded" in text and "has mode 0755, must be this user's alone" in text
 
 
 def test_devices_says_what_was_measured_and_what_failed() -> None:

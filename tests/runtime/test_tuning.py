@@ -10,6 +10,7 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import OperationFailed
+from nnhal.base.records import replace
 from nnhal.frontends.python import Builder
 from nnhal.runtime.measured import place, record
 from nnhal.runtime.partition import Expectation, Forecast
@@ -76,6 +77,13 @@ def test_what_was_tuned_answers_no_other_question(two: None, other: dict[str, An
     again = nnhal.compile(chain(), fallback="allow", cache_dir=False, **asked)
     assert not again.placement.forecasts or not again.placement.forecasts[0].known
     assert used("slow", "quick").forecasts[0].known
+
+
+def test_a_model_is_tuned_whatever_its_file_is_called(two: None) -> None:  # noqa: F811
+    tuned("quick", "slow", fallback="forbid").close()
+    other = replace(chain(), name="copy")
+    with nnhal.compile(other, devices=["quick", "slow"], cache_dir=False) as compiled:
+        assert compiled.placement.forecasts[0].known
 
 
 def test_tuning_with_rules_is_known_to_compilations_with_the_same_rules(two: None) -> None:  # noqa: F811

@@ -77,8 +77,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
     if peer_name is not None and streams > 1:
         raise click.UsageError("--streams with --vs: pairs run one at a time, must be one of the two")
     load_average = os.getloadavg()[0]
-    for warning in machine_warnings(load_average, os.cpu_count() or 1, governor()):
-        common.warn(warning)
+    warn_if_disturbed()
     asked = options["cache_dir"] is not None
     folder = common.cache_folder(options["cache_dir"], options["no_cache"]) if asked else False
     names = common.load_drivers(options["drivers"], options["devices"])
@@ -226,6 +225,12 @@ def governor() -> str:
         return GOVERNOR.read_text().strip()
     except OSError:
         return ""
+
+
+def warn_if_disturbed() -> None:
+    """Warns if measurements may not be repeatable now."""
+    for warning in machine_warnings(os.getloadavg()[0], os.cpu_count() or 1, governor()):
+        common.warn(warning)
 
 
 def machine_warnings(load: float, cores: int, frequency: str) -> Iterator[str]:

@@ -7,8 +7,9 @@ import click
 from nnhal import api
 from nnhal.base.brief import duration
 from nnhal.base.columns import columns, fixed, section
-from nnhal.base.errors import InvalidArgument
+from nnhal.base.errors import InvalidArgument, OperationFailed
 from nnhal.cli import common
+from nnhal.cli.bench import warn_if_disturbed
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.model_text import shown_name
 from nnhal.runtime.measured.later import wait_for_writes
@@ -45,15 +46,19 @@ def command(model: str, duration: float, as_json: bool, **options: Any) -> None:
     Later compilations of the model with the same threads, rules and options, on these devices or some of them, use the
     fastest placement. `nnhal calibrate --forget` deletes what was measured.
     """
+    warn_if_disturbed()
     names = common.load_drivers(options["drivers"], options["devices"])
     graph = common.open_model(model, options)
     arguments = {**common.compile_arguments({**options, "strategy": None, "tune": duration}, names)}
     with api.compile(graph, devices=names, cache_dir=False, **arguments) as compiled:
         placement = compiled.placement
-    wait_for_writes(SAVING)
     measured = [each for each in placement.expected if each.known]
     if not measured:
         raise InvalidArgument(f"{shown_name(model)}: no placement could be measured: nnhal show {model} --placement")
+    wait_for_writes(SAVING)
+    with api.compile(graph, devices=names, cache_dir=False, **{**arguments, "tune": False}) as again:
+        if not again.placement.expected or not again.placement.expected[0].known:
+            raise OperationFailed("the measured times are not recorded; the warning above has the reason")
     if as_json:
         common.print_json(
             {

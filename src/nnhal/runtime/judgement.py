@@ -198,11 +198,11 @@ def with_measurements(
 
 
 def _key_of(model: Model, asking: PlacementKey) -> str:
-    """Return a 32-character key for a model and its settings."""
+    """Return a 32-character key for a model, whatever its name, and its settings."""
     from nnhal.model.stored import pack_device_view
 
     asked = f"{int(asking.preference)} {asking.threads}".encode()
-    return blake2b(pack_device_view(model) + asked, digest_size=16).hexdigest()
+    return blake2b(pack_device_view(replace(model, name="")) + asked, digest_size=16).hexdigest()
 
 
 def _profiled(profile: "MachineProfile", key: DeviceKey) -> bool:

@@ -98,7 +98,7 @@ def _looked(what: str, ask: Callable[[sqlite3.Connection], T], nothing: T, since
             (form,) = connection.execute("pragma user_version").fetchone()
             return ask(connection) if form >= since else nothing  # 0: another process is creating it
     except (OSError, sqlite3.Error, ValueError, BadFile) as error:
-        _log.warning("%s: nothing is known: %s: %s", what, FILE, error)
+        _log.warning("%s: nothing is known: %s: %s", what, FILE, getattr(error, "strerror", None) or error)
         return nothing
 
 
@@ -108,7 +108,7 @@ def _noted(what: str, write: Callable[[sqlite3.Connection], object]) -> str:
         with _opened(make=True) as connection:
             write(connection)
     except (OSError, sqlite3.Error) as error:
-        _log.warning("%s is not remembered: %s: %s", what, FILE, error)
+        _log.warning("%s: not recorded: %s: %s", what, FILE, getattr(error, "strerror", None) or error)
         return str(error)
     return ""
 
