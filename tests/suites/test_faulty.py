@@ -18,7 +18,7 @@ from nnhal.ipc.client import session as client_session
 from tests.suites.faulty import application
 from tests.suites.faulty.driver.faults import BY_MODEL, Fault, healthy, table
 from tests.suites.faulty.page import PAGE, misled
-from tests.suites.faulty.suites import tested
+from tests.suites.faulty.suites import results_of
 
 FAULTS = list(table().values())
 HEALTHY = healthy()
@@ -84,17 +84,17 @@ def test_a_healthy_model_beside_the_faulty_ones_is_right_to_the_end(shared: Devi
 
 @pytest.mark.parametrize("fault", SOME, ids=named)
 def test_the_contract_names_the_check_that_a_fault_breaks(fault: Fault, vectors: Path) -> None:
-    seen = tested([CONTRACT], fault, vectors)[CONTRACT]
+    seen = results_of([CONTRACT], fault, vectors)[CONTRACT]
     assert seen.by(fault.check) and seen.cause, seen
 
 
 def test_the_contract_sees_a_close_that_ends_the_drivers_own_process(vectors: Path) -> None:
-    seen = tested([CONTRACT], table()["close-segfaults"], vectors, isolate=True)
+    seen = results_of([CONTRACT], table()["close-segfaults"], vectors, isolate=True)
     assert seen[CONTRACT].named.keys() == {"close"}
 
 
 def test_vectors_and_contract_name_the_operation_of_wrong_numbers(vectors: Path) -> None:
-    seen = tested([VECTORS, CONTRACT], table()["activation-ignored"], vectors)
+    seen = results_of([VECTORS, CONTRACT], table()["activation-ignored"], vectors)
     assert [(each.caught, each.operations) for each in seen.values()] == [(True, ("MUL",))] * 2
 
 

@@ -22,7 +22,7 @@ from tests.conftest import DEFAULT_VECTORS
 from tests.suites.faulty.application import Came, isolated
 from tests.suites.faulty.driver.faults import Fault, healthy, table
 from tests.suites.faulty.page import PAGE, Row, page, wrong
-from tests.suites.faulty.suites import SUITES, tested
+from tests.suites.faulty.suites import SUITES, results_of
 
 SECOND = 1_000_000_000
 STARTS = 10 * SECOND  # that a driver's process may take to start, for the application
@@ -31,10 +31,10 @@ STARTS = 10 * SECOND  # that a driver's process may take to start, for the appli
 def row(fault: Fault, vectors: Path, also: Sequence[str]) -> Row:
     """What the suites say that have to catch a fault, and others until one has caught it; of a healthy driver, all."""
     wanted = [each for each in SUITES if not fault.seen_by or each in (*fault.seen_by, *also)]
-    seen = tested(wanted, fault, vectors)
+    seen = results_of(wanted, fault, vectors)
     for name in SUITES:
         if name not in wanted and not any(each.caught for each in seen.values()):
-            seen |= tested([name], fault, vectors)
+            seen |= results_of([name], fault, vectors)
     made = Row(fault, {name: seen[name] for name in SUITES if name in seen}, None)
     print(made.text(), *wrong(made), sep="\n    ", flush=True)
     return made

@@ -68,7 +68,7 @@ class Seen:
         return check in self.named or self.code == 4
 
 
-def tested(suites: Sequence[str], fault: Fault, vectors: Path, *, isolate: bool = False) -> dict[str, Seen]:
+def results_of(suites: Sequence[str], fault: Fault, vectors: Path, *, isolate: bool = False) -> dict[str, Seen]:
     """What each of some suites says of a fault."""
     together = [*(each for each in suites if each in TOGETHER)]
     runs = [together] * bool(together) + [[each] for each in suites if each not in TOGETHER]
