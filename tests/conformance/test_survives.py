@@ -14,7 +14,7 @@ from nnhal.conformance.selection import Selection
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.vectors import index
 
-TIMEOUT = 5.0  # seconds; a crash takes a fraction of one, and several beside other work
+TIMEOUT = 8.0  # seconds; a crash takes a fraction of one, and several beside other work
 DRIVER = """
 import ctypes
 import sys

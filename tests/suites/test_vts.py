@@ -738,9 +738,9 @@ def test_a_method_that_answers_after_the_death_of_its_process_is_found(isolated:
 
 def test_a_mutated_packet_that_is_executed_is_a_fault_and_none_of_the_mutants_is_valid() -> None:
     done, failed = pack(wire.encode(wire.DONE)), pack(wire.encode(wire.Failed(1, "InvalidArgument", "no")))
-    assert packets._accepted(done) == "is answered with Acknowledged, must be an error"
-    assert packets._accepted(failed) == ""
-    assert "cannot be read" in packets._accepted(failed[:12] + b"\xff" * 12)
+    assert packets.problem_of(done) == "is answered with Acknowledged, must be an error"
+    assert packets.problem_of(failed) == ""
+    assert "cannot be read" in packets.problem_of(failed[:12] + b"\xff" * 12)
     packet = pack(wire.encode(wire.ExecuteSynchronously(wire.ExecuteSynchronously.forms[-1], 7)))
     found = dict(packets._mutants(packet, np.random.default_rng(0), 200))
     assert len(found) > 20 and packet not in found.values()
