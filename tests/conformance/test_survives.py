@@ -79,7 +79,7 @@ def device():
     return Device()
 """
 KILLED = "{}\\(\\): the driver process was killed by SIGSEGV"
-LATE = "{}\\(\\) has not ended within 5 s"
+LATE = "{}\\(\\) has not ended within 8 s"
 # What happens where, and what is to be found.
 FAULTS = {
     "ABS": ("supports", "hang", "hung", LATE),
