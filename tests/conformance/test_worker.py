@@ -22,6 +22,7 @@ from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.selection import Item, Selection
 from nnhal.conformance.subject import Bundle, Subject
 from nnhal.conformance.suite import Outcome
+from nnhal.conformance.validate import trial as validate_trial
 from nnhal.conformance.validate import worker as checking
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome
 from nnhal.conformance.validate.run import CheckItem, Validation
@@ -344,7 +345,7 @@ def test_drawings_of_the_last_three_operations_are_kept(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(gc, "freeze", lambda: None)
     ends = Ends(Validation(device="reference", seed=4, draws=3), checking._Checker)
-    monkeypatch.setattr(checking, "Drawing", drawing)
+    monkeypatch.setattr(validate_trial, "Drawing", drawing)
     first = ends.worker._drawn("A")
     for operation in ("A", "B", "C", "A"):
         ends.worker._drawn(operation)

@@ -77,7 +77,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
     if peer_name is not None and streams > 1:
         raise click.UsageError("--streams with --vs: pairs run one at a time, must be one of the two")
     load_average = os.getloadavg()[0]
-    warn_if_disturbed()
+    warn_if_disturbed(load_average)
     asked = options["cache_dir"] is not None
     folder = common.cache_folder(options["cache_dir"], options["no_cache"]) if asked else False
     names = common.load_drivers(options["drivers"], options["devices"])
@@ -227,9 +227,9 @@ def governor() -> str:
         return ""
 
 
-def warn_if_disturbed() -> None:
-    """Warns if measurements may not be repeatable now."""
-    for warning in machine_warnings(os.getloadavg()[0], os.cpu_count() or 1, governor()):
+def warn_if_disturbed(load: float) -> None:
+    """Warns if measurements may not be repeatable now. load: the load average of the last minute."""
+    for warning in machine_warnings(load, os.cpu_count() or 1, governor()):
         common.warn(warning)
 
 

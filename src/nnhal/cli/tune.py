@@ -1,5 +1,6 @@
 """`nnhal tune`: measures candidate placements of a model; later compilations use the fastest."""
 
+import os
 from typing import Any
 
 import click
@@ -46,10 +47,10 @@ def command(model: str, duration: float, as_json: bool, **options: Any) -> None:
     Later compilations of the model with the same threads, rules and options, on these devices or some of them, use the
     fastest placement. `nnhal calibrate --forget` deletes what was measured.
     """
-    warn_if_disturbed()
+    warn_if_disturbed(os.getloadavg()[0])
     names = common.load_drivers(options["drivers"], options["devices"])
     graph = common.open_model(model, options)
-    arguments = {**common.compile_arguments({**options, "strategy": None, "tune": duration}, names)}
+    arguments = common.compile_arguments({**options, "strategy": None, "tune": duration}, names)
     with api.compile(graph, devices=names, cache_dir=False, **arguments) as compiled:
         placement = compiled.placement
     measured = [each for each in placement.expected if each.known]

@@ -208,13 +208,18 @@ def main() -> None:
     serve_with(_Vectors)
 
 
+def end_with(parent: int) -> None:
+    """End this process when its parent ends, regardless of the driver."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it had ended before
+        os._exit(1)
+
+
 def serve_with(kind: type[Worker]) -> None:
     """Serve; items run in a separate thread, so that a driver's exit does not end the process."""
     faulthandler.enable()
     faulthandler.register(TELL)
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # regardless of the driver
-    if os.getppid() != int(sys.argv[3]):  # the parent had ended before
-        os._exit(1)
+    end_with(int(sys.argv[3]))
     connection, board = Connection(int(sys.argv[1])), StageBoard(int(sys.argv[2]))
 
     def serve() -> None:

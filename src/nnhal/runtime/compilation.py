@@ -372,9 +372,12 @@ def placer_of(
         offers = offers_of(candidates, {*lost, *shared})
         return with_measurements(model, offers, keys, wishes.strategy, asking, forgive=forgive, tune=tune)
 
-    offers, judge = known(_shared(candidates, model, wishes.strategy, tune))
-    if judge.measured is not None and judge.measured.tuned and not tune:
-        return known(_shared(candidates, model, wishes.strategy, True))  # as they were when it was tuned
+    shared = _shared(candidates, model, wishes.strategy, tune)
+    offers, judge = known(shared)
+    if judge.measured is not None and judge.measured.tuned:
+        then = _shared(candidates, model, wishes.strategy, True)  # as they were when it was tuned
+        if {*then} != {*shared}:
+            return known(then)
     return offers, judge
 
 

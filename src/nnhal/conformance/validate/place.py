@@ -42,13 +42,18 @@ def _innermost(owner: object) -> object:
     return owner
 
 
+def frames_in(stack: str) -> list[tuple[str, str]]:
+    """Return file and line of each frame in a stack's text, in its order."""
+    return _FRAME.findall(stack)
+
+
 def place_in(stack: str) -> str:
     """Return FILE:LINE of the innermost frame in a stack's text, which Python prints last; "" if there is none."""
-    frames = [(file, line) for file, line in _FRAME.findall(stack) if is_driver_code(file)]
+    frames = [(file, line) for file, line in frames_in(stack) if is_driver_code(file)]
     return f"{Path(frames[-1][0]).name}:{frames[-1][1]}" if frames else ""
 
 
 def place_first(stack: str) -> str:
     """Return as `place_in`, for a stack whose innermost frame is first, as `dumped` writes it."""
-    frames = _FRAME.findall(stack)
+    frames = frames_in(stack)
     return f"{Path(frames[0][0]).name}:{frames[0][1]}" if frames else ""

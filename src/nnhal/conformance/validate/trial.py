@@ -2,6 +2,7 @@
 
 import threading
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -29,6 +30,7 @@ DRAWING = "draw"  # the stage before the driver's first call
 AFTER = "after "  # prefix of the last driver call, as the stage while the suite itself works
 MORE = 3  # times as many supported calls, for checks of values
 SAMPLES = 3  # the calls of an operation for all checks but those of values
+RECENT = 3  # operations whose drawn calls stay in memory
 PLAIN = Hints(threads=1)
 MakeRequest = Callable[[Signature, Sequence[Array]], Request]
 
@@ -100,6 +102,22 @@ class Drawing:
                 call = source(rng)
                 if call is not None:
                     yield call, model_of(call)
+
+
+class RecentDrawings:
+    """The drawn calls of the operations that were asked for last; those of others are drawn again."""
+
+    def __init__(self) -> None:
+        self._drawings: OrderedDict[tuple[str, int], Drawing] = OrderedDict()
+
+    def of(self, operation: str, seed: int, draws: int, drawing: Callable[[], object]) -> Drawing:
+        """Return an operation's calls. draws, drawing: as of `Drawing`, if they are drawn now."""
+        key = operation, seed
+        found = self._drawings.pop(key, None) or Drawing(operation, seed, draws, drawing)
+        self._drawings[key] = found
+        if len(self._drawings) > RECENT:
+            self._drawings.popitem(last=False)
+        return found
 
 
 def _plain(cell: Cell, rng: np.random.Generator) -> Call:

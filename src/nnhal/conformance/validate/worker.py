@@ -2,7 +2,6 @@
 
 import gc
 import time
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from nnhal.base.answers import may_be_application_error
@@ -19,6 +18,7 @@ from nnhal.conformance.validate.trial import (
     NotAccepted,
     NotAsked,
     ProcessDied,
+    RecentDrawings,
     RequirementNotMet,
     Trial,
     open_trial,
@@ -26,7 +26,6 @@ from nnhal.conformance.validate.trial import (
 from nnhal.conformance.worker import Worker, serve_with
 
 assert FAMILIES
-KEPT_DRAWINGS = 3
 
 
 class _Checker(Worker):
@@ -38,7 +37,7 @@ class _Checker(Worker):
         """Exclude the existing objects from garbage collection, which would scan them again and again."""
         gc.collect()
         gc.freeze()
-        self._drawings: OrderedDict[str, Drawing] = OrderedDict()
+        self._drawings = RecentDrawings()
 
     def run(self, of: str, items: Sequence[CheckItem]) -> Iterator[CheckOutcome]:
         for item in items:
@@ -50,15 +49,7 @@ class _Checker(Worker):
             yield CheckOutcome(*item, verdict, reason, place, time.monotonic_ns() - begin, found)
 
     def _drawn(self, operation: str) -> Drawing:
-        """Return the calls of an operation; those of the last few stay in memory."""
-        drawing = self._drawings.pop(operation, None)
-        if drawing is None:
-            subject = self.subject
-            drawing = Drawing(operation, subject.seed, subject.draws, lambda: self.at(DRAWING))
-        self._drawings[operation] = drawing
-        if len(self._drawings) > KEPT_DRAWINGS:
-            self._drawings.popitem(last=False)
-        return drawing
+        return self._drawings.of(operation, self.subject.seed, self.subject.draws, lambda: self.at(DRAWING))
 
 
 def outcome_of(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:

@@ -77,9 +77,9 @@ class Capture(NotCopyable, instead="its file can be read anywhere"):
             raise InvalidArgument(f"capture: data is {safe_repr(data)}, must be true or false")
         self._asked, self._limit, self.data = Path(path).absolute(), max_bytes, data
         self._early = early
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._lock, self.path = threading.Lock(), self._asked
         self._file: CaptureFile | None = None
         self._started = time.monotonic_ns()
@@ -99,7 +99,7 @@ class Capture(NotCopyable, instead="its file can be read anywhere"):
         """
         if running.session is not None:
             raise BadState(f"capture to {self.path}: another one is running in this process, must be ended first")
-        self._begin_anew()
+        self._reset()
         if self._early:
             self._open()
         running.session = self
@@ -185,7 +185,7 @@ class Capture(NotCopyable, instead="its file can be read anywhere"):
         if self._file is not None:
             self._file.abandon()
         self._early = False
-        self._begin_anew()
+        self._reset()
 
 
 class _Compilation:

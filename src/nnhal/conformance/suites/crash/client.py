@@ -4,7 +4,6 @@ Its argument is a `ClientOrders` as JSON. It prints "ready PID" once each thread
 driver that it started, if any, and at its end a `ClientReport` as JSON.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ from nnhal.conformance.pool import LOADING
 from nnhal.conformance.suites.stress.graphs import difference
 from nnhal.conformance.suites.stress.runs import PLAIN, SETS, ThreadJob, any_job, closed, executed
 from nnhal.conformance.suites.suite import Context, SuiteRun
+from nnhal.conformance.worker import end_with
 from nnhal.hal.device import Device, checked_prepared
 from nnhal.hal.request import UNLIMITED
 from nnhal.hal.wrappers import WithOptions
@@ -28,7 +28,6 @@ from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import start
 
 COMPILE, EXECUTE, BURST = "compile", "execute", "burst"
-_PR_SET_PDEATHSIG = 1
 
 
 class ClientOrders(Record, frozen=True):
@@ -152,13 +151,6 @@ class _Client:
                 request = prepared.request([x.copy() for x in self.job.inputs[place]])
                 request.execute(burst.run, UNLIMITED)
                 yield difference(self.job.wanted[place], request.results)
-
-
-def end_with(parent: int) -> None:
-    """End this process when the parent ends, however that happens."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def main() -> None:

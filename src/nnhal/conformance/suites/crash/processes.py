@@ -22,7 +22,7 @@ from nnhal.ipc.client.output import DriverProcess
 STARTING = 40.0  # seconds until a service listens
 _LOOK = 0.02  # seconds between looks for the service's socket, whose creation nothing announces
 _SERVE = """
-from nnhal.conformance.suites.crash.client import end_with
+from nnhal.conformance.worker import end_with
 import runpy, sys
 end_with(int(sys.argv.pop(1)))
 runpy.run_module("nnhal.serve", run_name="__main__")

@@ -4,14 +4,11 @@ Its arguments are two descriptors and the process id of the parent, `supervisor`
 and reads messages from it. Both see the `InputBoard`.
 """
 
-import ctypes
 import faulthandler
 import mmap
 import os
 import random
-import re
 import resource
-import signal
 import struct
 import sys
 import time
@@ -30,13 +27,13 @@ from nnhal.conformance.suites.fuzz.guide import guided, guided_by_atheris, has_a
 from nnhal.conformance.suites.fuzz.inputs import LONGEST
 from nnhal.conformance.suites.fuzz.target import BLIND, DriverEnded, FuzzTarget, ProcessSpent, WrongAnswer, target_of
 from nnhal.conformance.suites.suite import NotApplicable, NotSupported, SuiteRun
+from nnhal.conformance.validate.place import frames_in
+from nnhal.conformance.worker import end_with
 
 TOLD_NS = 500_000_000  # between two messages about how inputs ended
 MOST_CAUSES = 30  # failures of different causes that one process reports
 SMALLER = 300  # executions to make a failing input smaller
 INSTRUMENTED = ("nnhal.frontends", "nnhal.model", "nnhal.ipc.protocol", "nnhal.runtime.cache", "nnhal.hal")
-_PR_SET_PDEATHSIG = 1
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 class FuzzOrders(NamedTuple):
@@ -201,7 +198,7 @@ class FuzzLoop:
 
 
 def place_of_error(error: BaseException) -> str:
-    """Return FILE:LINE of the innermost frame of nnhal or a driver, the innermost at all if there is none."""
+    """Return FILE:LINE of the innermost frame of nnhal or a driver; of any code if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "nnhal" in f.filename and "/suites/fuzz/" not in f.filename] or list(frames)
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "?"
@@ -209,7 +206,7 @@ def place_of_error(error: BaseException) -> str:
 
 def place_of_dump(words: str) -> str:
     """Return FILE:LINE of the innermost frame of nnhal or a driver in the output of faulthandler; "" without one."""
-    frames = [(file, line) for file, line in _FRAME.findall(words) if "nnhal" in file and "/suites/fuzz/" not in file]
+    frames = [(file, line) for file, line in frames_in(words) if "nnhal" in file and "/suites/fuzz/" not in file]
     return f"{Path(frames[0][0]).name}:{frames[0][1]}" if frames else ""
 
 
@@ -259,7 +256,5 @@ def main() -> None:
     warnings.simplefilter("ignore")
     faulthandler.enable()
     faulthandler.register(TELL)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[3]):  # the parent had ended before
-        os._exit(1)
+    end_with(int(sys.argv[3]))
     _serve(Connection(int(sys.argv[1])), InputBoard(int(sys.argv[2])))

@@ -1,7 +1,6 @@
 """Runs a fuzz target in processes that an input may end, and collects the failures by cause."""
 
 import contextlib
-import hashlib
 import os
 import socket
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from nnhal.base.digests import blake2b
 from nnhal.base.errors import NnhalError
 from nnhal.base.records import Record, field
 from nnhal.base.stacks import DUMPED, TELL
@@ -223,4 +223,4 @@ class FuzzSupervisor:
 
 def digest_of(data: bytes) -> str:
     """Return the name under which an input is saved."""
-    return hashlib.blake2b(data, digest_size=6).hexdigest()
+    return blake2b(data, digest_size=6).hexdigest()

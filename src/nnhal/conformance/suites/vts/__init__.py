@@ -4,7 +4,6 @@ It complements `contract`, which holds each operation to the driver's contract: 
 the same promise. A promise is looked at once, with a few operations, or with each operation.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -43,6 +42,7 @@ from nnhal.conformance.validate.trial import (
     NotAccepted,
     NotAsked,
     ProcessDied,
+    RecentDrawings,
     RequirementNotMet,
 )
 from nnhal.ops import OPS
@@ -51,7 +51,6 @@ PARTS = (
     *(queries, models, requests, packets, shapes, signed, buffers, files, deadlines, fences, times, surroundings),
     death,
 )
-KEPT = 3  # operations whose drawn calls stay in memory
 
 
 class Vts(Suite):
@@ -60,7 +59,7 @@ class Vts(Suite):
     name = "vts"
 
     def __init__(self) -> None:
-        self._drawings: OrderedDict[tuple[str, int], Drawing] = OrderedDict()
+        self._drawings = RecentDrawings()
         self._found: dict[str, list[str]] = {}
 
     def cases(self, run: SuiteRun) -> Iterator[Case]:
@@ -98,17 +97,8 @@ class Vts(Suite):
         return {"seen": seen}
 
     def _drawing(self, run: SuiteRun, at: Callable[[str], None]) -> Callable[[str], Drawing]:
-        """Return a function that draws the calls of an operation; those of the last few stay in memory."""
-
-        def draw(operation: str) -> Drawing:
-            key = operation, run.seed
-            drawing = self._drawings.pop(key, None) or Drawing(operation, run.seed, 1, lambda: at(DRAWING))
-            self._drawings[key] = drawing
-            if len(self._drawings) > KEPT:
-                self._drawings.popitem(last=False)
-            return drawing
-
-        return draw
+        """Return a function that draws the calls of an operation."""
+        return lambda operation: self._drawings.of(operation, run.seed, 1, lambda: at(DRAWING))
 
 
 def _announcing(context: Context) -> Callable[[str], None]:

@@ -3,9 +3,7 @@
 The process gets one task over a socket, with the descriptors that it needs, and answers once.
 """
 
-import ctypes
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +21,7 @@ from nnhal.conformance.subject import ANY
 from nnhal.conformance.suites.process_state import State, state_of_this_process
 from nnhal.conformance.suites.suite import SuiteRun
 from nnhal.conformance.validate.trial import PLAIN, RequirementNotMet
+from nnhal.conformance.worker import end_with
 from nnhal.hal.cache.files import Cache
 from nnhal.hal.claims import query_verdicts
 from nnhal.hal.device import Device, cache_files_by, checked_restored, driver_capabilities, identity_of, layout_of
@@ -35,7 +34,6 @@ from nnhal.model.parts import outline
 from nnhal.runtime import discovery, isolation
 
 SECONDS = 45.0  # for the process to load the driver, and for the task; less than the suite allows itself
-_PDEATHSIG = 1
 _MAIN = "from nnhal.conformance.suites.vts.elsewhere import main; main()"
 
 Saved = tuple[Model, bytes, tuple[int, ...], tuple[int, ...], list[Array]]  # token, model files, data files, inputs
@@ -140,9 +138,7 @@ TASKS: dict[str, Callable[..., Any]] = {
 
 def main() -> None:
     """Run the process."""
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[2]):  # the parent had ended before
-        os._exit(1)
+    end_with(int(sys.argv[2]))
     connection = Connection(int(sys.argv[1]))
     run, task, arguments = connection.recv()
     try:

@@ -84,7 +84,7 @@ class DriverTarget(FuzzTarget):
         return [rng.randbytes(128) for _ in range(32)]
 
     def mutate(self, rng: random.Random, data: bytes, other: bytes) -> bytes:
-        """Choose anew: the driver's coverage is not known."""
+        """Return other random choices: the driver's coverage is not known."""
         return rng.randbytes(128)
 
     def run(self, data: bytes) -> str:
