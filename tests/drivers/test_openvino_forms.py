@@ -438,7 +438,8 @@ def test_what_a_bias_leaves_of_a_great_sum_is_exact_where_the_output_is_finer_th
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="it has no kernels that saturate")
-@pytest.mark.parametrize("layer", ["FULLY_CONNECTED", pytest.param("CONV_2D", marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # 40 s of CPU time
+@pytest.mark.parametrize("layer", ["FULLY_CONNECTED", "CONV_2D"])
 def test_a_proof_refuses_kernels_that_add_up_two_products_in_16_bits_and_takes_what_has_no_products(
     tmp_path: Path, layer: str
 ) -> None:

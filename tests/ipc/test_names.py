@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nnhal.base import private
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.base.memory import Memory
 from nnhal.hal.request import UNLIMITED, Control
@@ -124,6 +125,23 @@ def test_a_service_that_ends_leaves_no_socket(runtime: Path, how: signal.Signals
         process.send_signal(how)
         process.wait(LIMIT)
         wait_until(lambda: not (runtime / "probe.sock").exists(), "the socket is removed")
+
+
+def test_a_socket_whose_folder_is_locked_for_long_is_removed_later(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "LONGEST_WAIT", 0.0)
+    path, pauses = leave_a_socket(), list[float]()
+    with contextlib.ExitStack() as another:
+        another.enter_context(names._alone())
+
+        def pause(seconds: float) -> None:
+            assert path.exists()
+            pauses.append(seconds)
+            another.close()
+
+        names.sweep_ended(path, pause)
+    assert not path.exists() and len(pauses) == 1
 
 
 def test_a_sweep_never_takes_the_socket_of_a_service_that_has_just_been_started(runtime: Path) -> None:

@@ -12,7 +12,8 @@ import signal
 import socket
 import stat
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ SUFFIX = ".sock"
 BACKLOG = 64
 LONGEST_PATH = 104  # bytes: the kernel allows 107; 3 are for the name of a socket that does not listen yet
 CONNECT_SECONDS = 10  # after this time, a service that accepts no connection counts as not running
+SWEEP_PAUSES = (0.01, 0.1, 1.0, 10.0)  # seconds after each attempt to remove the socket of a service that has ended
 _FIRST_LISTEN_FD = 3
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -137,10 +139,22 @@ def _await_end(watch: int, path: Path) -> None:
         os.closerange(watch + 1, os.sysconf("SC_OPEN_MAX"))
         end = select.poll()
         end.register(watch, select.POLLIN)
-        end.poll()  # a process that has ended has closed its files
-        sweep(path)
+        end.poll()
+        sweep_ended(path)
     finally:
         os._exit(0)
+
+
+def sweep_ended(path: Path, pause: Callable[[float], None] = time.sleep) -> None:
+    """Remove the socket of a service that has ended.
+
+    Another process may hold the lock for long, and the kernel may close the socket late. So it is tried again, but not
+    for ever: a new service may have the name.
+    """
+    for seconds in SWEEP_PAUSES:
+        if sweep(path):
+            return
+        pause(seconds)
 
 
 def sweep(path: Path) -> bool:
