@@ -34,6 +34,25 @@ def test_a_peer_computes_what_the_reference_does_from_a_file_and_from_its_bytes(
             engine([x, x])
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "others"),
+    [
+        ("litert", "a.onnx", "openvino or onnxruntime"),
+        ("onnxruntime", "a.tflite", "litert or openvino"),
+    ],
+)
+def test_a_model_of_a_format_that_an_engine_does_not_read_names_those_that_do(name, file, others, tmp_path):
+    with pytest.raises(
+        InvalidArgument, match=f"^{name} reads .* this is {tmp_path.joinpath(file).suffix}: .*{others}$"
+    ):
+        peer(name, tmp_path / file, 1)
+
+
+def test_the_format_of_bytes_is_read_from_them(path):
+    with pytest.raises(InvalidArgument, match=r"this is \.tflite"):
+        peer("onnxruntime", path.read_bytes(), 1)
+
+
 def test_other_shapes_are_ready_to_run(path):
     engine = peer("litert", path, 1)
     x = given(engine)

@@ -124,7 +124,7 @@ def test_a_group_waits_for_what_one_of_it_needs():
 
 def test_a_group_around_something_else_cannot_stand_and_says_so():
     with pytest.raises(
-        UnsupportedModel, match=r"no device supports 2 of 3 operations: RELU #0: cpu: not by itself, npu: s"
+        UnsupportedModel, match=r"no device supports 2 of 3 operations: RELU #0, RELU #2: cpu: not by itself, npu: s"
     ):
         partition(chain(3), [offer("cpu", 1.0, "nyn"), offer("npu", 1.0, "nnn", group(0.01, 0, 2))])
     found = partition(chain(3), [offer("cpu", 1.0, "yyy"), offer("npu", 1.0, "nnn", group(0.01, 0, 2))])

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -199,7 +200,18 @@ def test_a_tuned_placement_says_that_it_was_measured() -> None:
     assert placement.choices[0].reason.endswith("the fastest of 2 measured placements has it on b")
     assert words.basis(placement) == " (tuned)" and words.headline(placement).endswith("measured 2 ms (tuned)")
     (other,) = words.alternatives(placement)
-    assert other[:2] == ("all on a", 3 * MS) and other.why == "slower"
+    assert other[:3] == ("all on a", 3 * MS, True) and other.why == "slower"
+    assert placement.source == placement.to_dict()["source"] == "tuned"
+    assert re.search(r"^Alternatives +measured .*\n  all on a +3 ms ", str(placement), re.MULTILINE)
+
+
+def test_measured_and_predicted_alternatives_of_a_tuned_placement_are_told_apart() -> None:
+    offers = [says(name, [each, each], "yy") for name, each in (("a", MS), ("b", 1.1 * MS), ("c", 1.2 * MS))]
+    took = {(StepPlan("a", (0, 1)),): 3 * MS, (StepPlan("b", (0, 1)),): 2 * MS}
+    lines = str(Placement(partition(equal(2, 10), offers, FAST, Measured(tuned=took)))).splitlines()
+    assert [re.split("  +", line.strip())[1] for line in lines[lines.index("") + 1 :][:3]] == [
+        *("latency", "3 ms", "2.42 ms predicted"),
+    ]
 
 
 def test_alternatives_are_those_that_were_compared_with_why_they_were_not_chosen() -> None:
@@ -216,3 +228,4 @@ def test_alternatives_are_those_that_were_compared_with_why_they_were_not_chosen
     assert found["all on c"].why.startswith("rejects ") and found["all on c"].why.endswith(": no")
     assert found["split a + b"].why == "gain too small for a split that was not measured"
     assert words.headline(placement).endswith("predicted 3.02 ms (measured profile)")
+    assert placement.source == "calibrated"

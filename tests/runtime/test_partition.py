@@ -87,11 +87,23 @@ def test_a_device_below_the_level_of_what_a_branch_does_does_not_get_the_branch(
     assert found.choices[0].others["old"] == "needs level feature level 6, the device is at 1.3"
 
 
-def test_operations_that_nobody_takes_are_all_listed():
+def test_operations_that_nobody_takes_are_listed_by_reason():
     with pytest.raises(
-        UnsupportedModel, match=r"no device supports 2 of 3 operations: .*#0: d: too small; .*#2: d: too small"
+        UnsupportedModel,
+        match=r"no device supports 2 of 3 operations: AVERAGE_POOL_2D #0, AVERAGE_POOL_2D #2: d: too small$",
     ):
         partition(chain(3), [offer("d", 1.0, "nyn")])
+
+
+def test_of_many_operations_that_nobody_takes_the_first_of_each_reason_are_listed():
+    verdicts = [Verdict(False, "too small" if n % 2 else f"too large by {n}") for n in range(40)]
+    with pytest.raises(UnsupportedModel) as caught:
+        partition(chain(40), [Offer("d", FL8, Capabilities.uniform(1.0), verdicts)])
+    head, *reasons = str(caught.value).split("; ")
+    assert head == "no device supports 40 of 40 operations: AVERAGE_POOL_2D #0: d: too large by 0"
+    firsts = ", ".join(f"AVERAGE_POOL_2D #{n}" for n in (1, 3, 5, 7))
+    assert reasons[0] == f"{firsts} and 16 more: d: too small"
+    assert len(reasons) == 8 and reasons[-1] == "13 other reasons for other operations"
 
 
 def test_independent_operations_share_a_step():

@@ -55,6 +55,13 @@ def test_rules_place_by_operation_number_name_and_type_and_the_first_that_fits_c
     assert placed(rule("reference"), Fake()) == ["reference"] * 4
 
 
+def test_a_partition_says_how_many_of_its_operations_a_rule_placed() -> None:
+    compiled = nnhal.compile(mixed(), devices=[Fake(), "reference"], placement=[nnhal.Rule("fake", "ADD")])
+    assert "(1 of 4 ops)" in str(compiled.placement) and compiled.placement.source == "declared"
+    every = nnhal.compile(mixed(), devices=[Fake(), "reference"], placement=[nnhal.Rule("fake")])
+    assert " ops)" not in str(every.placement) and every.placement.source == "by hand"
+
+
 def test_the_type_of_a_rule_is_one_of_tensors_and_not_of_arguments() -> None:
     with_argument = nnhal.Rule("reference", type="*INT32")  # the activation of ADD is one
     assert placed(with_argument, Fake()) == ["fake"] * 4

@@ -211,6 +211,7 @@ KINDS: dict[str, type[LiteRT] | type[OpenVINOPeer] | type[ONNXRuntimePeer]] = {
     "onnxruntime": ONNXRuntimePeer,
 }
 PEERS = tuple(KINDS)
+READS = {"litert": ".tflite", "onnxruntime": ".onnx"}  # the only format of an engine
 
 
 @contextmanager
@@ -231,10 +232,26 @@ def peer(name: str, source: Path | bytes, threads: int) -> Peer:
         threads: The number of threads.
 
     Raises:
-        InvalidArgument: The name is unknown.
+        InvalidArgument: The name is unknown, or the engine does not read models of this format.
         BadFile: The engine cannot read the model.
         DeviceUnavailable: The engine is not installed.
     """
     if name not in KINDS:
         raise InvalidArgument(f"peer is {name!r}, must be one of {', '.join(PEERS)}")
+    if name in READS and (found := _format(source)) not in (READS[name], ""):
+        others = " or ".join(each for each in PEERS if READS.get(each, found) == found)
+        raise InvalidArgument(f"{name} reads {READS[name]} models, this is {found}: compare with {others}")
     return KINDS[name](source, threads)
+
+
+def _format(source: Path | bytes) -> str:
+    """Returns ".tflite" or ".onnx"; "" if the file does not say."""
+    if isinstance(source, Path):
+        if source.suffix in (".tflite", ".onnx"):
+            return source.suffix
+        try:
+            with source.open("rb") as file:
+                source = file.read(8)
+        except OSError:
+            return ""
+    return ".tflite" if source[4:8] == b"TFL3" else ""

@@ -31,6 +31,7 @@ from nnhal.runtime.schedule import Claimed, FusionGroup, Schedule, StepPlan
 WORTH, BOUNDARY = 0.75, 100e-6
 ALIKE = 1.02  # times the shortest measured time, within the measurement error
 IMPROVED, ENOUGH = 3, 0.01  # assignments that are improved, and the share of a price that is worth another pass
+REFUSALS, REFUSED_LABELS = 8, 4  # what an error lists at most: reasons, and operations of each
 UNREAD = "does not run: its results are not used"
 # kinds of reasons of a choice
 FASTEST, ONLY, ASKED, NEIGHBOURS, FUSED, TUNED, BY_HAND, UNUSED = (
@@ -293,10 +294,23 @@ def _noted(choices: Sequence[Choice], offers: Sequence[Offer]) -> Iterator[Choic
 
 
 def _refuse(lost: Sequence[Choice], count: int) -> None:
-    """UnsupportedModel where there are such operations."""
+    """UnsupportedModel where there are such operations: those that are refused for the same reasons together."""
     if lost:
-        listing = "; ".join(f"{c.label}: {', '.join(f'{d}: {why}' for d, why in c.others.items())}" for c in lost)
+        refused: dict[str, list[str]] = {}
+        for choice in lost:
+            why = ", ".join(f"{device}: {reason}" for device, reason in choice.others.items())
+            refused.setdefault(why, []).append(choice.label)
+        groups = [f"{_first_labels(labels)}: {why}" for why, labels in refused.items()]
+        left = [f"{with_count(len(groups) - REFUSALS, 'other reason')} for other operations"] * (len(groups) > REFUSALS)
+        listing = "; ".join([*groups[:REFUSALS], *left])
         raise UnsupportedModel(f"no device supports {len(lost)} of {count} operations: {listing}")
+
+
+def _first_labels(labels: Sequence[str]) -> str:
+    """`CONV_2D #0, RELU #1, ADD #2 and 7 more`."""
+    if len(labels) <= REFUSED_LABELS + 1:
+        return ", ".join(labels)
+    return f"{', '.join(labels[:REFUSED_LABELS])} and {len(labels) - REFUSED_LABELS} more"
 
 
 def _claimed(model: Model, offers: Sequence[Offer], preference: Preference) -> Claimed:

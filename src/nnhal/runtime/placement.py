@@ -196,9 +196,15 @@ class Placement:
                 counts[device] = counts.get(device, 0) + several
         return counts
 
+    @property
+    def source(self) -> str:
+        """What decided it: "only device", "by hand", "tuned", "calibrated" or "declared"."""
+        return words.source(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the placement as JSON data, in the documented schema."""
         return {
+            "source": self.source,
             "steps": [
                 {"device": s.device, "operations": list(s.operations), **self._times(number)}
                 for number, s in enumerate(self.steps)

@@ -61,11 +61,13 @@ class PlacementView(Protocol):
 class Alternative(NamedTuple):
     """Another assignment of a model's operations, and why it was not chosen.
 
-    latency: predicted seconds, None where nothing was measured. supported: how many of the operations its devices support.
+    latency: seconds, None where nothing was measured. known: whether tuning measured them; else they are predicted.
+    supported: how many of the operations its devices support.
     """
 
     name: str
     latency: float | None
+    known: bool
     declared: str
     supported: int
     why: str
@@ -90,14 +92,25 @@ def headline(placement: PlacementView, profile: str = "measured profile") -> str
 
 def basis(placement: PlacementView) -> str:
     """Returns the basis of the placement in brackets; "" if only one device was asked."""
+    return {
+        "only device": "",
+        "by hand": " (placed by hand)",
+        "tuned": " (tuned)",
+        "calibrated": " (measured profile)",
+        "declared": " (declared performance)",
+    }[source(placement)]
+
+
+def source(placement: PlacementView) -> str:
+    """Returns what decided the placement: "only device", "by hand", "tuned", "calibrated" or "declared"."""
     kinds = {choice.kind for choice in placement.choices} - {UNUSED}
     if kinds <= {ASKED}:
-        return ""
+        return "only device"
     if kinds <= {BY_HAND, ASKED}:
-        return " (placed by hand)"
+        return "by hand"
     if placement.expected:
-        return " (tuned)" if placement.expected[0].known else " (measured profile)"
-    return " (declared performance)"
+        return "tuned" if placement.expected[0].known else "calibrated"
+    return "declared"
 
 
 # ------------------------------------------------------------------------------------------------------- its partitions
@@ -198,7 +211,9 @@ def _why(placement: PlacementView, step: StepPlan) -> str:
     if kinds <= {ASKED, ""}:
         return ""
     if BY_HAND in kinds:
-        return next(c.reason for c in choices if c.kind == BY_HAND)
+        placed = [c for c in choices if c.kind == BY_HAND]
+        some = f" ({len(placed)} of {len(choices)} ops)" if len(placed) < len(choices) else ""
+        return f"{placed[0].reason}{some}"
     if kinds == {ONLY}:
         return _rejections(placement, step.device, choices) or "only device that supports it"
     tuned = placement.expected and placement.expected[0].known
@@ -252,12 +267,13 @@ def alternatives(placement: PlacementView) -> list[Alternative]:
         expectation = next((e for e in placement.expected if e.devices == whole), None)
         declared = _declared(placement, name, [c.operation for c in ran if name in c.costs])
         why = _rejected(name, rejected) if rejected else _slower(placement, expectation, name)
-        latency = expectation.latency if expectation is not None and not rejected else None
-        found.append(Alternative(f"all on {name}", latency, declared, len(ran) - len(rejected), why))
+        compared = expectation if not rejected else None
+        latency, known = (None, False) if compared is None else (compared.latency, compared.known)
+        found.append(Alternative(f"all on {name}", latency, known, declared, len(ran) - len(rejected), why))
     splits = [e for e in placement.expected if len(e.forecasts) > 1 and e.devices != chosen]
     for each in sorted(splits, key=lambda e: e.latency)[:1]:
         name = f"split {' + '.join(sorted(set(filter(None, each.devices))))}"
-        found.append(Alternative(name, each.latency, "", len(ran), _slower(placement, each)))
+        found.append(Alternative(name, each.latency, each.known, "", len(ran), _slower(placement, each)))
     return found
 
 
@@ -288,20 +304,18 @@ def alternative_section(placement: PlacementView) -> Section:
     """The table of alternatives."""
     found = alternatives(placement)
     ran = sum(bool(c.device) for c in placement.choices)
-    measured = bool(placement.expected)
-    heads = ["Alternatives", "predicted" if measured else "declared", "supported", "not chosen because"]
-    rows = columns(
-        heads,
-        [
-            [
-                f"  {each.name}",
-                ("-" if each.latency is None else duration(each.latency)) if measured else each.declared or "-",
-                f"{each.supported}/{ran}",
-                each.why,
-            ]
-            for each in found
-        ],
-    )
+    known = {each.known for each in found if each.latency is not None}
+    head = "latency" if len(known) > 1 else "measured" if known == {True} else "predicted"
+
+    def cost(each: Alternative) -> str:
+        if not placement.expected:
+            return each.declared or "-"
+        if each.latency is None:
+            return "-"
+        return f"{duration(each.latency)}{' predicted' if head == 'latency' and not each.known else ''}"
+
+    heads = ["Alternatives", head if placement.expected else "declared", "supported", "not chosen because"]
+    rows = columns(heads, [[f"  {each.name}", cost(each), f"{each.supported}/{ran}", each.why] for each in found])
 
     return section(rows[:1], rows[1:], "alternatives") if found else fixed()
 
