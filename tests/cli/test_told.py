@@ -127,6 +127,11 @@ def test_a_model_is_shown_whole_in_json(capsys):
     assert found["states"] > 0 and found["placement"]["devices"]
 
 
+def test_random_weights_are_told(capsys):
+    assert "note: this model has random weights" in called(capsys, "show", "mobilenet_v1")[1]
+    assert "random" not in called(capsys, "show", "tiny_conv")[1]
+
+
 def test_subgraphs_and_states_are_counted(capsys):
     out = called(capsys, "show", "tiny_lstm")[0]
     states = json.loads(called(capsys, "show", "tiny_lstm", "--json")[0])["states"]

@@ -12,7 +12,7 @@ import pytest
 import tflite
 from ai_edge_litert import schema_py_generated as schema  # noqa: TID251 (the file format)
 
-from nnhal.zoo import ZooError, maker, nets
+from nnhal.zoo import ZooError, by_name, maker, nets
 
 NAMES = {
     tflite.BuiltinOperator.CONV_2D: "conv",
@@ -397,3 +397,11 @@ def test_a_version_of_the_maker_makes_the_same_models_for_ever(name: str, made: 
     built, scales, sums = contents(made(name))
     assert built == VERSION_1[name][0]
     assert (scales, sums) == pytest.approx(VERSION_1[name][1:], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "random"),
+    [("mobilenet_v1", True), ("mobilenet_v2_int8", True), ("tiny_conv", False), ("face_landmark", False)],
+)
+def test_models_that_look_trained_and_are_not_are_known(name: str, random: bool) -> None:
+    assert by_name.has_random_weights(name) is random

@@ -296,6 +296,9 @@ def write(path: Path, data: bytes) -> None:
     print_progress(f"wrote {path}")
 
 
+RANDOM_WEIGHTS = "this model has random weights: its times are real, its outputs mean nothing"
+
+
 def open_model(name: str, options: Mapping[str, Any], folder: Folder = False, *, any_shape: bool = False) -> Model:
     """Loads a model and prints its notes on stderr.
 
@@ -308,10 +311,15 @@ def open_model(name: str, options: Mapping[str, Any], folder: Folder = False, *,
     Raises:
         ShapeNeeded: Operations depend on open dimensions, and `any_shape` is False.
     """
+    from nnhal.frontends.source import exists_in_archive
+    from nnhal.zoo.by_name import has_random_weights
+
     model = api.load(name, **load_arguments(name, options), progress=print_progress, cache_dir=folder)
     if not any_shape:
         model.require_sizes()
-    for note in (*model.notes, *filter(None, [model.metadata and model.metadata.problem])):
+    untrained = not exists_in_archive(name) and has_random_weights(name)
+    remarks = [model.metadata and model.metadata.problem, RANDOM_WEIGHTS if untrained else ""]
+    for note in (*model.notes, *filter(None, remarks)):
         status.print(f"note: {note}", markup=False, soft_wrap=True)
     return model
 

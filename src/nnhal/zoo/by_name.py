@@ -42,6 +42,11 @@ def usual_shapes(name: str) -> Mapping[str, tuple[int, ...]] | None:
     return (zoo.entry(name).shapes or None) if name in zoo.onnx_names() else None
 
 
+def has_random_weights(name: str) -> bool:
+    """Return whether a model looks like a trained one and has random weights."""
+    return not _fetched(name) and "random weights" in _maker().description(name)
+
+
 def _maker() -> Any:
     """Import the module that makes models; a start with a model of the zoo does not need it."""
     from nnhal.zoo import maker
