@@ -119,7 +119,7 @@ NOTES = {
         "`left_out` lists operations that the device rejects.",
     ],
     "placement": [
-        "`source` is what decided the placement.",
+        "`source` is the basis of the placement.",
         "`steps` are partitions in execution order; `predicted` and `took` are seconds, null if unknown.",
         '`device` is "" for an operation whose results nobody reads.',
         "`groups` are operations that a device runs as one, with the performance it declares for them together.",

@@ -31,7 +31,7 @@ from nnhal.runtime.schedule import Claimed, FusionGroup, Schedule, StepPlan
 WORTH, BOUNDARY = 0.75, 100e-6
 ALIKE = 1.02  # times the shortest measured time, within the measurement error
 IMPROVED, ENOUGH = 3, 0.01  # assignments that are improved, and the share of a price that is worth another pass
-REFUSALS, REFUSED_LABELS = 8, 4  # what an error lists at most: reasons, and operations of each
+REFUSALS, REFUSED_LABELS = 8, 4  # most reasons in an error, and most operations of each
 UNREAD = "does not run: its results are not used"
 # kinds of reasons of a choice
 FASTEST, ONLY, ASKED, NEIGHBOURS, FUSED, TUNED, BY_HAND, UNUSED = (

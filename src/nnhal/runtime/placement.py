@@ -198,7 +198,7 @@ class Placement:
 
     @property
     def source(self) -> str:
-        """What decided it: "only device", "by hand", "tuned", "calibrated" or "declared"."""
+        """The basis of the decisions: "only device", "by hand", "tuned", "calibrated" or "declared"."""
         return words.source(self)
 
     def to_dict(self) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def basis(placement: PlacementView) -> str:
 
 
 def source(placement: PlacementView) -> str:
-    """Returns what decided the placement: "only device", "by hand", "tuned", "calibrated" or "declared"."""
+    """Returns the basis of the placement: "only device", "by hand", "tuned", "calibrated" or "declared"."""
     kinds = {choice.kind for choice in placement.choices} - {UNUSED}
     if kinds <= {ASKED}:
         return "only device"
