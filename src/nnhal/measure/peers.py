@@ -245,7 +245,7 @@ def peer(name: str, source: Path | bytes, threads: int) -> Peer:
 
 
 def _format(source: Path | bytes) -> str:
-    """Returns ".tflite" or ".onnx"; "" if the file does not say."""
+    """Returns ".tflite" or ".onnx"; "" if the file has no mark."""
     if isinstance(source, Path):
         if source.suffix in (".tflite", ".onnx"):
             return source.suffix
