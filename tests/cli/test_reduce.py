@@ -16,13 +16,13 @@ from nnhal.model.file import MAGIC, write_model
 from nnhal.model.graph import Model
 from nnhal.ops.schema import F32
 
-NAMES = "ABS", "NEG", "RELU", "TANH", "EXP"
+NAMES = "ABS", "NEG", "TANH", "EXP"
 
 
-def chain() -> Model:
+def chain(*names: str) -> Model:
     b = ModelBuilder("chain")
     first = at = b.operand(F32, (4,))
-    for name in NAMES:
+    for name in names:
         made = b.operand(F32, (4,))
         b.operation(name, [at], [made])
         at = made
@@ -31,8 +31,14 @@ def chain() -> Model:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    write_model(chain(), tmp_path / "m.nnhal")
+    write_model(chain(*NAMES), tmp_path / "m.nnhal")
     return tmp_path / "m.nnhal"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    write_model(chain("ABS", "EXP"), tmp_path / "p.nnhal")
+    return tmp_path / "p.nnhal"
 
 
 def checking(folder: Path, body: str) -> str:
@@ -57,8 +63,8 @@ def test_the_smallest_model_with_the_same_exit_status_is_written(model: Path) ->
     assert reduced(model, checking(model.parent, body)) == ["NEG", "TANH"]
 
 
-def test_a_command_may_crash(model: Path) -> None:
-    assert reduced(model, checking(model.parent, "os.abort() if 'RELU' in names else None")) == ["RELU"]
+def test_a_command_may_crash(pair: Path) -> None:
+    assert reduced(pair, checking(pair.parent, "os.abort() if 'EXP' in names else None")) == ["EXP"]
 
 
 def test_a_command_may_hang_and_its_processes_are_ended(model: Path) -> None:
@@ -78,12 +84,12 @@ def ended(pid: int) -> bool:
         return True
 
 
-def test_json_names_the_file_and_the_operations(model: Path) -> None:
-    check = checking(model.parent, "sys.exit('EXP' in names)")
-    done = CliRunner().invoke(cli, ["reduce", str(model), "--check", f"{check} {{}}", "--json"])
+def test_json_names_the_file_and_the_operations(pair: Path) -> None:
+    check = checking(pair.parent, "sys.exit('EXP' in names)")
+    done = CliRunner().invoke(cli, ["reduce", str(pair), "--check", f"{check} {{}}", "--json"])
     found = json.loads(done.stdout)
-    assert found["reduced_operations"] == ["EXP"] and found["operations"] == 5 and found["status"] == 1
-    assert found["file"] == f"{model}.reduced"
+    assert found["reduced_operations"] == ["EXP"] and found["operations"] == 2 and found["status"] == 1
+    assert found["file"] == f"{pair}.reduced"
 
 
 def test_a_command_that_does_not_fail_is_refused(model: Path) -> None:

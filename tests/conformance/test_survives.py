@@ -127,7 +127,7 @@ def outcomes(request: pytest.FixtureRequest, vectors: Path, tmp_path_factory: py
     chosen = Selection(
         vectors, drivers=(str(driver),), pattern=pattern, rerun=False, isolate=request.param, timeout=TIMEOUT
     )
-    return run(chosen)
+    return run(chosen, jobs=4)  # as many as hang: they are waited for at once
 
 
 def test_every_fault_costs_its_own_vector_and_is_named(outcomes: list[Outcome]) -> None:
