@@ -24,7 +24,7 @@ CASES = {
     "first-reader": ("graph/8/0", "differs in"),
     "repeated-operand": ("single/ADD/FLOAT32/.", "ADD on FLOAT32"),
     "wide": ("single/(TANH|ADD)/FLOAT32/.", "1 operation"),
-    "broadcast": ("single/(ADD|MUL|SUB)/FLOAT32/.", "1 operation"),
+    "broadcast": ("broadcast/ADD/FLOAT32/0", "1 operation"),
     "unaligned": ("single/TANH/FLOAT32/.", "with unaligned memory"),
 }
 
@@ -51,7 +51,7 @@ def test_a_fault_of_running_graphs_is_caught(fault: str) -> None:
 
 def test_the_planted_driver_without_a_fault_passes_the_same_cases() -> None:
     found = outcomes("|".join(dict.fromkeys(pattern for pattern, _ in CASES.values())), "", scale=3.0)
-    assert len(found) > 20 and {o.verdict: o.reason for o in found} == {"passed": ""}
+    assert len(found) > 10 and {o.verdict: o.reason for o in found} == {"passed": ""}
 
 
 def test_a_failure_is_kept_as_a_model_that_loads_and_a_program_that_runs(tmp_path: Path) -> None:

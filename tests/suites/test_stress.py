@@ -17,7 +17,7 @@ from nnhal.conformance.suites.run import run_suite
 from nnhal.conformance.suites.stress import SUITE, drift
 from nnhal.conformance.suites.stress.graphs import FLOAT
 from nnhal.conformance.suites.stress.growth import BLOCKS, grows
-from nnhal.conformance.suites.suite import Case, CaseFailed, CaseOutcome, Context, Suite, SuiteRun
+from nnhal.conformance.suites.suite import Case, CaseFailed, CaseOutcome, Context, NotApplicable, Suite, SuiteRun
 from nnhal.hal.device import Device
 from nnhal.runtime import discovery
 from tests.suites.planted import VARIABLE, Planted
@@ -96,16 +96,25 @@ def test_constants_read_at_a_boundary_of_the_mapped_file_are_found() -> None:
         ran(Planted("aligned"), "mapped/float32")
 
 
-@pytest.mark.parametrize("fault", ["", "drift"])
-def test_latency_that_drifts_is_found_by_a_clock_that_counts_work(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("growth", [0, 1, 10])  # 1: the first of the series alone shows a rise that is too small
+def test_latency_that_drifts_is_found_by_a_clock_that_counts_work(growth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, device = Clock(), Planted("drift")
     monkeypatch.setattr(drift, "_now", clock.monotonic_ns)
     monkeypatch.setattr(drift, "waited", lambda: None)  # the clock does not depend on the machine's load
-    device.tick, device.growth = (lambda units: clock.advance(units / 1e9)), 10 if fault else 0
-    if not fault:
+    device.tick, device.growth = (lambda units: clock.advance(units / 1e9)), growth
+    if not growth:
         ran(device, "drift/float32")
         return
     with pytest.raises(CaseFailed, match="the least latency rose by"):
+        ran(device, "drift/float32")
+
+
+def test_latency_on_a_busy_machine_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(drift, "waited", lambda: (clock.monotonic_ns(), 2 * clock.monotonic_ns()))
+    device = Planted("drift")
+    device.tick, device.growth = (lambda units: clock.advance(units / 1e9)), 0
+    with pytest.raises(NotApplicable, match="the machine is busy: threads waited for a core 67% of the time"):
         ran(device, "drift/float32")
 
 

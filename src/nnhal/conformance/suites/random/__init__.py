@@ -1,6 +1,7 @@
 """Random graphs on a device, compared with the reference.
 
-Cases: `single/OPERATION/TYPE/N`, `long/OPERATION/TYPE/0` with more elements than 16 bits count, and `graph/SIZE/N`.
+Cases: `single/OPERATION/TYPE/N`, `long/OPERATION/TYPE/0` with more elements than 16 bits count,
+`broadcast/OPERATION/TYPE/N` with equal sizes where only argument N has all dimensions, and `graph/SIZE/N`.
 
 `drawing` draws graphs from the records of the operations that the device supports. `nnhal.conformance.evaluation`
 evaluates them and computes by how much a correct device may differ. `trials` has the ways in which each graph runs: as a
@@ -46,6 +47,7 @@ from nnhal.model.file import write_model
 from nnhal.model.graph import Model
 from nnhal.model.outline import outline
 from nnhal.model.text import text
+from nnhal.ops.common import broadcast_shape
 from nnhal.ops.schema import F32, Q8
 
 DRAWS = 2  # graphs of each operation and type
@@ -71,15 +73,18 @@ class Random(Suite):
     def cases(self, run: SuiteRun) -> Iterator[Case]:
         draws = max(1, round(DRAWS * run.scale))
         cells = dict.fromkeys((cell.op.name, cell.kind) for cell in ordinary())
+        broadcasting = {cell.op.name for cell in ordinary() if cell.op.infer is broadcast_shape}
         for size, count in GRAPHS.items():
             for number in range(max(1, round(count * run.scale))):
                 yield Case(self.name, f"graph/{size}/{number}", arguments=(size, number))
         for name, kind in [*cells, *((name, kind) for name in CONTROL for kind in TYPES)]:
             label = type_name(kind).removeprefix("TENSOR_")
             for number in range(draws):
-                yield Case(self.name, f"single/{name}/{label}/{number}", name, label, (name, int(kind), number, False))
+                yield Case(self.name, f"single/{name}/{label}/{number}", name, label, (name, int(kind), number, ""))
             if name in FREQUENT - {"CONCATENATION"} and kind in (F32, Q8):
-                yield Case(self.name, f"long/{name}/{label}/0", name, label, (name, int(kind), 0, True))
+                yield Case(self.name, f"long/{name}/{label}/0", name, label, (name, int(kind), 0, "long"))
+            for n in range(2 * (name in broadcasting)):
+                yield Case(self.name, f"broadcast/{name}/{label}/{n}", name, label, (name, int(kind), n, "broadcast"))
 
     def run(self, case: Case, context: Context) -> Mapping[str, Any] | None:
         context.at(PREPARING)
@@ -107,7 +112,8 @@ SUITE = Random()
 
 
 def _draw_single(drawing: GraphDrawing, case: Case, refusals: Sequence[str]) -> None:
-    name, kind, number, long = case.arguments
+    name, kind, number, how = case.arguments
+    long, full_rank = how == "long", number if how == "broadcast" else None
     if name in CONTROL:
         drawing.first_inputs([kind])
         made = drawing.try_flow(name)
@@ -116,9 +122,8 @@ def _draw_single(drawing: GraphDrawing, case: Case, refusals: Sequence[str]) -> 
         made = False
         for turn in range(MOST_SINGLE):
             cell = cells[(number + turn) % len(cells)]
-            made = drawing.try_single(
-                cell, soft=turn >= SOFT, wide=long or (number % 2 == 1 and turn < SOFT), long=long
-            )
+            wide = long or (number % 2 == 1 and turn < SOFT)
+            made = drawing.try_single(cell, soft=turn >= SOFT, wide=wide, long=long, full_rank=full_rank)
             if made or len(refusals) >= REFUSALS:
                 break
     if not made:

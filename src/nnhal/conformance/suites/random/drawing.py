@@ -63,13 +63,22 @@ class DrawnNode:
 
 
 class Fitted(Drawn):
-    """A call whose first tensor is a value of the graph, and others where one fits."""
+    """A call whose first tensor is a value of the graph, and others where one fits.
+
+    full_rank: the number of the argument with all dimensions, which have equal sizes. Others lack some. None: any shapes.
+    """
 
     def __init__(
-        self, cell: Cell, rng: np.random.Generator, pool: Sequence[DrawnNode], seeded: DrawnNode | None, wide: bool
+        self,
+        cell: Cell,
+        rng: np.random.Generator,
+        pool: Sequence[DrawnNode],
+        seeded: DrawnNode | None,
+        wide: bool,
+        full_rank: int | None = None,
     ):
         super().__init__(cell, rng)
-        self._pool, self._first_node, self._may_be_wide = pool, seeded, wide
+        self._pool, self._first_node, self._may_be_wide, self._full_rank = pool, seeded, wide, full_rank
         self.nodes: dict[int, DrawnNode] = {}
         self.widest = self.longest = False
         if seeded is not None:
@@ -80,7 +89,10 @@ class Fitted(Drawn):
         fitting = [a for a in self.form if a.spec is T and a.many is None and (a.drawn is None or a is self.form[0])]
         if not fitting:
             return  # variadic ones find it in `tensor`
-        argument = fitting[0] if len(fitting) == 1 or self.rng.random() < 0.6 else self.pick(*fitting)
+        if self._full_rank is not None:
+            argument = fitting[self._full_rank % len(fitting)]
+        else:
+            argument = fitting[0] if len(fitting) == 1 or self.rng.random() < 0.6 else self.pick(*fitting)
         shape = node.value.known
         if argument.dims is not None:
             names = list(argument.dims)
@@ -104,7 +116,12 @@ class Fitted(Drawn):
         if not least <= len(shape) <= most:
             raise InvalidModel("another rank")
         more = 0
-        if self.record.infer is broadcast_shape and len(shape) < min(4, most) and self.rng.random() < 0.3:
+        if (
+            self._full_rank is None
+            and self.record.infer is broadcast_shape
+            and len(shape) < min(4, most)
+            and self.rng.random() < 0.3
+        ):
             more = 1
         self._once["rank of all"] = len(shape) + more
         for axis, size in enumerate(shape, more):
@@ -129,11 +146,19 @@ class Fitted(Drawn):
         return int(self.whole(1, 6))
 
     def _shape(self, argument: Any) -> tuple[int, ...]:
+        if self._full_rank is not None and argument.dims is None:
+            return self._of_equal_sizes()
         shape = super()._shape(argument)
         if self.record.infer is broadcast_shape and self.rng.random() < 0.5:
             whole = tuple(self._once.get(f"axis {n}") or self._sizes.get(f"axis {n}", 0) for n in range(9))
             return tuple(n for n in whole if n) or shape
         return shape
+
+    def _of_equal_sizes(self) -> tuple[int, ...]:
+        """Draw equal sizes, and fewer of them for further tensors: only the results show where they are aligned."""
+        rank, side = int(self.once("rank of all", 2, 3)), int(self.whole(2, 3))
+        sizes = tuple(self._sizes.setdefault(f"axis {n}", self._sizes.get("axis 0", side)) for n in range(rank))
+        return sizes if self._first_node is None else sizes[int(self.whole(1, rank - 1)) :]
 
     def tensor(self, kind: int, shape: Sequence[int], quant: tuple[float, int] | None = None) -> Value:
         shape = tuple(int(n) for n in shape)
@@ -237,14 +262,16 @@ class GraphDrawing:
         weights = np.array([4.0 if cell.op.sums or cell.op.name in FREQUENT else 1.0 for cell in choices])
         return choices[int(self.rng.choice(len(choices), p=weights / weights.sum()))]
 
-    def try_single(self, cell: Cell, *, soft: bool, wide: bool, long: bool = False) -> bool:
+    def try_single(
+        self, cell: Cell, *, soft: bool, wide: bool, long: bool = False, full_rank: int | None = None
+    ) -> bool:
         """Make a graph of one operation. Its first tensor is an input, that others may be, too.
 
-        wide, long: in one dimension.
+        wide, long: in one dimension. full_rank: see `Fitted`.
         """
         self._ask_first = True  # the reference may need longer than the device
         try:
-            fitted = Fitted(cell, self.rng, [], None, True)
+            fitted = Fitted(cell, self.rng, [], None, True, full_rank)
             fitted.widest, fitted.longest = wide, long
             call = fitted.call()
         except (InvalidModel, UnknownValue):
@@ -252,21 +279,29 @@ class GraphDrawing:
         first = call.inputs[0]
         usual = first is not None and call.arguments[0].spec is T and call.arguments[0].drawn is None
         if first is None or not usual or not first.array.size:
-            return not long and self.try_cell(cell, None, soft=soft)
+            return not long and full_rank is None and self.try_cell(cell, None, soft=soft)
         if long and first.array.size < min(LONG):
             return False
         node = self.add_input(first, True)
         self.pool.append(node)
-        if self.try_cell(cell, node, soft=soft, long=long):
+        if self.try_cell(cell, node, soft=soft, long=long, full_rank=full_rank):
             return True
         self.inputs.remove(node)
         self.pool.remove(node)
         return False
 
-    def try_cell(self, cell: Cell, seeded: DrawnNode | None, *, soft: bool = False, long: bool = False) -> bool:
+    def try_cell(
+        self,
+        cell: Cell,
+        seeded: DrawnNode | None,
+        *,
+        soft: bool = False,
+        long: bool = False,
+        full_rank: int | None = None,
+    ) -> bool:
         """Draw one call; add it if it suits. soft: results may hide errors, such as all at an end of their type."""
         try:
-            fitted = Fitted(cell, self.rng, self.pool, seeded, True)
+            fitted = Fitted(cell, self.rng, self.pool, seeded, True, full_rank)
             fitted.longest = long
             call = scaled(fitted.call())
         except (InvalidModel, UnknownValue):

@@ -15,6 +15,7 @@ LEAST_WINDOW, MOST_WINDOW = 16, 2000  # executions
 RISE = 0.3  # of the latency, since the begin
 GOES_ON = 0.3  # the slope of each further series, as a share of the first one's
 ORDERED = 0.6  # Kendall's tau of a drift: 1 if each window is slower than all before
+SUSPECT = 0.3  # Kendall's tau from which on further series are measured: a small drift shows after them
 WAITED = 0.1  # the share of time that threads waited for a core, from which on no slowness is the driver's
 _BLOCK = bytes(1 << 14)
 
@@ -27,11 +28,15 @@ def drifts(latencies: Sequence[float]) -> float:
     """Return the relative rise over series of equidistant latencies, 0 if it is small, not steady, or has ended."""
     first = median(latencies[: WINDOWS // 4])
     rise = slope(latencies) * (len(latencies) - 1) / first if first else 0.0
-    pairs = list(combinations(latencies, 2))
-    tau = sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
     series = [slope(latencies[start : start + WINDOWS]) for start in range(0, len(latencies), WINDOWS)]
     goes_on = all(each >= GOES_ON * series[0] for each in series)
-    return rise if rise >= RISE and tau >= ORDERED and goes_on else 0.0
+    return rise if rise >= RISE and kendall_tau(latencies) >= ORDERED and goes_on else 0.0
+
+
+def kendall_tau(latencies: Sequence[float]) -> float:
+    """Return the rank correlation of latencies with their order, -1 to 1."""
+    pairs = list(combinations(latencies, 2))
+    return sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
 
 
 def waited() -> tuple[int, int] | None:
@@ -64,7 +69,7 @@ def measured(once: Callable[[], object], seconds: float) -> tuple[float, float, 
     count = max(LEAST_WINDOW, min(MOST_WINDOW, int(seconds / (WINDOWS * SERIES) / each / 2)))
     least: list[float] = []
     ratios: list[float] = []
-    before, rise = waited(), 0.0
+    before = waited()
     for _ in range(SERIES):
         for _ in range(WINDOWS):
             best = control = 1 << 62
@@ -76,9 +81,9 @@ def measured(once: Callable[[], object], seconds: float) -> tuple[float, float, 
                 best, control = min(best, end - start), min(control, _now() - end)
             least.append(best)
             ratios.append(best / (control or 1))
-        rise = drifts(ratios)
-        if not rise:
+        if kendall_tau(ratios) < SUSPECT:
             break
+    rise = drifts(ratios) if len(ratios) == WINDOWS * SERIES else 0.0
     share = waiting(before, waited())
     found = {"first_us": least[0] / 1e3, "last_us": least[-1] / 1e3, "executions": count * len(least)}
     return rise, share, {**found, "waited": round(share, 3)}
