@@ -92,6 +92,15 @@ def test_json_names_the_file_and_the_operations(pair: Path) -> None:
     assert found["file"] == f"{pair}.reduced"
 
 
+def test_a_command_that_does_not_fail_on_a_model_of_the_zoo_is_refused(tmp_path: Path) -> None:
+    """The command has to fail on the model itself, not only on the same in nnhal's format."""
+    program = tmp_path / "check.py"
+    program.write_text("import sys\nsys.exit(sys.argv[1].endswith('.nnhal'))\n")
+    words = ["reduce", "tiny_conv", "--check", f"{sys.executable} {program}", "--output", str(tmp_path / "out")]
+    done = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert done.exit_code and "exits with 0 on tiny_conv" in str(done.exception)
+
+
 def test_a_command_that_does_not_fail_is_refused(model: Path) -> None:
     done = CliRunner().invoke(cli, ["reduce", str(model), "--check", f"{sys.executable} -c 0"], standalone_mode=False)
     assert done.exit_code and "exits with 0" in str(done.exception)

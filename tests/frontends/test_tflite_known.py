@@ -1,13 +1,17 @@
 """What bytes are by their beginnings, to the byte that decides; and all that the metadata of a file may say."""
 
+import io
 import struct
+import zipfile
 from typing import Any
 
 import numpy as np
 import pytest
 
+import nnhal
 from nnhal.frontends.source import archive_listing, bundle, exists_in_archive, known, split
 from nnhal.frontends.tflite import load
+from nnhal.model.file import write_model
 from tests.frontends.test_tflite_metadata import Said, pictured, said
 
 BEHIND = bytes(range(128, 160))
@@ -120,6 +124,22 @@ def test_a_letter_of_several_bytes_may_lie_across_the_end_of_what_is_looked_at()
 def test_only_the_first_4096_bytes_are_looked_at():
     assert what(b"a" * 4096 + b"\0\0\0") == "text"
     assert what(b"a" * 4090 + b"\0") == ""
+
+
+def test_a_model_in_nnhals_format_is_no_bundle_whatever_its_constants_end_with(tmp_path):
+    b = nnhal.Builder()
+    x = b.input((4,), "TENSOR_QUANT8_ASYMM", 1.0, 0)
+    metadata = io.BytesIO()
+    with zipfile.ZipFile(metadata, "w") as file:
+        file.writestr("labels.txt", "a\nb\n")
+    constant = np.frombuffer(metadata.getvalue(), np.uint8)
+    kept = b.constant(constant, "TENSOR_QUANT8_ASYMM", 1.0, 0)
+    model = b.finish([x], [b.add(x, x, scale=2.0, zero_point=0), b.mul(kept, kept, scale=2.0, zero_point=0)])
+    write_model(model, tmp_path / "m.nnhal")
+    data = (tmp_path / "m.nnhal").read_bytes()
+    assert b"PK\x05\x06" in data[-200:]
+    for source in (tmp_path / "m.nnhal", data):
+        assert len(nnhal.load(source).main.operations) == 2
 
 
 def test_a_bundle_is_no_file_of_its_own_identifier():

@@ -5,7 +5,7 @@ import shlex
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ def command(model: str, check: str, timeout: float, output: Path | None, as_json
     tested = CheckCommand(words, timeout)
     with tempfile.TemporaryDirectory(prefix="nnhal-reduce-") as folder:
         path = Path(folder, "candidate.nnhal")
-        status = _first(tested, model, loaded, path)
+        status = _first(tested, model, loaded, path, _unchanged(model, options))
         best, tried = _reduced(tested, loaded, status, path, target, as_json)
     names = list(names_of(best))
     if as_json:
@@ -115,11 +115,17 @@ def command(model: str, check: str, timeout: float, output: Path | None, as_json
     )
 
 
-def _first(tested: CheckCommand, name: str, model: Model, path: Path) -> int | str:
+def _unchanged(name: str, options: Mapping[str, Any]) -> Path | None:
+    """Return the file that has the same model as `name`; None if options or a bundle change it."""
+    changed = common.members_of(name) or any(common.load_arguments(name, options).values())
+    return None if changed else common.model_path(name)
+
+
+def _first(tested: CheckCommand, name: str, model: Model, path: Path, original: Path | None) -> int | str:
     """Return the status of the unreduced model in nnhal's format, which must be that of the user's file."""
     write_model(model, path)
     status = tested.outcome(path)
-    given = tested.outcome(Path(name)) if Path(name).exists() else status
+    given = status if original is None else tested.outcome(original)
     if given == 0:
         raise InvalidArgument(f"check: CMD exits with 0 on {name}, must fail")
     if status != given:

@@ -16,6 +16,7 @@ from nnhal.base.names import short
 from nnhal.base.operands import Array
 from nnhal.base.sealed import Readable, Store, sealed
 from nnhal.frontends.zipped import END, MAGIC, MOST_BEHIND
+from nnhal.model.file import is_model
 
 if TYPE_CHECKING:
     from nnhal.frontends.archive import Archive
@@ -105,9 +106,13 @@ def exists_in_archive(label: str) -> bool:
 
 
 def bundle(data: Array, label: str) -> "Archive | None":
-    """Return the members of a zip file, None for another file. Other bytes may precede its first member."""
+    """Return the members of a zip file, None for another file. Other bytes may precede its first member.
+
+    A model may end in a zip file, which is no bundle: a .tflite file's metadata, also as a constant of nnhal's format.
+    """
     begins = data[: len(MAGIC)].tobytes() == MAGIC
-    behind = END in data[-MOST_BEHIND:].tobytes() and data[4:8].tobytes() != IDENTIFIER and not known(data)
+    model = data[4:8].tobytes() == IDENTIFIER or is_model(data)
+    behind = END in data[-MOST_BEHIND:].tobytes() and not model and not known(data)
     if not begins and not behind:
         return None
     from nnhal.frontends.archive import Archive
