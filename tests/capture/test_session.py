@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -391,3 +392,12 @@ def test_a_foreign_newer_or_empty_file_is_named(contents: bytes, why: str, tmp_p
         CaptureReader(tmp_path / "none")
     with pytest.raises(BadFile, match=r"not an ordinary file|cannot be read"):
         CaptureReader(tmp_path)
+
+
+def test_a_capture_is_for_its_user_alone_also_over_a_file_that_others_may_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.nnhalcap"
+    path.write_bytes(b"before")
+    path.chmod(0o644)
+    with nnhal.capture(path):
+        pass
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and not path.read_bytes().startswith(b"before")

@@ -1,6 +1,7 @@
 """Writes a capture: appends whole frames, up to a limit, and never fails the application."""
 
 import os
+import stat
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -54,6 +55,8 @@ class CaptureFile:
         for name in names:
             try:
                 self._owner.fds.extend(map(os.open, (name,), (how,), (0o600,)))
+                if stat.S_ISREG(os.fstat(self._owner.fds[0]).st_mode):
+                    os.fchmod(self._owner.fds[0], 0o600)  # one that was there before may be readable to others
                 return name
             except FileExistsError:
                 continue
