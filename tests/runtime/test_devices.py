@@ -233,6 +233,24 @@ def test_a_driver_by_a_relative_path_loads_in_a_process_of_its_own(tmp_path, mon
     assert len(compiled(*(np.ones(s.fixed, s.dtype) for s in compiled.inputs))) == 4
 
 
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_a_driver_is_named_by_its_path_and_loaded_once(tmp_path, monkeypatch, isolation):
+    monkeypatch.setattr(discovery, "_registered", {})
+    (tmp_path / "pathed.py").write_text(
+        "from nnhal.drivers.reference import Reference\nclass Pathed(Reference):\n name = 'by_path'\n"
+        "def device(): return Pathed()\n"
+    )
+    for devices in (str(tmp_path / "pathed.py"), [str(tmp_path / "pathed.py"), "reference"]):
+        compiled = nnhal.compile(sums(), devices=devices, isolation=isolation)
+        assert {key.name for key in compiled.placement.keys.values()} <= {"by_path", "reference"}
+        assert "by_path" in compiled.placement.keys
+    first = discovery.registered("by_path")
+    nnhal.compile(sums(), devices=str(tmp_path / "pathed.py"))
+    assert discovery.registered("by_path") is first
+    with pytest.raises(nnhal.InvalidArgument, match="is not a file, must be a Python file"):
+        nnhal.compile(sums(), devices=str(tmp_path / "none.py"))
+
+
 def test_a_driver_file_that_calls_itself_otherwise_by_now_is_not_started_for_the_first_name(tmp_path, monkeypatch):
     monkeypatch.setattr(discovery, "_registered", {})
     file = tmp_path / "renamed.py"

@@ -44,6 +44,22 @@ def test_what_was_measured_is_known_to_the_next_compilation(tmp_path: Path) -> N
     assert len(tuned_rows()) >= 2 and "(tuned)" in str(again.placement)
 
 
+def test_on_a_single_device_what_was_tuned_without_that_counts(tmp_path: Path) -> None:
+    driver(tmp_path, "slow", seconds=0.005, stated=0.001)
+    driver(tmp_path, "quick", stated=0.9)
+    tuned("slow", "quick").close()
+    again = nnhal.compile(chain(), devices=["slow", "quick"], placement="single", cache_dir=False)
+    assert where(again.placement) == ["quick", "quick"]
+    assert again.placement.source == "single device" and "(on a single device)" not in again.placement.summary()
+
+
+def test_a_prediction_without_a_profile_is_not_said_to_be_of_one(tmp_path: Path) -> None:
+    driver(tmp_path, "slow", seconds=0.005, stated=0.001)
+    driver(tmp_path, "quick", stated=0.9)
+    found = nnhal.compile(chain(), devices=["quick", "slow"], cache_dir=False, placement="measured").placement
+    assert found.expected and found.source == "declared" and "profile" not in str(found)
+
+
 def test_placement_is_by_the_profile_however_often_a_model_has_run_until_it_is_tuned(two: None) -> None:  # noqa: F811
     for _ in range(3):
         found = used("quick", "slow", runs=15)
@@ -64,7 +80,6 @@ def test_placement_is_by_the_profile_however_often_a_model_has_run_until_it_is_t
     [
         {"devices": ["quick", "slow", "litert"]},
         {"placement": [nnhal.Rule("slow", "#1")]},
-        {"placement": "single"},
         {"placement": "stated"},
         {"threads": 1},
         {"preference": "LOW_POWER"},

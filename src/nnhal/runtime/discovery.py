@@ -289,6 +289,16 @@ def load_driver(path: str | Path) -> Device:
     return device
 
 
+def loaded_name(path: str) -> str:
+    """Return the name of the device of a driver's file or package, which is loaded unless it is already.
+
+    Raises the errors of `load_driver`.
+    """
+    origin = str(Source(Path(path)).path)
+    there = next((entry.name for entry in _registered.values() if entry.origin == origin), None)
+    return there or identity_of(load_driver(path)).name
+
+
 def load_extension(path: str | Path) -> None:
     """Run a Python file or package that registers extensions, operations and custom operators in this process.
 

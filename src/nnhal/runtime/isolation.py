@@ -144,6 +144,8 @@ def _all_isolated() -> "list[ReconnectingDevice]":
 
 
 def _named(name: str, by_name: Callable[[str], Device]) -> Device:
+    if is_path(name):
+        name = discovery.loaded_name(name)
     if name not in discovery.names():
         from nnhal.ipc.names import running
 

@@ -183,7 +183,10 @@ def with_measurements(
     found = list(offers) if forgive else _without_failures(model, offers, identities, name, strategy)
     known = set() if profile is None else {label for label, key in keys.items() if _profiled(profile, key)}
     named = _with_runtime(identities, keys)
-    tuned = {} if tune else _tuned(tuning_key(name, named, strategy, asking), named, keys)
+    tuned: dict[Steps, float] = {}
+    # With "single", times of single devices count that were measured without it.
+    for each in () if tune else (strategy, replace(strategy, single=False)):
+        tuned = tuned or _tuned(tuning_key(name, named, each, asking), named, keys)
     if strategy.kind == "stated" or not (known or tuned or tune or strategy.kind == "measured"):
         _log.info("%s", HINT)
         return found, Placer(name, keys, strategy, asking)

@@ -34,8 +34,8 @@ IMPROVED, ENOUGH = 3, 0.01  # assignments that are improved, and the share of a 
 REFUSALS, REFUSED_LABELS = 8, 4  # most reasons in an error, and most operations of each
 UNREAD = "does not run: its results are not used"
 # kinds of reasons of a choice
-FASTEST, ONLY, ASKED, NEIGHBOURS, FUSED, TUNED, BY_HAND, UNUSED = (
-    *("fastest", "only", "asked", "neighbours", "fused", "tuned", "by hand", "unused"),
+FASTEST, ONLY, ASKED, NEIGHBOURS, FUSED, TUNED, BY_HAND, SINGLE, UNUSED = (
+    *("fastest", "only", "asked", "neighbours", "fused", "tuned", "by hand", "single", "unused"),
 )
 
 
@@ -150,6 +150,7 @@ class Partition(Record, frozen=True):
         transfers: The number of operands that move between devices.
         forecasts: The expected latency of each partition, if devices were measured.
         expected: The assignments that were compared by measurement, the chosen one first.
+        profiled: Whether a profile predicts a device; predictions are estimates from declared performance otherwise.
     """
 
     steps: tuple[StepPlan, ...]
@@ -157,6 +158,7 @@ class Partition(Record, frozen=True):
     transfers: int
     forecasts: tuple[Forecast, ...] = ()
     expected: tuple[Expectation, ...] = ()
+    profiled: bool = False
 
 
 Steps = tuple[StepPlan, ...]
@@ -202,6 +204,7 @@ def partition(
     labels = [offer.device for offer in offers]
     if len(set(labels)) < len(labels):
         raise InvalidArgument(f"offers: devices are {', '.join(labels)}, must have labels that differ")
+    profiled = any(offer.predicted is not None for offer in offers)
     if measured is not None:
         offers = _all_predicted(model, offers, measured)
     terms = _Terms(preference, measured is not None)
@@ -223,7 +226,7 @@ def partition(
         tuned = sum(each.known for each in expected)
         choices = _moved(choices, devices, schedule, steps, terms, tuned=tuned)
     forecasts = expected[0].forecasts if expected else ()
-    return Partition(steps, tuple(_noted(choices, offers)), _transfers(model, devices), forecasts, expected)
+    return Partition(steps, tuple(_noted(choices, offers)), _transfers(model, devices), forecasts, expected, profiled)
 
 
 def _transposed(offers: Sequence[Offer]) -> bool:

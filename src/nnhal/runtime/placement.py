@@ -166,6 +166,7 @@ class Placement:
         self.transfers = partition.transfers
         self.forecasts = partition.forecasts
         self.expected = partition.expected
+        self.profiled = partition.profiled
         self.events = events
         self.keys = keys or {}
         self.live = live or ExecutionStats([step.device for step in partition.steps])
@@ -198,7 +199,7 @@ class Placement:
 
     @property
     def source(self) -> str:
-        """The basis of the decisions: "only device", "by hand", "tuned", "calibrated" or "declared"."""
+        """The basis: "only device", "by hand", "single device", "tuned", "calibrated" or "declared"."""
         return words.source(self)
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,7 +8,17 @@ from nnhal.base.brief import duration, with_count
 from nnhal.base.codes import operation_name
 from nnhal.base.columns import Section, columns, fixed, section, wrap_text
 from nnhal.base.stacks import without_process_log
-from nnhal.runtime.partition import ASKED, BY_HAND, FASTEST, ONLY, UNUSED, Choice, Expectation, Forecast
+from nnhal.runtime.partition import (
+    ASKED,
+    BY_HAND,
+    FASTEST,
+    ONLY,
+    SINGLE,
+    UNUSED,
+    Choice,
+    Expectation,
+    Forecast,
+)
 from nnhal.runtime.schedule import StepPlan
 
 ROWS = 8  # partitions that are shown by default
@@ -40,6 +50,7 @@ class PlacementView(Protocol):
     transfers: int
     forecasts: tuple[Forecast, ...]
     expected: tuple[Expectation, ...]
+    profiled: bool
     events: tuple[str, ...]
 
     @property
@@ -85,7 +96,7 @@ def headline(placement: PlacementView, profile: str = "measured profile") -> str
     text = f"{ops} -> {counted_partitions(placement)}"
     if placement.expected:
         best = placement.expected[0]
-        source = "tuned" if best.known else profile
+        source = "tuned" if best.known else profile if placement.profiled else "declared performance"
         text += f", {'measured' if best.known else 'predicted'} {duration(best.latency)} ({source})"
     return text
 
@@ -95,6 +106,7 @@ def basis(placement: PlacementView) -> str:
     return {
         "only device": "",
         "by hand": " (placed by hand)",
+        "single device": " (on a single device)",
         "tuned": " (tuned)",
         "calibrated": " (measured profile)",
         "declared": " (declared performance)",
@@ -102,15 +114,19 @@ def basis(placement: PlacementView) -> str:
 
 
 def source(placement: PlacementView) -> str:
-    """Returns the basis of the placement: "only device", "by hand", "tuned", "calibrated" or "declared"."""
+    """Returns the basis of the placement: "only device", "by hand", "single device", "tuned", "calibrated" or
+    "declared".
+    """
     kinds = {choice.kind for choice in placement.choices} - {UNUSED}
     if kinds <= {ASKED}:
         return "only device"
     if kinds <= {BY_HAND, ASKED}:
         return "by hand"
-    if placement.expected:
-        return "tuned" if placement.expected[0].known else "calibrated"
-    return "declared"
+    if kinds <= {SINGLE, ASKED}:
+        return "single device"
+    if placement.expected and placement.expected[0].known:
+        return "tuned"
+    return "calibrated" if placement.expected and placement.profiled else "declared"
 
 
 # ------------------------------------------------------------------------------------------------------- its partitions
@@ -210,8 +226,8 @@ def _why(placement: PlacementView, step: StepPlan) -> str:
     kinds = {choice.kind for choice in choices}
     if kinds <= {ASKED, ""}:
         return ""
-    if BY_HAND in kinds:
-        placed = [c for c in choices if c.kind == BY_HAND]
+    if kinds & {BY_HAND, SINGLE}:
+        placed = [c for c in choices if c.kind in (BY_HAND, SINGLE)]
         some = f" ({len(placed)} of {len(choices)} ops)" if len(placed) < len(choices) else ""
         return f"{placed[0].reason}{some}"
     if kinds == {ONLY}:
@@ -253,7 +269,7 @@ def alternatives(placement: PlacementView) -> list[Alternative]:
 
     Nothing where operations were placed by hand: the other devices were not asked for those.
     """
-    if any(c.kind == BY_HAND for c in placement.choices):
+    if any(c.kind in (BY_HAND, SINGLE) for c in placement.choices):
         return []
     ran = [c for c in placement.choices if c.device]
     names = dict.fromkeys(name for c in ran for name in (*c.costs, *c.others))
@@ -342,7 +358,7 @@ def why_lines(placement: PlacementView, choice: Choice) -> Iterator[str]:
     for device, why in choice.others.items():
         known = choice.costs.get(device)
         if known is None:
-            text = why if choice.kind == BY_HAND else f"rejects it: {why}"
+            text = why if choice.kind in (BY_HAND, SINGLE) else f"rejects it: {why}"
         elif ": " in why:
             text = why.split(": ", 1)[1]
         elif mine is None or abs(known - mine) <= _ALIKE:

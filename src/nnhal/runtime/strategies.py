@@ -14,7 +14,7 @@ from nnhal.hal.device import OperationGroup, Verdict
 from nnhal.model.graph import Model, Subgraph
 from nnhal.model.parts import live_operands, subgraphs_within
 from nnhal.runtime.costs import seconds
-from nnhal.runtime.partition import BY_HAND, Measured, Offer, Partition, partition
+from nnhal.runtime.partition import BY_HAND, SINGLE, Measured, Offer, Partition, partition
 
 KINDS = "stated", "measured", "single"
 _log = logger("compilation")
@@ -131,7 +131,7 @@ def placed(
         return partition(model, offers, preference, measured)
     found = partition(model, restrict_offers(offers, wanted), preference, measured)
     choices = [
-        choice._replace(reason=wanted[choice.operation][1], kind=BY_HAND)
+        choice._replace(reason=wanted[choice.operation][1], kind=SINGLE if single else BY_HAND)
         if choice.operation in wanted and choice.device
         else choice
         for choice in found.choices
