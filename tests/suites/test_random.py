@@ -38,8 +38,10 @@ def outcomes(pattern: str, fault: str | None = None, **how: object) -> Sequence[
 
 
 def test_the_reference_passes_a_sample() -> None:
-    found = outcomes("graph/(2|5|13)/0|single/(CONV_2D|ADD|LSTM|IF|WHILE|RANDOM_MULTINOMIAL)/FLOAT32/0")
-    assert len(found) == 9 and {o.verdict: o.reason for o in found} == {"passed": ""}
+    found = outcomes(
+        "graph/(2|5|13)/0|single/(CONV_2D|ADD|LSTM|IF|WHILE|RANDOM_MULTINOMIAL)/FLOAT32/0|hard/AVERAGE_POOL_2D/QUANT8_ASYMM/0"
+    )
+    assert len(found) == 10 and {o.verdict: o.reason for o in found} == {"passed": ""}
 
 
 @pytest.mark.parametrize("fault", CASES)
@@ -47,6 +49,11 @@ def test_a_fault_of_running_graphs_is_caught(fault: str) -> None:
     pattern, reason = CASES[fault]
     failed = [o.reason for o in outcomes(pattern, fault, scale=3.0) if o.verdict == "failed"]
     assert any(reason in each for each in failed), failed
+
+
+def test_calls_that_verify_kernel_variants_are_cases() -> None:
+    (found,) = outcomes("hard/ADD/FLOAT32/0", "broadcast")
+    assert found.verdict == "failed" and "ADD/0/FLOAT32/hard" in found.reason, found
 
 
 def test_the_planted_driver_without_a_fault_passes_the_same_cases() -> None:

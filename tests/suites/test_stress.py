@@ -91,6 +91,11 @@ def test_constants_that_models_share_are_found(monkeypatch: pytest.MonkeyPatch) 
         ran(Planted("shared-constants"), "models/000")
 
 
+def test_constants_known_by_their_first_bytes_are_found() -> None:
+    with pytest.raises(CaseFailed, match="of models whose constants differ in one element are wrong"):
+        ran(Planted("constants-by-head"), "constants/float32")
+
+
 def test_constants_read_at_a_boundary_of_the_mapped_file_are_found() -> None:
     with pytest.raises(CaseFailed, match="models in mapped memory"):
         ran(Planted("aligned"), "mapped/float32")

@@ -22,7 +22,7 @@ from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model, Operation
 from nnhal.ops.schema import Bound
 
-from .faults import RANDOM, STRESS, VECTORS, VTS, fault
+from .faults import CONTRACT, RANDOM, STRESS, VTS, fault
 
 OPERATIONS = (
     *(
@@ -102,7 +102,7 @@ def of_engine(
 
     def note(engine: type) -> type:
         device = type(f"{engine.__name__}Device", (Whole,), {"engine": engine, "__module__": engine.__module__})
-        fault(name, what, "", seen_by, operation=operation, **{"numbers": True, **settings})(device)
+        fault(name, what, seen_by=seen_by, operation=operation, **{"check": "", "numbers": True, **settings})(device)
         return engine
 
     return note
@@ -189,7 +189,23 @@ class IfBefore(Kernels):
         return kernel(a, context, taken, operands)
 
 
-@of_engine("batch-of-none", "an ADD without elements divides by their number", "ADD", (VECTORS,), numbers=False)
+@of_engine("pool-halved", "an average of more than 256 elements is half as large", "AVERAGE_POOL_2D", (RANDOM,))
+class PoolHalved(Kernels):
+    operation = "AVERAGE_POOL_2D"
+
+    def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
+        results = kernel(a, *arguments)
+        return (results / 2).astype(results.dtype) if a.filter_w * a.filter_h > 256 else results
+
+
+@of_engine(
+    "batch-of-none",
+    "an ADD without elements divides by their number",
+    "ADD",
+    (CONTRACT,),
+    check="values",
+    numbers=False,
+)
 class BatchOfNone(Kernels):
     operation = "ADD"
 
@@ -283,7 +299,7 @@ class TimesOfAll(Kernels):
 
 def of_device(name: str, what: str, seen_by: tuple[str, ...], operation: str = "ADD", **settings: Any) -> Any:
     """A fault of a device with these operations."""
-    return fault(name, what, "", seen_by, operation=operation, **settings)
+    return fault(name, what, seen_by=seen_by, operation=operation, **{"check": "", **settings})
 
 
 @of_device("power-half", "computes as float16 where low power is preferred", (VTS,), numbers=True)
@@ -299,8 +315,29 @@ class PowerHalf(Whole):
         return self.Half(model) if hints.preference == 0 else super().prepare(model, hints)
 
 
+@of_device("constants-by-head", "constants are known by their type, shape and first 64 bytes", (STRESS,), numbers=True)
+class ConstantsByHead(Whole):
+    class Sharing(Kernels):
+        """Constants that begin alike are one array in all models."""
+
+        pool: dict[bytes, Array] = {}
+
+        def __init__(self, model: Model) -> None:
+            super().__init__(model)
+            self.constants = [{i: self.shared(x) for i, x in each.items()} for each in self.constants]
+
+        def shared(self, x: Any) -> Any:
+            return self.pool.setdefault(f"{x.dtype}{x.shape}".encode() + x.tobytes()[:64], x)
+
+    engine = Sharing
+
+
 @of_device(
-    "close-frees-shared", "constants that models share are freed with the first of them", (STRESS,), numbers=True
+    "close-frees-shared",
+    "constants that models share are freed with the first of them",
+    (CONTRACT,),
+    check="prepared-twice",
+    numbers=True,
 )
 class CloseFreesShared(Whole):
     class Sharing(Kernels):

@@ -1,7 +1,11 @@
 """Random graphs on a device, compared with the reference.
 
-Cases: `single/OPERATION/TYPE/N`, `long/OPERATION/TYPE/0` with more elements than 16 bits count,
-`broadcast/OPERATION/TYPE/N` with equal sizes where only argument N has all dimensions, and `graph/SIZE/N`.
+Cases:
+- `single/OPERATION/TYPE/N`
+- `long/OPERATION/TYPE/0`, with more elements than 16 bits count
+- `broadcast/OPERATION/TYPE/N`, with equal sizes, where only argument N has all dimensions
+- `hard/OPERATION/TYPE/0`, the calls that verify kernel variants (`proving.hard`)
+- `graph/SIZE/N`
 
 `drawing` draws graphs from the records of the operations that the device supports. `nnhal.conformance.evaluation`
 evaluates them and computes by how much a correct device may differ. `trials` has the ways in which each graph runs: as a
@@ -28,6 +32,8 @@ from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.conformance.control import CONTROL
 from nnhal.conformance.evaluation import Evaluation
+from nnhal.conformance.proving.hard import BOUNDED, FAMILIES, hard_calls
+from nnhal.conformance.proving.worker import Wrong, compared
 from nnhal.conformance.reduction import Reduction, ReductionCandidate, names_of, python_of
 from nnhal.conformance.suites.process_state import kept_as_it_was
 from nnhal.conformance.suites.random.drawing import FREQUENT, TYPES, DrawnGraph, GraphDrawing, ordinary
@@ -50,6 +56,7 @@ from nnhal.model.text import text
 from nnhal.ops.common import broadcast_shape
 from nnhal.ops.schema import F32, Q8
 
+HARD = FAMILIES.keys() | BOUNDED.keys()
 DRAWS = 2  # graphs of each operation and type
 GRAPHS = {2: 10, 3: 10, 5: 10, 8: 8, 13: 6, 21: 5, 34: 4, 55: 3, 100: 2, 200: 1}  # numbers of graphs by operations
 FLOW = 0.04  # the share of control flow
@@ -77,6 +84,10 @@ class Random(Suite):
         for size, count in GRAPHS.items():
             for number in range(max(1, round(count * run.scale))):
                 yield Case(self.name, f"graph/{size}/{number}", arguments=(size, number))
+        for name, kind in cells:
+            if name in HARD:
+                label = type_name(kind).removeprefix("TENSOR_")
+                yield Case(self.name, f"hard/{name}/{label}/0", name, label, (name, int(kind), 0, "hard"))
         for name, kind in [*cells, *((name, kind) for name in CONTROL for kind in TYPES)]:
             label = type_name(kind).removeprefix("TENSOR_")
             for number in range(draws):
@@ -88,6 +99,9 @@ class Random(Suite):
 
     def run(self, case: Case, context: Context) -> Mapping[str, Any] | None:
         context.at(PREPARING)
+        if case.operation and case.arguments[3] == "hard":
+            with kept_as_it_was(context.device):
+                return _judge_hard_calls(case, context)
         rng = np.random.default_rng([context.run.seed, *np.frombuffer(case.name.encode(), np.uint8)])
         refusals: list[str] = []
 
@@ -130,6 +144,25 @@ def _draw_single(drawing: GraphDrawing, case: Case, refusals: Sequence[str]) -> 
         if refusals:
             raise NotSupported(refusals[0])
         raise NotApplicable(f"none of {MOST_SINGLE} drawn calls is valid")
+
+
+def _judge_hard_calls(case: Case, context: Context) -> Mapping[str, Any]:
+    """Run the calls on which inexact kernels fail; CaseFailed for the first wrong one."""
+
+    def at(stage: str) -> None:
+        context.at(PREPARING if stage == "reference" else stage)
+
+    name, kind, *_ = case.arguments
+    wrong, ran, refused = Wrong(), 0, ""
+    for call in hard_calls(name, kind, context.run.seed):
+        why = compared(context.device, call, wrong, at)
+        context.at(PREPARING)
+        refused, ran = refused or why, ran + (not why)
+    if wrong.problem:
+        raise CaseFailed(wrong.problem, "sums that saturate, or elements beside whole vectors?")
+    if not ran:
+        raise NotSupported(refused or "no call can be made")
+    return {"calls": ran}
 
 
 def _draw_graph(drawing: GraphDrawing, size: int, refusals: list[str]) -> None:

@@ -11,10 +11,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from nnhal.base.errors import ResourceExhausted
 from nnhal.conformance.suites.process_state import kept_as_it_was, watched
 from nnhal.conformance.suites.stress import drift
-from nnhal.conformance.suites.stress.graphs import FLOAT, KINDS, QUANT, StressGraph, difference, mapped, supported
+from nnhal.conformance.suites.stress.graphs import (
+    CHANGED,
+    FLOAT,
+    KINDS,
+    NEARLY_EQUAL,
+    ONE,
+    QUANT,
+    StressGraph,
+    difference,
+    mapped,
+    nearly_equal,
+    supported,
+    verdicts,
+)
 from nnhal.conformance.suites.stress.growth import growth
 from nnhal.conformance.suites.stress.runs import (
     PLAIN,
@@ -38,6 +53,7 @@ from nnhal.conformance.suites.suite import (
     Suite,
     SuiteRun,
 )
+from nnhal.conformance.validate.trial import by_reference
 from nnhal.hal.device import Prepared, checked_prepared
 from nnhal.hal.request import UNLIMITED
 
@@ -68,6 +84,7 @@ class Stress(Suite):
                 yield Case(self.name, f"threads/{what}/{kind}", type=kind, arguments=("threads", what, kind))
         for kind in (FLOAT, QUANT):
             yield Case(self.name, f"mapped/{kind}", type=kind, arguments=("mapped", kind))
+            yield Case(self.name, f"constants/{kind}", type=kind, arguments=("constants", kind))
         for number in range(max(1, round(GROUPS * run.scale))):
             yield Case(self.name, f"models/{number:03}", arguments=("models", number))
         yield Case(self.name, "slow-down", arguments=("slow-down",))
@@ -193,6 +210,29 @@ def _mapped(context: Context, kind: str) -> Found:
             pool.close()
     tally.judge("of models in mapped memory", "constants at an offset within a page?")
     return {"executions": tally.right, "refused models": tally.refused}
+
+
+def _constants(context: Context, kind: str) -> Found:
+    """Keep models open whose large constants differ in one element, and execute them one after the other."""
+    tally, opened = _Tally(), list[tuple[Prepared, ThreadJob]]()
+    with ExitStack() as stack:
+        for operation in NEARLY_EQUAL:
+            graphs = [nearly_equal(operation, kind, changed) for changed in CHANGED]
+            if not all(verdicts(context.device, graphs[0].model, context.at)):
+                continue
+            for graph in graphs:
+                (drawn,) = graph.inputs(0)
+                ones = np.full_like(drawn, 1 if kind == FLOAT else ONE)
+                one = ThreadJob(graph, [[ones]], [by_reference(graph.model, [ones])])
+                opened.append((_open(context, graph, stack), one))
+        for prepared, one in [*opened, *reversed(opened)]:
+            context.at("run")
+            tally.took(one, 0, executed(context.device, prepared, one.inputs[0]))
+            context.at(PREPARING)
+    if not opened:
+        raise NotSupported(f"none of {', '.join(NEARLY_EQUAL)} on {kind} is supported")
+    tally.judge("of models whose constants differ in one element", "constants that are known by a part of their bytes?")
+    return {"models": len(opened)}
 
 
 def _models(context: Context, group: int) -> Found:
@@ -419,6 +459,7 @@ def _soaked(context: Context, once: Callable[[], object], seconds: float, what: 
 _CASES: dict[str, Callable[..., Found]] = {
     "threads": _threads,
     "mapped": _mapped,
+    "constants": _constants,
     "models": _models,
     "slow-down": _slow_down,
     "growth": _growth,

@@ -30,6 +30,7 @@ from nnhal.ops import OPS
 FLOAT, QUANT, SINGLE = "float32", "quant8", "single"
 KINDS = FLOAT, QUANT, SINGLE
 SCALE, ZERO = 0.0625, 128
+ONE = 144  # stored
 SOFTMAX_SCALE = 1 / 256
 FILTER = 3
 TRIES = 3  # draws of one operation's signature and type
@@ -292,6 +293,33 @@ RULES: dict[str, Rule] = {
     "CONCATENATION": _joined,
     "FULLY_CONNECTED": _connected,
 }
+
+
+# --------------------------------------------------------------------------------------------------- nearly equal models
+
+NEARLY_EQUAL = {"FULLY_CONNECTED": 1.0, "MUL": 0.5, "ADD": 0.125}  # operations, and scales of their outputs
+ELEMENTS = 4096  # of the constant
+CHANGED = None, 0, 16, ELEMENTS // 2, ELEMENTS - 1  # the element by which a model differs from the first
+
+
+def nearly_equal(operation: str, kind: str, changed: int | None) -> StressGraph:
+    """Return a model of one operation with a large constant. Models differ in one element of it."""
+    steps = np.arange(ELEMENTS) % 7 - 3
+    if changed is not None:
+        steps[changed] = 127
+    b, dense = Builder("nearly equal"), operation == "FULLY_CONNECTED"
+    side = math.isqrt(ELEMENTS)
+    shape, out = (1, side if dense else ELEMENTS), {"scale": NEARLY_EQUAL[operation], "zero_point": ZERO}
+    steps = steps.reshape(side, side) if dense else steps.reshape(shape)
+    if kind == FLOAT:
+        x, constant, out = b.input(shape), b.constant((steps * SCALE).astype(np.float32)), {}
+        bias = b.constant(np.zeros(side, np.float32))
+    else:
+        type = OperandType.TENSOR_QUANT8_ASYMM
+        x, constant = b.input(shape, type, SCALE, ZERO), b.constant((steps + ZERO).astype(np.uint8), type, SCALE, ZERO)
+        bias = b.constant(np.zeros(side, np.int32), OperandType.TENSOR_INT32, SCALE**2)
+    y = b.operation(operation, x, constant, *([bias] if dense else []), activation="none", **out)
+    return StressGraph(b.finish([x], [y]), kind)
 
 
 # -------------------------------------------------------------------------------------------------------------- results
