@@ -108,7 +108,7 @@ def exists_in_archive(label: str) -> bool:
 def bundle(data: Array, label: str) -> "Archive | None":
     """Return the members of a zip file, None for another file. Other bytes may precede its first member.
 
-    A model that ends in a zip file is no bundle: its metadata, which a conversion to .nnhal keeps as a constant.
+    The zip file at the end of a model is its metadata, which a conversion to .nnhal keeps as a constant.
     """
     begins = data[: len(MAGIC)].tobytes() == MAGIC
     model = data[4:8].tobytes() == IDENTIFIER or is_model(data)
