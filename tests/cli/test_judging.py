@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nnhal.cli.conformance import count
 
 from nnhal.cli import conformance, validate
-from nnhal.cli.conformance import count
 from nnhal.cli.judged import run_with_progress
 from nnhal.conformance.pool import TaskResult
 from nnhal.conformance.suite import Outcome

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nnhal.cli.validate import _print_bad
 
 from nnhal.cli import common
 from nnhal.cli.judged import ProgressLines, run_with_progress
-from nnhal.cli.validate import _print_bad
 from nnhal.conformance.pool import TaskResult
 from nnhal.conformance.validate.check import CheckOutcome
 from nnhal.conformance.validate.run import Validation

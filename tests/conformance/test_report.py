@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from nnhal.conformance.report import grouped, kind_of, repeats
+
 from nnhal.conformance.selection import Selection
 from nnhal.conformance.suite import Outcome
 from tests.cli.test_cli import nnhal

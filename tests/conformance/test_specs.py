@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nnhal.conformance.report import repeats
 
 from nnhal.base.errors import InvalidArgument, ResourceExhausted
-from nnhal.conformance.report import repeats
 from nnhal.conformance.selection import Selection
 from nnhal.conformance.specs import process
 from nnhal.conformance.specs.archive import BuiltVectors, build

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nnhal.conformance.report import repeats
 
 from nnhal.base.errors import DeviceUnavailable
 from nnhal.conformance.parallel import run_vectors
-from nnhal.conformance.report import repeats
 from nnhal.conformance.selection import Selection
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.vectors import index

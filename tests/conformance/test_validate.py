@@ -17,8 +17,8 @@ import pytest
 
 from nnhal.base.codes import Activation, OperandType, OperationType
 from nnhal.base.errors import InvalidArgument, OperationFailed
+from nnhal.conformance.place import place_first, place_in
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome, ContractCheck
-from nnhal.conformance.validate.place import place_first, place_in
 from nnhal.conformance.validate.run import Validation, repeats_check, run_checks
 from nnhal.conformance.validate.table import of_operation
 from nnhal.conformance.validate.trial import Drawing, Trial, open_trial

@@ -43,7 +43,7 @@ class Outcome(PartlyCompared, frozen=True):
     """The outcome of one vector: one of `VERDICTS`, and why.
 
     hint: the likely cause. outputs: of a failed vector. alone: the verdict of a vector alone in a new process, if it
-    ended only a process in which others had run. before: those others, in order.
+    ended only a process in which others had run. before: the names of those others, in order.
     """
 
     id: str

@@ -42,6 +42,15 @@ def specifications(path: Path) -> list[Path]:
     return sorted(found, key=lambda each: (_order(each.resolve().parent.name), each.name))
 
 
+def own_specification(path: str, id: str) -> str:
+    """The file of a vector's specification under a folder, or the one file."""
+    version, name, _ = id.split("/", 2)
+    found = [
+        f for f in specifications(Path(path)) if f.name == f"{name}{SUFFIX}" and f.resolve().parent.name == version
+    ]
+    return str(found[0])
+
+
 def build(path: Path, folder: Path, jobs: int = 1) -> Iterator[tuple[int, int] | BuiltVectors]:
     """Write the vectors of the specifications under `path` into `folder`.
 
