@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nnhal.conformance.report import repeats
 
 from nnhal.base.errors import DeviceUnavailable
 from nnhal.conformance.parallel import run_vectors
 from nnhal.conformance.selection import Selection
 from nnhal.conformance.suite import Outcome
+from nnhal.conformance.suites.run import repeat_command
+from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
 from nnhal.conformance.vectors import index
 
 TIMEOUT = 8.0  # seconds; a crash takes a fraction of one, and several beside other work
@@ -217,8 +218,9 @@ def test_a_crash_that_what_ran_before_has_done_is_named_so_with_what_that_was(
             "crashed late, passed alone in a new process: device late: run(): the driver pro"
         )
         assert "SIGABRT" in outcome.reason and outcome.id not in outcome.before
-    words = shlex.split(repeats(selection, late[0]))
-    assert words[words.index("--jobs") + 1] == "1" and "--published-only" not in words
+    case = CaseOutcome("vectors", late[0].id, "crashed", before=late[0].before)
+    words = shlex.split(repeat_command(SuiteRun(), case))
+    assert words[words.index("--jobs") + 1] == "1"
     pattern = words[words.index("--filter") + 1]
     again = run(replace(selection, pattern=pattern), 1)
     assert {outcome.id for outcome in again} == {late[0].id, *late[0].before}

@@ -34,18 +34,13 @@ from nnhal.conformance.suites.report.documents import as_junit
 from nnhal.conformance.suites.report.lines import as_lines
 from nnhal.conformance.suites.report.page import as_page
 from nnhal.conformance.suites.report.results import EXPECTED, ExpectedFailure, SuiteResult, TestReport
-from nnhal.conformance.suites.run import SUITES, VECTORS, Progress, listed, notes_of, run_suite
+from nnhal.conformance.suites.run import ONLY_FOR, SUITES, VECTORS, Progress, listed, notes_of, run_suite
 from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
 from nnhal.conformance.ways import WAYS
 from nnhal.ops import OPS
 
 PAGE, JUNIT, DOCUMENT = "index.html", "junit.xml", "results.json"
 _JUDGED = "passed", "failed", "crashed", "hung"
-_ONLY_FOR = {  # options that apply to these suites only
-    **dict.fromkeys(("vectors", "specs", "execution_path", "flag", "published_only"), (VECTORS,)),
-    **dict.fromkeys(("model", "labels"), ("mlts",)),
-    "data": ("mlts", "fuzz"),
-}
 folder_type = click.Path(exists=True, file_okay=False, path_type=Path)
 file_type = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -213,7 +208,7 @@ def _known(suites: Sequence[str]) -> list[str]:
 
 def _require_use(names: Sequence[str], given: Mapping[str, Any]) -> None:
     """Raise UsageError for an option that applies to none of the suites."""
-    for name, suites in _ONLY_FOR.items():
+    for name, suites in ONLY_FOR.items():
         if given[name] not in (None, "", False, "plain") and not set(suites) & set(names):
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} applies to the suite {' and '.join(suites)}, must be given with it")

@@ -40,6 +40,13 @@ SUITES = {
 }
 assert FAMILIES  # the import fills `CHECKS`
 _OWN = frozenset((VECTORS, CONTRACT, CACHE))
+# Fields of `SuiteRun` that only these suites use, which are options of `nnhal test`.
+_SELECTING = "flag", "published_only"
+ONLY_FOR: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("vectors", "specs", "execution_path", *_SELECTING), (VECTORS,)),
+    **dict.fromkeys(("model", "labels"), ("mlts",)),
+    "data": ("mlts", "fuzz"),
+}
 BEFORE = 20  # earlier cases that are run again before one that does not fail alone
 
 
@@ -110,29 +117,21 @@ def repeat_command(run: SuiteRun, outcome: CaseOutcome) -> str:
     for driver in run.drivers:
         words += ["--driver", driver]
     words += run.asked_for()
-    options: dict[str, Any] = {"execution-path": run.execution_path} if outcome.suite == VECTORS else {}
-    options |= {"seed": run.seed, "scale": run.scale, "timeout": run.timeout}
+    own = [name for name, suites in ONLY_FOR.items() if outcome.suite in suites and name not in _SELECTING]
+    given = {name: getattr(run, name) for name in (*own, "seed", "scale", "timeout")}
+    if outcome.suite == VECTORS and run.specs:  # the vectors are temporary
+        given["vectors"] = ""
+        given["specs"] = run.specs if outcome.before else own_specification(run.specs, outcome.name)
+    if "input" in outcome.found:  # a failure that `fuzz` found
+        given["data"] = outcome.found["input"]
     defaults = SuiteRun()
-    words += [
-        w
-        for key, value in options.items()
-        if value != getattr(defaults, key.replace("-", "_"))
-        for w in (f"--{key}", str(value).removesuffix(".0"))
-    ]
-    saved = str(outcome.found.get("input", run.data))  # of a failure that `fuzz` found
-    source = _source(run, outcome) if outcome.suite == VECTORS else {}
-    paths = {**source, "model": run.model, "data": saved, "labels": run.labels}
-    words += [word for key, value in paths.items() if value for word in (f"--{key}", value)]
+    for name, value in given.items():
+        if value != getattr(defaults, name):
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            words += [f"--{name.replace('_', '-')}", text]
     names = [re.escape(name) for name in (*outcome.before[-BEFORE:], outcome.name)]
     wanted = f"({'|'.join(names)})" if outcome.before else names[0]
     return shlex.join([*words, *["--jobs", "1"] * bool(outcome.before), "--filter", f"^{wanted}$"])
-
-
-def _source(run: SuiteRun, outcome: CaseOutcome) -> dict[str, str]:
-    """Return the option for the vectors. Those of specifications are temporary: the specification of one that runs alone."""
-    if not run.specs:
-        return {"vectors": run.vectors}
-    return {"specs": run.specs if outcome.before else own_specification(run.specs, outcome.name)}
 
 
 class _SuiteWork(Work):
