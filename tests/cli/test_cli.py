@@ -393,7 +393,7 @@ def test_a_file_with_a_name_like_that_is_asked_for(tmp_path, monkeypatch):
 def test_typing_errors_in_what_selects_vectors_are_asked_about(vectors):
     run = *VECTORS, str(vectors)
     said = nnhal(*run, "--operation", "max_pol_2d", code=2)
-    assert "no case is selected by --operation MAX_POL_2D" in said and "did you mean MAX_POOL_2D?" in said
+    assert "no case is selected by --operation MAX_POL_2D" in said and "did you mean MAX_POOL_2D" in said
     assert "did you mean deviceMemory?" in nnhal(*run, "--flag", "devicememory", code=3)
     said = " ".join(nnhal(*run, "--flag", "zzz", code=3).split())
     assert "must be one of" in said and "relaxed" in said

@@ -101,7 +101,7 @@ def test_what_suites_print_of_vectors_is_as_their_schema_says(vectors: Path) -> 
         "--operation",
         "ADD",
     )
-    found = json.loads(nnhal(*words, "--sample", "0.1", "--jobs", "1", "--json"))
+    found = json.loads(nnhal(*words, "--sample", "0.3", "--jobs", "1", "--json"))
     fits(found, "test")
     assert all(suite["calls"]["prepareModel_1_3"] > 0 for suite in found["suites"])
 

@@ -128,8 +128,9 @@ def test_in_a_pipe_lines_are_whole_and_a_group_names_its_place_and_at_most_three
 
 def test_where_all_pass_the_exit_code_is_0_and_what_was_asked_for_is_what_ran(suites, capsys, tmp_path):
     ran = suites(vts=CTS, mlts=CTS, vectors=CTS)
-    words = "vts mlts vectors vts -d toy --isolate --version 1.2 --sample 0.5 --filter a --seed 7 --scale 2 --timeout 3 --jobs 2"
-    more = ["--option", "k=1", "--model", "m", "--data", "d", "--labels", "l", "--report", tmp_path / "new" / "r"]
+    words = "vts mlts vectors vts -d toy --isolate --version 1.2 --sample 0.5 --filter a --seed 7 --scale 2 --timeout 3"
+    more = ["--jobs", "2"]
+    more += ["--option", "k=1", "--model", "m", "--data", "d", "--labels", "l", "--report", tmp_path / "new" / "r"]
     more += ["--vectors", tmp_path, "--execution-path", "burst", "--flag", "relaxed", "--published-only"]
     more += ["--operation", "add", "--operation", "MUL"]
     out, err = called(capsys, "test", *words.split(), *more)

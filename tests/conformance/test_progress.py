@@ -1,12 +1,13 @@
 """What the commands that judge a driver print while they run, without a terminal too, and what a Ctrl-C leaves of it."""
 
+import json
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 from nnhal.cli.judged import ProgressLines
 from tests.conformance.test_interrupted import Command
-from tests.ipc.support import LIMIT
+from tests.ipc.support import LIMIT, wait_until
 
 DRIVER = """
 import os

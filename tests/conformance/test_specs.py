@@ -16,6 +16,8 @@ from nnhal.conformance.specs.archive import BuiltVectors, build
 from nnhal.conformance.specs.comparison import compare
 from nnhal.conformance.specs.process import SpecReader
 from nnhal.conformance.specs.source import read
+from nnhal.conformance.suites.run import repeat_command
+from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
 from nnhal.conformance.vectors import Vector, index
 from nnhal.conformance.vectors import read as read_vectors
 from tests.cli.test_cli import nnhal

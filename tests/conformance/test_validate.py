@@ -1,4 +1,4 @@
-"""`nnhal test contract` is judged: each check names the driver that breaks its promise, and a healthy one keeps all of them."""
+"""The suite contract is judged: each check names the driver that breaks its promise; a healthy one keeps all of them."""
 
 import ctypes
 import itertools

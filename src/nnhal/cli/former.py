@@ -1,4 +1,4 @@
-"""`nnhal conformance` and `nnhal validate`: the suites `vectors` and `contract` of `nnhal test`, by their former names."""
+"""The former commands `conformance` and `validate`: the suites `vectors` and `contract` of `nnhal test`."""
 
 import re
 from pathlib import Path

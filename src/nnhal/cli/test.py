@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -148,35 +148,21 @@ def command(
     """
     names = _known(suites) if suites or not as_list else []
     vectors = options["vectors"]
-    _require_use(names, {**options, "specs": specs})
     if VECTORS in names and (vectors is None) == (specs is None):
         raise click.UsageError("the suite vectors needs a folder of test vectors: give --vectors DIR or --specs DIR")
     try:
         re.compile(options["pattern"])
     except re.error as error:
         raise click.UsageError(f"--filter {options['pattern']!r}: must be a regular expression: {error}") from None
-    run = SuiteRun(
-        device=options["device"],
-        drivers=options["drivers"],
-        isolate=options["isolate"],
-        level=options["level"],
-        timeout=options["timeout"],
-        options=common.parse_options(options["driver_options"], None, options["device"] or ANY),
-        seed=options["seed"],
-        sample=options["sample"],
-        scale=options["scale"],
-        pattern=options["pattern"],
-        operations=frozenset(name.upper() for name in options["operations"]),
-        vectors=str(vectors or ""),
-        specs=str(specs or ""),
-        execution_path=options["execution_path"],
-        flag=options["flag"],
-        published_only=options["published_only"],
-        model=options["model"],
-        data=options["data"],
-        labels=options["labels"],
-        report=str(report.absolute()) if report is not None else "",
-    )
+    given = {
+        "options": common.parse_options(options.pop("driver_options"), None, options["device"] or ANY),
+        "operations": frozenset(name.upper() for name in options["operations"]),
+        "vectors": str(vectors or ""),
+        "specs": str(specs or ""),
+        "report": str(report.absolute()) if report is not None else "",
+    }
+    run = SuiteRun(**options | given)
+    _require_use(names, run)
     if as_list:
         return _list(names, run, as_json)
     plan = _Plan(names, run, expected_failures.read(expected) if expected is not None else [], jobs, as_json)
@@ -206,10 +192,10 @@ def _known(suites: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(suites))
 
 
-def _require_use(names: Sequence[str], given: Mapping[str, Any]) -> None:
+def _require_use(names: Sequence[str], run: SuiteRun) -> None:
     """Raise UsageError for an option that applies to none of the suites."""
     for name, suites in ONLY_FOR.items():
-        if given[name] not in (None, "", False, "plain") and not set(suites) & set(names):
+        if getattr(run, name) != getattr(SuiteRun(), name) and not set(suites) & set(names):
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} applies to the suite {' and '.join(suites)}, must be given with it")
 

@@ -1,6 +1,6 @@
 """Runs work in several processes, and continues whatever the driver under test does to one of them.
 
-The work has items: test vectors (`parallel`) or checks of a driver (`validate.run`). If an item's process ends, the
+The work has items: test vectors (`parallel`), checks of the contract (`validate.run`) or cases of a suite. If an item's process ends, the
 item has crashed. If the driver does not answer in time, the item has hung; nnhal ends its process and reports the
 driver's stack. Both cost only that item, and a new process continues with the next one. An earlier item of the process
 may be the cause, so an item may have a second try, alone and first in a new process.

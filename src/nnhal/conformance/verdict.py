@@ -14,7 +14,7 @@ _SEVERAL = re.compile(r"([\[(])#(?:, #)*,?([\])])")
 LAST_WORDS = "; its last words:"  # before a process's last output, in a reason
 
 
-class Fault(NamedTuple):
+class DriverFault(NamedTuple):
     """A driver's fault: "failed" or "crashed", why, and FILE:LINE of the driver, "" if unknown."""
 
     verdict: str
@@ -22,16 +22,16 @@ class Fault(NamedTuple):
     place: str
 
 
-def fault_of(error: BaseException, stage: str) -> Fault:
+def fault_of(error: BaseException, stage: str) -> DriverFault:
     """Return the fault behind an exception; raise it again if it must end this process. stage: the driver's call."""
     if isinstance(error, DeadObject):
         text = str(error)
-        return Fault("crashed", f"{stage}(): {outcome_of_text(text)}", place_first(dumped_frames(text)))
+        return DriverFault("crashed", f"{stage}(): {outcome_of_text(text)}", place_first(dumped_frames(text)))
     if isinstance(error, NnhalError):
-        return Fault("failed", f"{type(error).__name__}: {error}", place_in(error.stack))
+        return DriverFault("failed", f"{type(error).__name__}: {error}", place_in(error.stack))
     if may_be_application_error(error):
         raise error
-    return Fault("failed", f"{error_text(error)} (escaped)", place_in(stack_of(error)))
+    return DriverFault("failed", f"{error_text(error)} (escaped)", place_in(stack_of(error)))
 
 
 def kind_of(reason: str) -> str:

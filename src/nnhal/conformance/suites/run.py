@@ -165,7 +165,7 @@ class _SuiteWork(Work):
 
 
 def _selected(run: SuiteRun, case: Case) -> bool:
-    asked = not run.operations or case.operation in run.operations
+    asked = not run.operations or case.operation.upper() in run.operations
     return asked and bool(re.search(run.pattern, case.name)) and is_sampled(f"{case.suite}/{case.name}", run.sample)
 
 
