@@ -7,7 +7,6 @@ from nnhal.base.answers import may_be_application_error
 from nnhal.base.errors import DeadObject, NnhalError, error_text
 from nnhal.base.stacks import dumped_frames, stack_of
 from nnhal.conformance.place import place_first, place_in
-from nnhal.conformance.suite import outcome_of_text
 
 _NUMBER = re.compile(r"(?<![\w.])(?<!output )-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)(?![\w.])")
 _SEVERAL = re.compile(r"([\[(])#(?:, #)*,?([\])])")
@@ -37,3 +36,10 @@ def fault_of(error: BaseException, stage: str) -> DriverFault:
 def kind_of(reason: str) -> str:
     """Return a reason without its variable parts: numbers, shapes, last output."""
     return _SEVERAL.sub(r"\1#\2", _NUMBER.sub("#", reason.split(LAST_WORDS, maxsplit=1)[0]))
+
+
+def outcome_of_text(text: str) -> str:
+    """Return the process's fate from a DeadObject, in the words for a process of the suite."""
+    return text[max(0, text.find("the driver process")) :].removesuffix(
+        ": driver process: it died or closed the connection"
+    )

@@ -11,6 +11,7 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.names import suggestion
 from nnhal.base.records import replace
 from nnhal.conformance.parallel import run_vectors
+from nnhal.conformance.place import place_first
 from nnhal.conformance.pool import Work, run_all
 from nnhal.conformance.repro import write as write_vector
 from nnhal.conformance.selection import Selection, is_sampled, name_of, planned
@@ -154,7 +155,8 @@ class _SuiteWork(Work):
         return (), self._suite.more(outcome)
 
     def lost(self, item: Case, verdict: str, reason: str, nanoseconds: int, stack: str) -> CaseOutcome:
-        return CaseOutcome(item.suite, item.name, verdict, reason, item.operation, item.type, nanoseconds)
+        place = place_first(stack)
+        return CaseOutcome(item.suite, item.name, verdict, reason, item.operation, item.type, nanoseconds, place=place)
 
     def late(self, first: CaseOutcome, second: CaseOutcome, before: Sequence[Case]) -> CaseOutcome:
         ran = tuple(dict.fromkeys(case.name for case in before))
@@ -212,6 +214,7 @@ def _of_vector(outcome: Outcome, entry: Mapping[str, Any], found: Mapping[str, A
         _type_of(entry.get("operandTypes", ()), outcome.variant),
         nanoseconds=outcome.nanoseconds,
         hint=outcome.hint,
+        place=outcome.place,
         alone=outcome.alone,
         before=outcome.before,
         found=found,
