@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nnhal.conformance.report import kind_of
 
+from nnhal.conformance.verdict import kind_of
 from tests.cli.test_cli import nnhal
 
 DRIVER = """

@@ -136,6 +136,8 @@ def test_every_fault_costs_its_own_vector_and_is_named(outcomes: list[Outcome]) 
         found = [outcome for outcome in outcomes if outcome.primary == operation]
         assert [outcome.verdict for outcome in found] == [verdict], found
         assert re.search(reason.format(stage), found[0].reason), found
+    places = {outcome.primary: outcome.place for outcome in outcomes}
+    assert all(places[name].startswith(("wrong.py:", "faulty.py:")) for name in ("PRELU", "TANH", "LOGISTIC")), places
 
 
 def test_the_healthy_vectors_between_them_pass_each_once(outcomes: list[Outcome], vectors: Path) -> None:

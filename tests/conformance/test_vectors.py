@@ -35,7 +35,7 @@ MUST_FAIL: dict[str, str] = {
 }
 
 
-def tested(*arguments: str) -> dict:
+def report_of(*arguments: str) -> dict:
     program = [sys.executable, "-m", "nnhal.cli.main", "test", "vectors", "--vectors", *arguments, "--json"]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
@@ -74,7 +74,7 @@ def test_an_installed_device_fails_nothing_that_it_takes(vectors, device, share)
     flags = {id: entry.get("flags", ()) for id, entry in index(vectors).items()}
     chosen = share_of_each_operation(vectors, share)
     only = ["--filter", rf"^({'|'.join(map(re.escape, chosen))})( \(|$)"] if share < 1 else []
-    found = tested(str(vectors), "--device", device, *only)
+    found = report_of(str(vectors), "--device", device, *only)
     assert found["groups"] == []
     wanted = sum(len(list(variants(flags[id]))) for id in chosen)
     assert len(found["suites"][0]["cases"]) == wanted and (share < 1 or wanted == ALL)
@@ -96,7 +96,7 @@ LAYERS = "ADD", "AVERAGE_POOL_2D", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNEC
 @pytest.mark.parametrize("device", FORMS)
 def test_where_a_fast_form_fails_a_vector_the_proof_has_refused_it(vectors, tmp_path, monkeypatch, device, share):
     chosen = ["--sample", str(share), "--filter", "quant", *(f"--operation={name}" for name in LAYERS)]
-    found = tested(str(vectors), "--device", device, "--option", "forms=fast", *chosen)
+    found = report_of(str(vectors), "--device", device, "--option", "forms=fast", *chosen)
     assert found["totals"]["passed"] > 500 * share
     failed = {operation for group in found["groups"] for operation in group["operations"]}
     monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path))
