@@ -89,19 +89,8 @@ def test_what_a_verb_prints_is_as_its_schema_says(
 
 
 def test_what_suites_print_of_vectors_is_as_their_schema_says(vectors: Path) -> None:
-    words = (
-        "test",
-        "vectors",
-        "contract",
-        "--vectors",
-        str(vectors),
-        "--driver",
-        EXAMPLE,
-        "--isolate",
-        "--operation",
-        "ADD",
-    )
-    found = json.loads(nnhal(*words, "--sample", "0.3", "--jobs", "1", "--json"))
+    words = "test", "vectors", "contract", "--vectors", str(vectors), "--isolate", "--jobs", "1", "--json"
+    found = json.loads(nnhal(*words, "--filter", "^(V1_0/add|values/ADD$)"))
     fits(found, "test")
     assert all(suite["calls"]["prepareModel_1_3"] > 0 for suite in found["suites"])
 

@@ -128,7 +128,7 @@ def repeat_command(run: SuiteRun, outcome: CaseOutcome) -> str:
     defaults = SuiteRun()
     for name, value in given.items():
         if value != getattr(defaults, name):
-            text = f"{value:g}" if isinstance(value, float) else str(value)
+            text = str(value).removesuffix(".0") if isinstance(value, float) else str(value)
             words += [f"--{name.replace('_', '-')}", text]
     names = [re.escape(name) for name in (*outcome.before[-BEFORE:], outcome.name)]
     wanted = f"({'|'.join(names)})" if outcome.before else names[0]
