@@ -108,9 +108,6 @@ NOTES = {
         "`ratio` compares with the peer of `--vs`: the median of paired ratios and its 95 % interval.",
         "`memory` counts bytes; null is unknown. `private_bytes` is what this process gained.",
     ],
-    "conformance": [
-        "`alone` is the verdict of a crashed vector when it ran in a fresh process; `before` lists what ran first.",
-    ],
     "diff": [
         "`worst` is in quantisation steps for quantised types, else relative to the greatest magnitude.",
         "`operands` has each operation alone; `added_up` is the same operand in a run of the whole model.",
@@ -281,7 +278,7 @@ CAUSES = {
     "Closed": ("use after `close()`, or in a forked child", "compile again in this process"),
     "OperationFailed": ("a kernel or driver failed", "run `nnhal diff`, or allow fallback"),
     "DriverFailed": ("a driver raised another exception", "read `__cause__` and `.stack`"),
-    "ContractBroken": ("a driver broke the driver contract", "run `nnhal validate DRIVER`"),
+    "ContractBroken": ("a driver broke the driver contract", "run `nnhal test contract --driver DRIVER`"),
     "Cancelled": ("your program cancelled the execution", "none needed"),
     "OutputInsufficientSize": ("an output buffer is too small", "allocate by `.shapes` and call again"),
     "DeviceUnavailable": (
@@ -359,14 +356,14 @@ def _status(kind: type[errors.NnhalError], attribute: str) -> str:
 
 
 def checks_page() -> str:
-    """The checks of `nnhal validate`, from their records."""
+    """The checks of `nnhal test contract`, from their records."""
     whole = {check.name for check in of_the_driver()}
     rows = [(check.name, check.promise, check.name in whole) for check in CHECKS.values()]
     return "\n".join(
         [
             "# Driver checks\n",
             NOTE,
-            "[Validate a driver](../how-to/drivers/validate.md) explains how to run them.\n",
+            "[Check the driver contract](../how-to/drivers/contract.md) explains how to run them.\n",
             *_checks("Checks of the driver", [row for row in rows if row[2]]),
             *_checks("Checks of each operation", [row for row in rows if not row[2]]),
         ]

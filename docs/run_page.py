@@ -30,6 +30,7 @@ BLOCK = re.compile(r"^(?:<!-- (file|change|part): (\S+) -->\n)?```(\w+)\n(.*?)^`
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 DURATION = re.compile(r"(?<![\w.])[\d,]+(?:\.\d+)?(?:e[-+]?\d+)? ?(?:ns|[uµ]s|ms|s)(?!\w)")
+SECONDS = re.compile(r"^((?:all|contract|vectors) .* )[\d,.]+$")  # the last cell of a row of `nnhal test`
 BARS = re.compile("[\u2581-\u2588]")
 MACHINE = re.compile(r"^CPU: .*|(?<=pairs\)): (?:no measurable difference|nnhal is slower|nnhal is faster)$")
 BUSY = re.compile(  # lines that a busy machine adds: warnings, and progress after 10 s
@@ -108,7 +109,8 @@ def put(what: str, file: Path, text: str) -> None:
 
 def alike(old: str, new: str, *, measured: bool = False) -> bool:
     """Whether two lines say the same but for durations, and numbers that are almost the same. measured: for all numbers."""
-    old, new = (" ".join(BARS.sub("", DURATION.sub("0 s", MACHINE.sub("", line))).split()) for line in (old, new))
+    old, new = (SECONDS.sub(r"\g<1>0", MACHINE.sub("", line)) for line in (old, new))
+    old, new = (" ".join(BARS.sub("", DURATION.sub("0 s", line)).split()) for line in (old, new))
     if NUMBER.sub("0", old) != NUMBER.sub("0", new):
         return False
     pairs = zip(*(NUMBER.findall(line) for line in (old, new)), strict=True)

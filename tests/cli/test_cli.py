@@ -37,6 +37,9 @@ def tiny() -> str:
     return str(maker.path("tiny_conv"))
 
 
+VECTORS = "test", "vectors", "--vectors"
+
+
 @pytest.mark.parametrize("verb", NAMES)
 def test_every_verb_explains_itself_and_has_json(verb):
     result = CliRunner().invoke(cli, [verb, "--help"])
@@ -316,15 +319,14 @@ def test_bench_shows_each_operation_of_engines_that_tell(tiny):
     assert "whole partitions only" not in nnhal("bench", tiny, *options, "-d", "reference")
 
 
-def test_conformance_counts_by_operation(vectors):
-    document = json.loads(nnhal("conformance", str(vectors), "--operation", "max_pool_2d", "--json"))
-    passed = document["totals"]["passed"]
-    assert document["operations"] == {"MAX_POOL_2D": document["totals"]} and passed > 100
-    assert document["totals"] == {"passed": passed, "failed": 0, "crashed": 0, "hung": 0, "unsupported": 0}
+def test_vectors_of_an_operation_are_run(vectors):
+    (suite,) = json.loads(nnhal(*VECTORS, str(vectors), "--operation", "max_pool_2d", "--json"))["suites"]
+    assert {case["operation"] for case in suite["cases"]} == {"MAX_POOL_2D"}
+    assert suite["totals"]["passed"] == len(suite["cases"]) > 100
 
 
-def test_conformance_of_the_example_driver_fails_nothing(vectors):
-    document = json.loads(nnhal("conformance", str(vectors), "--driver", EXAMPLE, "--operation", "add", "--json"))
+def test_vectors_on_the_example_driver_fail_nothing(vectors):
+    document = json.loads(nnhal(*VECTORS, str(vectors), "--driver", EXAMPLE, "--operation", "add", "--json"))
     assert document["device"] == "mine"
     assert document["totals"]["failed"] == 0 and document["totals"]["passed"] > 0
 
@@ -333,12 +335,7 @@ def test_a_driver_by_a_relative_path_runs_isolated(vectors):
     driver = os.path.relpath(EXAMPLE)
     assert "  0  mine " in nnhal("run", "add4", "--driver", driver, "--isolate")
     chosen = "--driver", driver, "--isolate", "--operation", "add", "--published-only", "--json"
-    assert json.loads(nnhal("conformance", str(vectors), *chosen))["totals"]["failed"] == 0
-
-
-def test_conformance_of_no_vector_at_all_is_a_mistake_of_the_call(vectors):
-    found = nnhal("conformance", str(vectors), "--filter", "nothing_like_it", code=2)
-    assert "no vector under" in found and "must be at least one" in found
+    assert json.loads(nnhal(*VECTORS, str(vectors), *chosen))["totals"]["failed"] == 0
 
 
 @pytest.mark.parametrize(
@@ -394,13 +391,9 @@ def test_a_file_with_a_name_like_that_is_asked_for(tmp_path, monkeypatch):
 
 
 def test_typing_errors_in_what_selects_vectors_are_asked_about(vectors):
-    run = "conformance", str(vectors)
-    assert "operation 'MAX_POL_2D'" in (said := nnhal(*run, "--operation", "max_pol_2d", code=2))
-    assert "did you mean" in said and "MAX_POOL_2D" in said
-    said = " ".join(nnhal(*run, "--flag", "devicememory", code=2).split())
-    assert "did you mean deviceMemory" in said
-
-
-def test_where_a_flag_is_like_none_all_are_listed(vectors):
-    said = " ".join(nnhal("conformance", str(vectors), "--flag", "zzz", code=2).split())
+    run = *VECTORS, str(vectors)
+    said = nnhal(*run, "--operation", "max_pol_2d", code=2)
+    assert "no case is selected by --operation MAX_POL_2D" in said and "did you mean MAX_POOL_2D" in said
+    assert "did you mean deviceMemory?" in nnhal(*run, "--flag", "devicememory", code=3)
+    said = " ".join(nnhal(*run, "--flag", "zzz", code=3).split())
     assert "must be one of" in said and "relaxed" in said

@@ -30,13 +30,13 @@ QUICK = (
     "devices",
     "run tiny_conv --isolate",
     "show mobilenet_v1 --png picture.png",
-    "conformance VECTORS --isolate --jobs 2",
+    "test vectors --vectors VECTORS --isolate --jobs 2",
 )
 OTHERS = (
     "bench tiny_conv --duration 1",
     "bench mobilenet_v1 --vs litert --profile",
-    "conformance VECTORS",
-    "conformance VECTORS --isolate --operation add",
+    "test vectors --vectors VECTORS",
+    "test vectors --vectors VECTORS --isolate --operation add",
     "devices --json",
     "diff mobilenet_v1 --device litert",
     "doctor",

@@ -213,7 +213,7 @@ def test_bench_compiles_anew_unless_a_folder_is_given_and_tells_then(capsys, own
     [
         ("show", "add4", "--placement"),
         ("diff", "add4", "--device", "sample-full-1.3"),
-        ("validate", "sample-full-1.3", "--only", "values/ADD", "--samples", "1", "--jobs", "1"),
+        ("test", "contract", "-d", "sample-full-1.3", "--filter", "^values/ADD$", "--jobs", "1"),
     ],
 )
 def test_verbs_that_look_keep_nothing(capsys, own, tmp_path, monkeypatch, words):

@@ -108,11 +108,12 @@ def test_every_verb_that_compiles_passes_options_on(drivers, verb, isolate):
 
 
 @pytest.mark.parametrize(("jobs", "isolate"), [("1", []), ("2", ["--isolate"])])
-def test_conformance_passes_options_on(drivers, vectors: Path, jobs, isolate):
+def test_the_suite_of_vectors_passes_options_on(drivers, vectors: Path, jobs, isolate):
     options = [word for given in GIVEN for word in ("--option", given)]
     only = ["--filter", "^V1_2/add_v1_2/add_v1_2$", "--published-only", "--jobs", jobs, "--device", "mine"]
     for given, totals in ((options, {"passed": 1, "failed": 0}), ([], {"passed": 0, "failed": 1})):
-        found = json.loads(run("conformance", str(vectors), *drivers, *only, *isolate, *given).stdout)["totals"]
+        done = run("test", "vectors", "--vectors", str(vectors), *drivers, *only, *isolate, *given)
+        found = json.loads(done.stdout)["totals"]
         assert {verdict: found[verdict] for verdict in totals} == totals
 
 

@@ -57,7 +57,7 @@ def fits(document: Any, name: str) -> None:
 
 
 def test_every_verb_has_a_schema_that_is_one() -> None:
-    assert set(NAMES) <= set(SCHEMAS["$defs"]) and set(CALLS) | {"conformance", "validate"} == set(NAMES)
+    assert set(NAMES) <= set(SCHEMAS["$defs"]) and set(CALLS) == set(NAMES)
     Draft202012Validator.check_schema(SCHEMAS)
 
 
@@ -88,15 +88,11 @@ def test_what_a_verb_prints_is_as_its_schema_says(
     fits(json.loads(nnhal(*words, "--json")), verb)
 
 
-def test_what_conformance_prints_is_as_its_schema_says(vectors: Path) -> None:
-    fits(json.loads(nnhal("conformance", str(vectors), "--sample", "0.002", "--jobs", "1", "--json")), "conformance")
-
-
-def test_what_validate_prints_is_as_its_schema_says() -> None:
-    found = json.loads(nnhal("validate", EXAMPLE, "--only", "/ADD", "--only", "/NEG", "--jobs", "1", "--json"))
-    fits(found, "validate")
-    assert found["operations"].keys() == {"ADD"} and found["unsupported"].keys() == {"NEG"} and not found["failures"]
-    fits(json.loads(nnhal("validate", "--list", "--json")), "validate --list")
+def test_what_suites_print_of_vectors_is_as_their_schema_says(vectors: Path) -> None:
+    words = "test", "vectors", "contract", "--vectors", str(vectors), "--isolate", "--jobs", "1", "--json"
+    found = json.loads(nnhal(*words, "--filter", "^(V1_0/add|values/ADD$)"))
+    fits(found, "test")
+    assert all(suite["calls"]["prepareModel_1_3"] > 0 for suite in found["suites"])
 
 
 @pytest.mark.parametrize(("words", "code"), [(["run", "nosuch"], 3), (["run", "add4", "--device", "nosuch"], 4)])

@@ -3,6 +3,7 @@ two real ones."""
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from nnhal.cli.judged import ProgressLines, TimeLeft
 from nnhal.conformance.suites import run as running
 from nnhal.conformance.suites.run import SUITES, Progress
 from nnhal.conformance.suites.suite import CaseOutcome
+from nnhal.conformance.validate.check import CHECKS
 from tests.cli.test_run import called
 from tests.cli.test_schemas import SPECS, fits
 from tests.suites.faulty.application import DRIVER
@@ -101,11 +103,12 @@ def test_everything_is_printed_if_asked_for(suites, capsys):
 
 
 @pytest.mark.parametrize(("count", "groups"), [(1, 8), (9, 3)])
-def test_the_output_fits_a_terminal_however_much_fails(suites, capsys, tmp_path, count, groups):
+def test_the_output_fits_a_terminal_however_much_fails(suites, capsys, tmp_path, monkeypatch, count, groups):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     names = list(SUITES)[:count]
     failed = [outcome("vts", f"n{x}", "failed", f"{'long ' * 40}{x * 3}") for x in "abcdefghijklmn"]
     suites(**{name: failed if name == "vts" else CTS for name in names})
-    words = [*names, "--report", tmp_path, "--vectors", tmp_path]
+    words = [*names, "--report", tmp_path, *(["--vectors", tmp_path] if "vectors" in names else [])]
     lines = called(capsys, "test", *words, code=1)[0].splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 100
     assert sum(line.startswith("FAIL") for line in lines) == groups
@@ -113,16 +116,32 @@ def test_the_output_fits_a_terminal_however_much_fails(suites, capsys, tmp_path,
     assert lines[-1] == f"report: {tmp_path / 'index.html'}"
 
 
+def test_in_a_pipe_lines_are_whole_and_a_group_names_its_place_and_at_most_three_operations(suites, capsys):
+    failed = [
+        CaseOutcome("vts", f"n/{name}", "failed", "wrong " * 40, name, place="mine.py:3")
+        for name in ("ADD", "MUL", "DIV", "SUB")
+    ]
+    suites(vts=failed)
+    line = called(capsys, "test", "vts", code=1)[0].splitlines()[5]
+    assert line == f"FAIL 4  ADD, DIV, MUL and 1 more (mine.py:3): {('wrong ' * 40).strip()}"
+
+
 def test_where_all_pass_the_exit_code_is_0_and_what_was_asked_for_is_what_ran(suites, capsys, tmp_path):
-    ran = suites(vts=CTS, cts=CTS)
-    words = "vts cts vts -d toy --isolate --version 1.2 --sample 0.5 --filter a --seed 7 --scale 2 --timeout 3 --jobs 2"
-    more = ["--option", "k=1", "--model", "m", "--data", "d", "--labels", "l", "--report", tmp_path / "new" / "r"]
+    ran = suites(vts=CTS, mlts=CTS, vectors=CTS)
+    words = "vts mlts vectors vts -d toy --isolate --version 1.2 --sample 0.5 --filter a --seed 7 --scale 2 --timeout 3"
+    more = ["--jobs", "2"]
+    more += ["--option", "k=1", "--model", "m", "--data", "d", "--labels", "l", "--report", tmp_path / "new" / "r"]
+    more += ["--vectors", tmp_path, "--execution-path", "burst", "--flag", "relaxed", "--published-only"]
+    more += ["--operation", "add", "--operation", "MUL"]
     out, err = called(capsys, "test", *words.split(), *more)
-    assert out.startswith("toy: 4 of 4 cases passed, ") and "error" not in err
-    assert [(name, jobs) for name, _, jobs in ran.asked] == [("vts", 2), ("cts", 2)] and ran.closed == ["vts", "cts"]
+    assert out.startswith("toy: 6 of 6 cases passed, ") and "error" not in err
+    assert [(name, jobs) for name, _, jobs in ran.asked] == [("vts", 2), ("mlts", 2), ("vectors", 2)]
+    assert ran.closed == ["vts", "mlts", "vectors"]
     run = ran.asked[0][1]
     assert (run.device, run.isolate, run.level, run.sample, run.pattern) == ("toy", True, "1.2", 0.5, "a")
     assert (run.seed, run.scale, run.timeout, run.options) == (7, 2.0, 3.0, {"toy": {"k": 1}})
+    assert (run.operations, run.execution_path) == ({"ADD", "MUL"}, "burst")
+    assert (run.vectors, run.flag, run.published_only) == (str(tmp_path), "relaxed", True)
     assert (run.model, run.data, run.labels, run.report) == ("m", "d", "l", str(tmp_path / "new" / "r"))
 
 
@@ -133,6 +152,8 @@ def test_a_suite_that_tested_nothing_fails(suites, capsys):
     assert "suite vts: nothing was tested: no case is selected by --filter 'zz' and --sample 0.5" in " ".join(
         text.split()
     )
+    text = called(capsys, "test", "vts", "--operation", "ADDD", "--filter", "a", code=2)[1]
+    assert text.count("no case is selected by --operation ADDD and --filter 'a'") == 1 and "did you mean ADD?" in text
     out, err = called(capsys, "test", "vts", "cts", code=1)
     assert "error: suite vts: nothing was tested" in err and "; vts tested nothing" in out
 
@@ -155,6 +176,10 @@ def test_so_does_one_that_could_judge_no_case(suites, capsys, verdict):
         (["vectors"], "give --vectors DIR or --specs DIR"),
         (["vectors", "--vectors", ".", "--specs", "."], "give --vectors DIR or --specs DIR"),
         (["vts", "--filter", "("], "--filter '(': must be a regular expression"),
+        (["vts", "--flag", "relaxed"], "--flag applies to the suite vectors, must be given with it"),
+        (["vts", "--execution-path", "burst"], "--execution-path applies to the suite vectors"),
+        (["vts", "cts", "--data", "x"], "--data applies to the suite mlts and fuzz"),
+        (["vectors", "--list", "--specs", "."], "--list lists the vectors of a folder"),
     ],
 )
 def test_what_cannot_be_run_is_wrong_usage(suites, capsys, words, told):
@@ -258,6 +283,61 @@ def test_suites_are_listed_without_importing_any(capsys, monkeypatch):
     assert {each["suite"]: each["tests"] for each in found} == SUITES
 
 
+def test_the_checks_of_a_suite_and_its_cases_are_listed(capsys, vectors):
+    words = "test", "contract", "vts", "vectors", "--vectors", vectors, "--operation", "add", "--list"
+    found = json.loads(called(capsys, *words, "--json")[0])
+    fits(found, "test --list")
+    listed = {suite: [each for each in found if each["suite"] == suite] for suite in ("contract", "vts", "vectors")}
+    assert {each["case"]: each["tests"] for each in listed["contract"]} == {c.name: c.promise for c in CHECKS.values()}
+    assert {each["tests"] for each in listed["vectors"] + listed["vts"]} == {"ADD"}
+    assert "V1_0/add_quant8/add_quant8 (signed)" in [each["case"] for each in listed["vectors"]]
+    lines = called(capsys, "test", "cache", "--list")[0].splitlines()
+    assert lines[0].split() == ["suite", "case", "tests"] and all("  cache-" in line for line in lines[1:])
+
+
+def former(capsys: Any, *words: Any, code: int = 0) -> tuple[str, str]:
+    out, err = called(capsys, *words, code=code)
+    now = {"conformance": "test vectors", "validate": "test contract"}[words[0]]
+    assert f"warning: nnhal {words[0]} is now nnhal {now}; the next release has no {words[0]}" in err
+    return out, err
+
+
+def test_conformance_is_the_suite_vectors_with_its_former_options(suites, capsys, tmp_path):
+    ran = suites(vectors=CTS)
+    words = (
+        "--operation add --filter x --way burst --isolate --level 1.2 --share 0.5 --flag f --published-only --jobs 2"
+    )
+    former(capsys, "conformance", tmp_path, *words.split(), "--repro", tmp_path / "r", "--all-failures", "--json")
+    ((name, run, jobs),) = ran.asked
+    assert (name, run.vectors, run.operations, run.pattern, jobs) == ("vectors", str(tmp_path), {"ADD"}, "x", 2)
+    assert (run.execution_path, run.isolate, run.level, run.sample) == ("burst", True, "1.2", 0.5)
+    assert (run.flag, run.published_only, run.report) == ("f", True, str(tmp_path / "r"))
+    suites(vectors=[outcome("vectors", "a", "failed")])
+    former(capsys, "conformance", tmp_path, code=1)
+    assert "give --vectors DIR or --specs DIR" in former(capsys, "conformance", code=2)[1]
+
+
+def test_validate_is_the_suite_contract_with_its_former_options(suites, capsys, tmp_path, monkeypatch):
+    ran = suites(contract=CTS)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for words, device, drivers in (
+        (["toy"], "toy", ()),
+        (["toy", "--device", "other"], "other", ()),
+        (["toy.py", "--device", "other"], "other", ("toy.py",)),
+        (["folder"], "", ("folder",)),
+    ):
+        former(capsys, "validate", *words)
+        assert (ran.asked[-1][1].device, ran.asked[-1][1].drivers) == (device, drivers)
+    former(capsys, "validate", "toy", "--samples", "5", "--only", "values/add", "--only", "cache", "--only", "/MUL")
+    name, run, _ = ran.asked[-1]
+    names = ["values/ADD", "values/MUL", "cache-token/NEG", "values/NEG", "identity"]
+    assert (name, run.scale) == ("contract", 2.5)
+    assert [bool(re.search(run.pattern, each)) for each in names] == [True, True, True, False, False]
+    assert "DRIVER is missing" in former(capsys, "validate", code=2)[1]
+    assert "stale-output" in former(capsys, "validate", "--list")[0]
+
+
 def test_the_remaining_time_is_estimated_from_the_mean_time_of_the_cases():
     now = [0.0]
     left = TimeLeft(lambda: now[0])
@@ -313,4 +393,4 @@ def test_specifications_run_without_a_folder_of_vectors_and_failures_are_repeate
     found = json.loads(called(capsys, "test", "vectors", "--specs", SPECS, "--jobs", "1", "--json", code=1)[0])
     (suite,) = found["suites"]  # of which some are wrong on purpose
     assert suite["totals"]["passed"] > 20 and suite["totals"]["failed"] > 10 and suite["error"] == ""
-    assert all(f"nnhal test vectors --specs {SPECS} --filter " in group["repeat"] for group in found["groups"])
+    assert all(f"nnhal test vectors --specs {SPECS}/" in group["repeat"] for group in found["groups"])

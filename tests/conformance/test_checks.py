@@ -13,8 +13,8 @@ import pytest
 from nnhal.base.errors import DeadObject, InvalidArgument, OperationFailed
 from nnhal.base.levels import V1_1, V1_2, V1_3
 from nnhal.conformance.differential import other_constants
-from nnhal.conformance.validate.check import CHECKS, CheckOutcome
-from nnhal.conformance.validate.run import Validation, repeats_check
+from nnhal.conformance.validate.check import CHECKS
+from nnhal.conformance.validate.run import Validation
 from nnhal.conformance.validate.trial import (
     AFTER,
     Drawing,
@@ -388,23 +388,6 @@ def test_there_is_at_least_one_draw() -> None:
     assert Validation(draws=1).draws == 1
     with pytest.raises(InvalidArgument, match="draws is 0, must be at least 1"):
         Validation(draws=0)
-
-
-@pytest.mark.parametrize(
-    ("named", "words"),
-    [
-        ({"device": "x"}, "x"), ({"drivers": ("a.py",)}, "a.py"),
-        ({"drivers": ("a.py",), "device": "x"}, "a.py --device x"), ({}, "reference"),
-        ({"device": "x", "level": "1.2", "isolate": True, "seed": 5, "draws": 3},
-         "x --level 1.2 --isolate --seed 5 --samples 3"),
-        ({"device": "x", "options": {"*": {"fast": True}, "x": {"n": 2}}}, "x --option fast=true --option x:n=2"),
-        ({"device": "x", "draws": 2, "seed": 0}, "x"),
-    ],
-)  # fmt: skip
-def test_the_command_of_a_check_asks_for_what_was_asked_for(named: dict[str, Any], words: str) -> None:
-    chosen = Validation(**named)
-    assert repeats_check(chosen, CheckOutcome("runs", ADD, "failed")) == f"nnhal validate {words} --only runs/ADD"
-    assert repeats_check(chosen, CheckOutcome("identity", "", "failed")) == f"nnhal validate {words} --only identity"
 
 
 def test_hints_and_options_are_asked_for_as_they_are_told() -> None:

@@ -17,11 +17,10 @@ from nnhal.conformance.subject import Subject
 from nnhal.conformance.suite import (
     ENDLESS_LOOP_TIMEOUT_NS,
     Outcome,
-    outcome_of_exit,
-    outcome_of_text,
     read_only,
     run_vector,
 )
+from nnhal.conformance.verdict import outcome_of_text
 from nnhal.conformance.ways import WAYS
 from nnhal.conformance.worker import StageBoard, _told, process_of
 from nnhal.hal.background import FencedExecution
@@ -67,7 +66,6 @@ def test_what_a_dead_object_says_begins_with_the_process() -> None:
         == "the driver process was killed by SIGSEGV"
     )
     assert outcome_of_text("it is gone") == "it is gone"
-    assert outcome_of_exit("device x", "run", "it is gone") == "device x: run(): it is gone"
 
 
 def test_nothing_but_elements_needs_memory_that_cannot_be_written_to() -> None:

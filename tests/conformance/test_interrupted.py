@@ -84,7 +84,9 @@ def test_an_interrupted_run_ends_and_leaves_no_process(moment: str, jobs: str, v
     what, later, times = MOMENTS[moment]
     driver = tmp_path / "stuck.py"
     driver.write_text(STUCK)
-    command = Command("conformance", str(vectors), "--driver", str(driver), "--isolate", "--jobs", jobs)
+    command = Command(
+        "test", "vectors", "--vectors", str(vectors), "--driver", str(driver), "--isolate", "--jobs", jobs
+    )
     try:
         wait_until(lambda: started(command, what), moment)
         jitter(dice := random.Random(1), later)
@@ -104,7 +106,7 @@ def test_an_interrupted_run_ends_and_leaves_no_process(moment: str, jobs: str, v
 def test_a_run_that_is_killed_leaves_no_process(end: signal.Signals, vectors: Path, tmp_path: Path) -> None:
     driver = tmp_path / "stuck.py"
     driver.write_text(STUCK)
-    command = Command("conformance", str(vectors), "--driver", str(driver), "--isolate", "--jobs", "2")
+    command = Command("test", "vectors", "--vectors", str(vectors), "--driver", str(driver), "--isolate", "--jobs", "2")
     try:
         wait_until(lambda: started(command, DRIVER), "a driver's process")
         command.process.send_signal(end)

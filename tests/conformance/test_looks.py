@@ -35,11 +35,11 @@ from nnhal.base.operands import Value
 from nnhal.base.records import as_dict
 from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.draw import Call
+from nnhal.conformance.place import place_of
 from nnhal.conformance.pool import children_of
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.validate import limits, numbers, other_ways, outputs, queries
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome
-from nnhal.conformance.validate.place import place_of
 from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, Trial, open_trial
 from nnhal.conformance.validate.worker import outcome_of
 from nnhal.hal import queue, request

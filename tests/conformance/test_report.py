@@ -1,18 +1,14 @@
-"""What `nnhal conformance` says of failures: groups, the command that repeats one, a folder with one alone."""
+"""Kinds of reasons, and the folder of a failing vector alone."""
 
 import json
-import re
 import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nnhal.conformance.report import grouped, kind_of, repeats
-from nnhal.conformance.selection import Selection
-from nnhal.conformance.suite import Outcome
+from nnhal.conformance.verdict import kind_of
 from tests.cli.test_cli import nnhal
-from tests.cli.test_schemas import fits
 
 DRIVER = """
 import numpy as np
@@ -59,73 +55,27 @@ def test_reasons_that_differ_in_more_are_of_two(one: str, other: str) -> None:
     assert kind_of(one) != kind_of(other)
 
 
-def test_groups_are_of_one_operation_verdict_reason_and_hint_and_leave_nothing_out() -> None:
-    def made(id: str, verdict: str, reason: str = "1 differs", primary: str = "ADD", hint: str = "") -> Outcome:
-        return Outcome(id, verdict, reason, primary=primary, hint=hint)
-
-    outcomes = [
-        made("b", "failed", "2 differs"), made("a", "failed"), made("c", "crashed"), made("d", "hung"),
-        made("e", "failed", primary="MUL"), made("f", "failed", hint="bias?"), made("g", "passed"),
-        made("h", "unsupported"), made("i", "failed", "has no value"),
-    ]  # fmt: skip
-    groups = [(g.operation, g.verdict, g.hint, g.first.reason, [o.id for o in g.outcomes]) for g in grouped(outcomes)]
-    assert groups[0] == ("ADD", "failed", "", "1 differs", ["a", "b"])
-    assert sorted(groups[1:]) == [
-        ("ADD", "crashed", "", "1 differs", ["c"]), ("ADD", "failed", "", "has no value", ["i"]),
-        ("ADD", "failed", "bias?", "1 differs", ["f"]),
-        ("ADD", "hung", "", "1 differs", ["d"]), ("MUL", "failed", "", "1 differs", ["e"]),
-    ]  # fmt: skip
-
-
-def test_the_command_that_repeats_a_vector_selects_it_as_it_ran() -> None:
-    selection = Selection(
-        Path("a folder"),
-        device="x",
-        drivers=("a.py", "b.py"),
-        pattern="z",
-        way="burst",
-        isolate=True,
-        level="1.2",
-        share=0.1,
-    )
-    words = shlex.split(repeats(selection, Outcome("V1_0/a/a.b", "failed", variant="dynamic")))
-    assert words == [
-        *("nnhal", "conformance", "a folder", "--driver", "a.py", "--driver", "b.py", "--device", "x"),
-        *("--execution-path", "burst", "--level", "1.2", "--isolate", "--filter", r"^V1_0/a/a\.b$"),
-    ]
-    assert "--published-only" in repeats(selection, Outcome("V1_0/a/a.b", "failed"))
-    many = tuple(f"V1_0/x/{n}" for n in range(30))
-    late = shlex.split(repeats(selection, Outcome("V1_0/a/a.b", "crashed", alone="passed", before=many)))
-    wanted = "|".join([*many[-20:], r"V1_0/a/a\.b"])
-    assert late[-4:] == ["--jobs", "1", "--filter", f"^({wanted})$"] and "--published-only" not in late
-
-
-def test_failures_are_one_line_a_group_with_a_command_and_a_folder_that_fail_again(
-    vectors: Path, tmp_path: Path
-) -> None:
-    driver = tmp_path / "high.py"
+def test_a_report_has_a_vector_of_each_kind_of_failure_which_fails_again_alone(vectors: Path, tmp_path: Path) -> None:
+    driver, report = tmp_path / "high.py", tmp_path / "report"
     driver.write_text(DRIVER)
-    chosen = "--driver", str(driver), "--operation", "add", "--repro", str(tmp_path / "alone")
-    found = json.loads(nnhal("conformance", str(vectors), *chosen, "--json", code=1))
-    fits(found, "conformance")
-    assert found["totals"]["passed"] == 0 < found["totals"]["failed"] == len(found["failures"])
-    assert sum(group["count"] for group in found["groups"]) == len(found["failures"]) > len(found["groups"])
+    words = "test", "vectors", "--driver", str(driver), "--json", "--vectors"
+    found = json.loads(nnhal(*words, str(vectors), "--operation", "add", "--report", str(report), code=1))
+    cases = {case["name"]: case for case in found["suites"][0]["cases"]}
+    assert found["totals"]["passed"] == 0 < found["totals"]["failed"] == len(cases)
+    assert sum(group["count"] for group in found["groups"]) == len(cases) > len(found["groups"])
     assert {"all 3 too high: bias?", "all 3 steps high: zero point?"} & {group["hint"] for group in found["groups"]}
 
     group = found["groups"][0]
     again = json.loads(nnhal(*shlex.split(group["repeat"])[1:], "--json", code=1))
-    assert group["reason"] in [failure["reason"] for failure in again["failures"]]
+    assert [each["reason"] for each in again["groups"]] == [group["reason"]]
 
-    folder = Path(group["repro"])
-    alone = json.loads(nnhal("conformance", str(folder), "--driver", str(driver), "--json", code=1))
-    assert group["reason"] in [failure["reason"] for failure in alone["failures"]]
-    assert json.loads(nnhal("conformance", str(folder), "--json"))["totals"]["failed"] == 0  # on the reference
+    folder = Path(cases[group["cases"][0]["name"]]["found"]["vector"])
+    assert folder.parent == report / "vectors"
+    assert len(list(folder.parent.iterdir())) == sum("found" in case for case in cases.values()) < len(cases)
+    alone = json.loads(nnhal(*words, str(folder), code=1))
+    assert group["reason"] in [each["reason"] for each in alone["groups"]]
+    assert json.loads(nnhal("test", "vectors", "--json", "--vectors", str(folder)))["totals"]["failed"] == 0
     arrays = np.load(folder / "arrays.npz")
     difference = arrays["output_0"].astype(float) - arrays["expected_0"].astype(float)
     assert np.allclose(difference, 3) and "input_0" in arrays
     assert "ADD" in (folder / "model.txt").read_text()
-
-    shown = nnhal("conformance", str(vectors), *chosen[:-2], code=1)
-    assert len(re.findall(r"^FAILED \d+ ADD: output 0: ", shown, re.M)) == len(found["groups"])
-    assert len(re.findall(r"^    nnhal conformance ", shown, re.M)) == len(found["groups"])
-    assert shown.count("differ") == len(found["groups"])

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from nnhal.base.errors import InvalidArgument, ResourceExhausted
-from nnhal.conformance.report import repeats
-from nnhal.conformance.selection import Selection
 from nnhal.conformance.specs import process
 from nnhal.conformance.specs.archive import BuiltVectors, build
 from nnhal.conformance.specs.comparison import compare
 from nnhal.conformance.specs.process import SpecReader
 from nnhal.conformance.specs.source import read
-from nnhal.conformance.suite import Outcome
+from nnhal.conformance.suites.run import repeat_command
+from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
 from nnhal.conformance.vectors import Vector, index
 from nnhal.conformance.vectors import read as read_vectors
 from tests.cli.test_cli import nnhal
@@ -392,15 +391,16 @@ def test_a_wrong_specification_is_an_error_and_the_others_are_written(own: Path,
         assert archive.namelist() == ["own.json", "own.bin"]
 
 
-def test_conformance_runs_specifications(own: Path) -> None:
+def test_specifications_are_run_without_a_folder_of_vectors(own: Path) -> None:
     own.write_text(ADD + DATA)
-    found = json.loads(nnhal("conformance", "--specs", str(own), "--published-only", "--jobs", "1", "--json"))
+    words = "test", "vectors", "--specs", str(own), "--published-only", "--jobs", "1", "--json"
+    found = json.loads(nnhal(*words))
     assert found["totals"]["passed"] == 2 and not found["groups"]
-    assert "not both" in nnhal("conformance", str(own.parent), "--specs", str(own), code=2)
 
 
 def test_a_vector_of_a_specification_is_repeated_from_that_alone(own: Path) -> None:
     own.write_text(ADD + DATA)
-    selection = Selection(Path("gone"), specs=own.parents[1])
-    outcome = Outcome("V1_2/own/own", "failed", "", "", "ADD", 0)
-    assert repeats(selection, outcome).startswith(f"nnhal conformance --specs {own} ")
+    run = SuiteRun(vectors="gone", specs=str(own.parents[1]))
+    alone, late = (CaseOutcome("vectors", "V1_2/own/own", "failed", before=ran) for ran in ((), ("V1_2/own/a",)))
+    assert repeat_command(run, alone).startswith(f"nnhal test vectors --specs {own} ")
+    assert repeat_command(run, late).startswith(f"nnhal test vectors --specs {own.parents[1]} ")

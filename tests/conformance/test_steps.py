@@ -15,7 +15,7 @@ from tests.suites.faulty.driver.numbers import OneStepHigh, Requantised, Requant
 
 
 def steps(arithmetic: Arithmetic, operation: str) -> tuple[str, str]:
-    """The verdict and the reason of `nnhal validate DRIVER --only steps/OPERATION`."""
+    """The verdict and the reason of the check `steps/OPERATION`."""
     device = type("Rounding", (Healthy,), {"arithmetic": arithmetic})()
     with open_trial(Trial(device, Drawing(operation, 0, DRAWS), [].append, isolated=False)) as trial:
         return outcome_of(CHECKS["steps"], trial)[:2]

@@ -9,9 +9,10 @@ import pytest
 
 from nnhal.base.errors import DeviceUnavailable
 from nnhal.conformance.parallel import run_vectors
-from nnhal.conformance.report import repeats
 from nnhal.conformance.selection import Selection
 from nnhal.conformance.suite import Outcome
+from nnhal.conformance.suites.run import repeat_command
+from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
 from nnhal.conformance.vectors import index
 
 TIMEOUT = 8.0  # seconds; a crash takes a fraction of one, and several beside other work
@@ -135,6 +136,8 @@ def test_every_fault_costs_its_own_vector_and_is_named(outcomes: list[Outcome]) 
         found = [outcome for outcome in outcomes if outcome.primary == operation]
         assert [outcome.verdict for outcome in found] == [verdict], found
         assert re.search(reason.format(stage), found[0].reason), found
+    places = {outcome.primary: outcome.place for outcome in outcomes}
+    assert all(places[name].startswith(("wrong.py:", "faulty.py:")) for name in ("PRELU", "TANH", "LOGISTIC")), places
 
 
 def test_the_healthy_vectors_between_them_pass_each_once(outcomes: list[Outcome], vectors: Path) -> None:
@@ -217,8 +220,9 @@ def test_a_crash_that_what_ran_before_has_done_is_named_so_with_what_that_was(
             "crashed late, passed alone in a new process: device late: run(): the driver pro"
         )
         assert "SIGABRT" in outcome.reason and outcome.id not in outcome.before
-    words = shlex.split(repeats(selection, late[0]))
-    assert words[words.index("--jobs") + 1] == "1" and "--published-only" not in words
+    case = CaseOutcome("vectors", late[0].id, "crashed", before=late[0].before)
+    words = shlex.split(repeat_command(SuiteRun(), case))
+    assert words[words.index("--jobs") + 1] == "1"
     pattern = words[words.index("--filter") + 1]
     again = run(replace(selection, pattern=pattern), 1)
     assert {outcome.id for outcome in again} == {late[0].id, *late[0].before}

@@ -1,4 +1,4 @@
-"""What `nnhal validate` says of compilations that a driver keeps."""
+"""What `nnhal test cache` says of compilations that a driver keeps."""
 
 import os
 from collections import Counter

@@ -78,6 +78,7 @@ def test_another_memory_than_then_is_refused() -> None:
 
 def test_what_is_restored_is_given_the_memories_of_the_layout_that_it_was_prepared_in() -> None:
     """By the judge, too: a filter that was turned for the device lies in a memory beside the model's own."""
-    command = [sys.executable, "-m", "nnhal.cli.main", "validate", "onnxruntime", "--only", "cache-restored/CONV_2D"]
+    command = [sys.executable, "-m", "nnhal.cli.main", "test", "cache", "-d", "onnxruntime"]
+    command += ["--filter", "^cache-restored/CONV_2D$"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

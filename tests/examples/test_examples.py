@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -42,11 +43,12 @@ def test_the_extensions_operations_are_validated_by_their_records(tmp_path, kern
     driver = tmp_path / "fourier.py"
     source = (EXAMPLES / "my_extension.py").read_text()
     driver.write_text(source.replace('FOURIER.operation("FFT"): np.fft.fft', f'FOURIER.operation("FFT"): {kernel}'))
-    program = [sys.executable, "-m", "nnhal.cli.main", "validate", str(driver), "--samples", "1", "--only", "values"]
-    done = subprocess.run([*program, "--json"], capture_output=True, text=True, check=False)
-    operations = json.loads(done.stdout)["operations"]
-    assert set(operations) == {"com.example.fourier.FFT", "com.example.fourier.ABSOLUTE"}
-    assert {name: counts["failed"] for name, counts in operations.items() if counts["failed"]} == failed
+    program = [sys.executable, "-m", "nnhal.cli.main", "test", "contract", "--driver", str(driver), "--scale", "0.5"]
+    done = subprocess.run([*program, "--filter", "^values/", "--json"], capture_output=True, text=True, check=False)
+    (suite,) = json.loads(done.stdout)["suites"]
+    cases = [case for case in suite["cases"] if case["verdict"] not in ("skipped", "unsupported")]
+    assert {case["operation"] for case in cases} == {"com.example.fourier.FFT", "com.example.fourier.ABSOLUTE"}
+    assert Counter(case["operation"] for case in cases if case["verdict"] == "failed") == failed
     assert done.returncode == bool(failed)
 
 

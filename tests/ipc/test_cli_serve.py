@@ -262,11 +262,12 @@ def test_a_driver_that_crashes_does_not_take_the_command_with_it(tiny: str, tmp_
 
 
 @pytest.mark.parametrize("level", ["1.0", "1.2"])
-def test_conformance_isolated_at_a_level_calls_only_its_methods(vectors: Path, level: str) -> None:
+def test_vectors_isolated_at_a_level_calls_only_its_methods(vectors: Path, level: str) -> None:
     share = {"1.0": "0.05", "1.2": "0.01"}[level]
     arguments = ("--device", "reference", "--isolate", "--level", level, "--sample", share, "--jobs", "1", "--json")
-    found = json.loads(nnhal("conformance", str(vectors), "--published-only", *arguments))
+    found = json.loads(nnhal("test", "vectors", "--vectors", str(vectors), "--published-only", *arguments))
     assert found["totals"]["passed"] > 20 and found["totals"]["failed"] == 0
     late = {"1.0": r"_1_[123]|ynchronously|Burst|getType|Version", "1.2": r"_1_3|Fenced|allocate"}[level]
-    assert found["calls"]["execute" if level == "1.0" else "executeSynchronously"] > 20
-    assert not [name for name in found["calls"] if re.search(late, name)]
+    calls = found["suites"][0]["calls"]
+    assert calls["execute" if level == "1.0" else "executeSynchronously"] > 20
+    assert not [name for name in calls if re.search(late, name)]

@@ -66,8 +66,7 @@ def test_a_failed_vector_is_exit_code_1(vectors: Path, tmp_path: Path) -> None:
         "device = Wrong\n"
     )
     selected = (
-        "conformance",
-        str(vectors),
+        *("test", "vectors", "--vectors", str(vectors)),
         "--driver",
         str(file),
         "--filter",
@@ -77,5 +76,5 @@ def test_a_failed_vector_is_exit_code_1(vectors: Path, tmp_path: Path) -> None:
         "1",
     )
     document = json.loads(nnhal(*selected, "--json", code=1))
-    assert document["totals"]["failed"] == len(document["failures"]) > 0 == document["totals"]["passed"]
-    assert "FAILED " in nnhal(*selected, code=1)
+    assert document["totals"]["failed"] > 0 == document["totals"]["passed"]
+    assert "FAIL " in nnhal(*selected, code=1)

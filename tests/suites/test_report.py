@@ -275,14 +275,33 @@ def test_the_document_is_as_its_schema_says():
 def test_the_command_that_repeats_a_case_has_all_that_it_depends_on():
     run = SuiteRun(
         drivers=("a b.py",), isolate=True, level="1.2", seed=12345678, scale=0.25, timeout=3.0, sample=0.1, pattern="x",
-        specs="specs", vectors="temporary", model="m.tflite",
+        specs="specs", vectors="temporary", model="m.tflite", execution_path="burst",
     )  # fmt: skip
     text = (
-        "nnhal test {} --driver 'a b.py' --level 1.2 --isolate --seed 12345678 --scale 0.25 --timeout 3{} --filter {}"
+        "nnhal test {} --driver 'a b.py' --level 1.2 --isolate {} --seed 12345678 --scale 0.25 --timeout 3 --filter {}"
     )
-    assert repeat_command(run, outcome("V1_0/a (signed)", "failed", suite="vectors")) == text.format(
-        "vectors", " --specs specs --model m.tflite", r"'^V1_0/a\ \(signed\)$'"
+    assert repeat_command(run, outcome("V1_0/a/b (signed)", "failed", suite="vectors")) == text.format(
+        "vectors", "--specs specs --execution-path burst", r"'^V1_0/a/b\ \(signed\)$'"
     )
     assert repeat_command(run, outcome("a.b", "failed", suite="mlts")) == text.format(
-        "mlts", " --model m.tflite", r"'^a\.b$'"
+        "mlts", "--model m.tflite", r"'^a\.b$'"
     )
+
+
+def test_a_case_that_fails_only_after_others_is_repeated_after_them():
+    names = tuple(f"{n}." for n in range(30))
+    said = repeat_command(SuiteRun(vectors="v"), outcome("last", "crashed", suite="vectors", before=names))
+    wanted = "|".join([*(rf"{n}\." for n in range(10, 30)), "last"])
+    assert said == f"nnhal test vectors --vectors v --jobs 1 --filter '^({wanted})$'"
+
+
+def test_exceptions_of_one_class_from_one_line_are_one_cause():
+    raised = [
+        f"DriverFailed: supports() raised {kind}: {text}" for kind, text in (("KeyError", "a"), ("KeyError", "b"))
+    ]
+    several = [outcome(f"verdicts/{n}", "failed", why, place="mine.py:3") for n, why in enumerate(raised)]
+    several += [
+        outcome("verdicts/3", "failed", raised[0].replace("KeyError", "ValueError"), place="mine.py:3"),
+        outcome("verdicts/4", "failed", raised[0], place="mine.py:4"),
+    ]
+    assert [len(group.results) for group in grouped(CaseResult(each) for each in several)] == [2, 1, 1]

@@ -14,13 +14,13 @@ _MEMBERS = {
     "Profile": "--show --export --import --forget",
     "Input": "--input --seed --range --raw --mean --std --letterbox --fill --rate --samples",
     "Output": "--output --part --labels --top --export-json --profile --histogram --operations --dot --svg --png --list "
-    "--all-failures --repro --report",
+    "--report",
     "Placement": "--device --against --driver --option --fallback --strategy --rule --tune --placement --why --numerics",
     "Execution": "--threads --isolate --deadline --vs --iterations --warmup --duration --streams --rtol --atol --lsb "
     "--level --timeout --jobs --execution-path --no-isolation --quick --busy --scale",
     "Cache": "--cache-dir --no-cache --size",
     "Selection": "--check --vectors --specs --model --data --expected --operation --filter --published-only --sample "
-    "--flag --only --all-operations --only-new",
+    "--flag --all-operations --only-new",
     "Service": "--name --read --allow --metrics --unconfined --systemd",
     "Diagnostics": "--trace --verbose --json --help --version",
 }

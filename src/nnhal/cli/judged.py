@@ -1,14 +1,13 @@
-"""Shared code of the verbs that check a driver: collects outcomes with progress, and counts verdicts."""
+"""Shared code of the verbs that check a driver: the time limit, and progress while outcomes come."""
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from logging import CRITICAL
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
-from rich.progress import Progress
 
 from nnhal.base.log import logger
 from nnhal.cli import common
@@ -22,72 +21,32 @@ def timeout_option(help: str) -> Callable[[Any], Any]:
     return click.option("--timeout", default=TIMEOUT, show_default=True, metavar="SECONDS", help=help)
 
 
-class RunResult(NamedTuple):
-    """The outcomes of a run.
-
-    Attributes:
-        outcomes: The outcomes.
-        calls: The number of calls of each driver method.
-        device: The device's name.
-        interrupted: The number of outcomes that are missing after Ctrl-C; 0 if the run is complete.
-    """
-
-    outcomes: list[Any]
-    calls: Counter[str]
-    device: str
-    interrupted: int
-
-
 def run_with_progress(
-    results: Generator[tuple[TaskResult, int, int], None, None],
-    what: str,
-    told_of: str,
-    device: str,
-    quiet: bool,
-    bad: Callable[[Any], object] | None = None,
-) -> RunResult:
+    results: Generator[tuple[TaskResult, int, int], None, None], what: str, told_of: str, device: str, quiet: bool
+) -> list[Any]:
     """Collects outcomes, with progress on stderr: a bar on a terminal, else a line every 10 seconds.
 
     Args:
         results: Outcomes, the number done and the total.
-        what: The unit of the progress, such as "checks".
-        told_of: The text before the device's name, such as "checks of".
+        what: The unit of the progress, such as "kernels".
+        told_of: The text before the device's name, such as "kernels of".
         device: The device's name until a result has it.
         quiet: Whether no progress is printed.
-        bad: Called with each bad outcome. If it is given, Ctrl-C ends the run, and the outcomes so far are returned.
-
-    Raises:
-        KeyboardInterrupt: The user pressed Ctrl-C, and `bad` is not given.
     """
     outcomes: list[Any] = []
-    calls: Counter[str] = Counter()
-    lost = 0
     counts: Counter[str] = Counter()
     lines, estimate = ProgressLines(common.status.print), TimeLeft()
     with closing(results), _reasons_alone(), common.progress(quiet) as bar:
         task = bar.add_task(what, total=None)
-        done, total = 0, 1
-        try:
-            for some, done, total in results:
-                outcomes += some.outcomes
-                calls += some.calls
-                device = some.device
-                found = [outcome for outcome in some.outcomes if outcome.verdict in BAD]
-                counts.update(outcome.verdict for outcome in found)
-                told = "".join(f", {number} {verdict}" for verdict, number in counts.items())
-                left = estimate.after(done, total)
-                bar.update(task, completed=done, total=total, description=f"{told_of} {device}{told}", left=left)
-                if bad is not None and found:
-                    with _aside(bar):
-                        for outcome in found:
-                            bad(outcome)
-                if not (quiet or common.status.is_terminal):
-                    lines.at(f"{told_of} {device}: {done:,} of {total:,}{told}", left)
-        except KeyboardInterrupt:
-            if bad is None:
-                raise
-            lost = max(1, total - done)
-    return RunResult(outcomes, calls, device, lost)
+        for some, done, total in results:
+            outcomes += some.outcomes
+            counts.update(outcome.verdict for outcome in some.outcomes if outcome.verdict in BAD)
+            told = "".join(f", {number} {verdict}" for verdict, number in counts.items())
+            left = estimate.after(done, total)
+            bar.update(task, completed=done, total=total, description=f"{told_of} {some.device}{told}", left=left)
+            if not (quiet or common.status.is_terminal):
+                lines.at(f"{told_of} {some.device}: {done:,} of {total:,}{told}", left)
+    return outcomes
 
 
 class TimeLeft:
@@ -127,19 +86,6 @@ class ProgressLines:
 
 
 @contextmanager
-def _aside(bar: Progress) -> Iterator[None]:
-    """Hides a bar while other output goes to the same terminal."""
-    shown = bar.live.is_started
-    if shown:
-        bar.stop()
-    try:
-        yield
-    finally:
-        if shown:
-            bar.start()
-
-
-@contextmanager
 def _reasons_alone() -> Iterator[None]:
     """Mutes the drivers' log unless the user configured it: the outcome's reason has a driver's last output."""
     log = logger("driver")
@@ -149,9 +95,3 @@ def _reasons_alone() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
-
-
-def count_verdicts(outcomes: Iterable[Any], verdicts: Sequence[str]) -> dict[str, int]:
-    """Counts the outcomes of each verdict."""
-    found = Counter(outcome.verdict for outcome in outcomes)
-    return {verdict: found[verdict] for verdict in verdicts}

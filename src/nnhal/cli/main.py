@@ -38,8 +38,6 @@ VERBS = {
     },
     "Drivers": {
         "test": "Run test suites on a device.",
-        "validate": "Check a driver against its contract.",
-        "conformance": "Run test vectors on a device.",
         "vectors": "Build test vectors from AOSP's specs.",
         "reduce": "Shrink a failing model.",
         "capture": "Capture the HAL session of a command.",
@@ -54,11 +52,11 @@ VERBS = {
 EXAMPLES = {
     "Models": "nnhal run mobilenet_v1 --input photo.jpg",
     "Devices": "nnhal devices",
-    "Drivers": "nnhal validate my_driver.py",
+    "Drivers": "nnhal test contract --driver my_driver.py",
     "Data": "nnhal cache list",
 }
 NAMES = [name for verbs in VERBS.values() for name in verbs]
-FORMERLY = {"prove": "verify"}
+FORMERLY = {"prove": "verify", "conformance": "test vectors", "validate": "test contract"}
 MODULES = {"verify": "prove"}  # modules with another name than their verb
 ANSWER_NO = 1
 DRIVER = "nnhal.driver."  # prefix of the loggers of isolated drivers
@@ -77,6 +75,9 @@ class CommandGroup(click.Group):
         if cmd_name in FORMERLY:
             now = FORMERLY[cmd_name]
             click.echo(f"warning: nnhal {cmd_name} is now nnhal {now}; the next release has no {cmd_name}", err=True)
+            if " " in now:
+                former: click.Command = import_module("nnhal.cli.former").COMMANDS[cmd_name]
+                return former
             cmd_name = now
         if cmd_name not in NAMES:
             return None

@@ -49,8 +49,8 @@ def command(
         choices = _chosen(variants_to_prove(device, every=every), operations)
         if missing and not (choices := [choice for choice in choices if choice.found is None]):
             continue
-        ran = run_with_progress(run_proofs(subject, choices, jobs), "kernels", "kernels of", device.name, as_json)
-        outcomes: list[ProofOutcome] = ran.outcomes
+        proofs = run_proofs(subject, choices, jobs)
+        outcomes: list[ProofOutcome] = run_with_progress(proofs, "kernels", "kernels of", device.name, as_json)
         found = found_by(outcomes, choices)
         if found:
             keep(device, found)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -14,9 +15,8 @@ from typing import Any
 
 import click
 
-from nnhal.base.brief import duration
 from nnhal.base.brief import with_count as many
-from nnhal.base.columns import HEIGHT, columns, shortened
+from nnhal.base.columns import WIDTH, columns
 from nnhal.base.errors import InvalidArgument, NnhalError
 from nnhal.base.names import printable, suggestion
 from nnhal.base.records import Record, replace
@@ -31,26 +31,16 @@ from nnhal.conformance.subject import ANY
 from nnhal.conformance.suites.report import expected as expected_failures
 from nnhal.conformance.suites.report.documents import as_json as document_of
 from nnhal.conformance.suites.report.documents import as_junit
-from nnhal.conformance.suites.report.page import answer_of, as_page
-from nnhal.conformance.suites.report.results import (
-    EXPECTED,
-    RESULTS,
-    ExpectedFailure,
-    FailureGroup,
-    SuiteResult,
-    TestReport,
-    counted,
-    grouped,
-    reasons,
-    short_reason,
-)
-from nnhal.conformance.suites.run import SUITES, VECTORS, Progress, notes_of, repeat_command, run_suite
+from nnhal.conformance.suites.report.lines import as_lines
+from nnhal.conformance.suites.report.page import as_page
+from nnhal.conformance.suites.report.results import EXPECTED, ExpectedFailure, SuiteResult, TestReport
+from nnhal.conformance.suites.run import ONLY_FOR, SUITES, VECTORS, Progress, listed, notes_of, run_suite
 from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
+from nnhal.conformance.ways import WAYS
+from nnhal.ops import OPS
 
-SHOWN = 10  # groups of failures, unless --verbose
 PAGE, JUNIT, DOCUMENT = "index.html", "junit.xml", "results.json"
 _JUDGED = "passed", "failed", "crashed", "hung"
-_SHORT = {"failed": "FAIL", "crashed": "CRASH", "hung": "HANG"}
 folder_type = click.Path(exists=True, file_okay=False, path_type=Path)
 file_type = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -86,6 +76,13 @@ class _Plan(Record, frozen=True):
     metavar="FRACTION",
     help="Run this share of the cases, chosen by a hash.",
 )
+@click.option(
+    "--operation",
+    "operations",
+    multiple=True,
+    metavar="NAME",
+    help="Run only cases of this operation; may be repeated.",
+)
 @click.option("--filter", "pattern", default="", metavar="REGEX", help="Run only cases whose name matches.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all random choices.")
 @click.option(
@@ -93,12 +90,21 @@ class _Plan(Record, frozen=True):
     default=1.0,
     show_default=True,
     metavar="FACTOR",
-    help="Multiply the number of drawn cases and the durations.",
+    help="Multiply the number of drawn cases and calls, and the durations.",
 )
 @timeout_option("Time until a call of the driver counts as hung.")
 @common.jobs_option("Processes that run cases at once.")
 @click.option("--vectors", type=folder_type, help="Folder of test vectors, for the suite vectors.")
 @click.option("--specs", type=specs_type, help="AOSP's test specifications, instead of --vectors.")
+@click.option("--flag", default="", help="Run only vectors with this flag, such as deviceMemory.")
+@click.option("--published-only", is_flag=True, help="Leave out the variants that nnhal derives from vectors.")
+@click.option(
+    "--execution-path",
+    type=click.Choice(list(WAYS)),
+    default="plain",
+    show_default=True,
+    help="How the driver executes a vector.",
+)
 @click.option("--model", type=click.Path(), default="", metavar="MODEL", help="Your model, for the suite mlts.")
 @click.option(
     "--data",
@@ -120,9 +126,9 @@ class _Plan(Record, frozen=True):
     "--report",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help=f"Write {PAGE}, {JUNIT} and {DOCUMENT} here.",
+    help=f"Write {PAGE}, {JUNIT} and {DOCUMENT} here, and a vector of each kind of failure.",
 )
-@click.option("--list", "as_list", is_flag=True, help="List the suites and run none.")
+@click.option("--list", "as_list", is_flag=True, help="List the suites, or the cases of SUITE, and run none.")
 @common.verbose_option
 @common.json_option
 def command(
@@ -140,9 +146,7 @@ def command(
 
     `nnhal test --list` shows the suites. The exit code is 1 if a case fails, crashes or hangs, or if a suite tests nothing.
     """
-    if as_list:
-        return _list(as_json)
-    names = _known(suites)
+    names = _known(suites) if suites or not as_list else []
     vectors = options["vectors"]
     if VECTORS in names and (vectors is None) == (specs is None):
         raise click.UsageError("the suite vectors needs a folder of test vectors: give --vectors DIR or --specs DIR")
@@ -150,24 +154,17 @@ def command(
         re.compile(options["pattern"])
     except re.error as error:
         raise click.UsageError(f"--filter {options['pattern']!r}: must be a regular expression: {error}") from None
-    run = SuiteRun(
-        device=options["device"],
-        drivers=options["drivers"],
-        isolate=options["isolate"],
-        level=options["level"],
-        timeout=options["timeout"],
-        options=common.parse_options(options["driver_options"], None, options["device"] or ANY),
-        seed=options["seed"],
-        sample=options["sample"],
-        scale=options["scale"],
-        pattern=options["pattern"],
-        vectors=str(vectors or ""),
-        specs=str(specs or ""),
-        model=options["model"],
-        data=options["data"],
-        labels=options["labels"],
-        report=str(report.absolute()) if report is not None else "",
-    )
+    given = {
+        "options": common.parse_options(options.pop("driver_options"), None, options["device"] or ANY),
+        "operations": frozenset(name.upper() for name in options["operations"]),
+        "vectors": str(vectors or ""),
+        "specs": str(specs or ""),
+        "report": str(report.absolute()) if report is not None else "",
+    }
+    run = SuiteRun(**options | given)
+    _require_use(names, run)
+    if as_list:
+        return _list(names, run, as_json)
     plan = _Plan(names, run, expected_failures.read(expected) if expected is not None else [], jobs, as_json)
     if report is not None:
         _make(report)
@@ -175,10 +172,11 @@ def command(
         found = _run(plan)
         if report is not None:
             _write(report, found)
-        _show(found, report, verbose=verbose, as_json=as_json)
+        nothing = not found.stopped and not any(each.verdict in (*_JUDGED, EXPECTED) for each in found.results)
+        _show(found, report, verbose=verbose, as_json=as_json, errors=not nothing)
     if found.stopped:
         raise click.Abort
-    if not any(result.verdict in (*_JUDGED, EXPECTED) for result in found.results):
+    if nothing:
         raise click.UsageError("; ".join(f"suite {suite.name}: {suite.error}" for suite in found.suites))
     return ANSWER_NO if found.is_bad else 0
 
@@ -194,11 +192,28 @@ def _known(suites: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(suites))
 
 
-def _list(as_json: bool) -> int:
-    if as_json:
+def _require_use(names: Sequence[str], run: SuiteRun) -> None:
+    """Raise UsageError for an option that applies to none of the suites."""
+    for name, suites in ONLY_FOR.items():
+        if getattr(run, name) != getattr(SuiteRun(), name) and not set(suites) & set(names):
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} applies to the suite {' and '.join(suites)}, must be given with it")
+
+
+def _list(names: Sequence[str], run: SuiteRun, as_json: bool) -> int:
+    """List the suites, or the cases of some."""
+    if run.specs:
+        raise click.UsageError("--list lists the vectors of a folder, must be given with --vectors DIR")
+    rows = [(name, case, what) for name in names for case, what in listed(name, run)]
+    if not names and as_json:
         common.print_json([{"suite": name, "tests": what} for name, what in SUITES.items()])
-    else:
+    elif not names:
         common.table(["suite", "tests"], SUITES.items())
+    elif as_json:
+        common.print_json([dict(zip(("suite", "case", "tests"), row, strict=True)) for row in rows])
+    else:
+        for line in columns(["suite", "case", "tests"], rows, width=sys.maxsize):
+            click.echo(line)
     return 0
 
 
@@ -253,6 +268,7 @@ class _OneSuite:
         self._done, self._total, self._seconds = 0, 0, 0.0
         self._stopped = False
         self._unreadable: Sequence[str] = ()
+        self._calls: Counter[str] = Counter()
         self.errors: list[NnhalError] = []
         self.device = ""
 
@@ -266,8 +282,7 @@ class _OneSuite:
                     self._unreadable = built[1].errors
                     run = replace(run, vectors=str(built[0]))
                 results = self._kept(run_suite(self._name, run, plan.jobs))
-                ran = run_with_progress(results, "cases", f"{which} on", run.named, plan.quiet, lambda outcome: None)
-                self._stopped = bool(ran.interrupted)
+                run_with_progress(results, "cases", f"{which} on", run.named, plan.quiet)
         except KeyboardInterrupt:
             self._stopped = True
         except NnhalError as error:
@@ -277,15 +292,16 @@ class _OneSuite:
 
     def _kept(self, progress: Generator[Progress, None, None]) -> Generator[tuple[TaskResult, int, int], None, None]:
         with closing(progress):
-            for some, self._done, self._total, self.device in progress:
+            for some, self._done, self._total, self.device, calls in progress:
                 self._outcomes += some
+                self._calls.update(calls)
                 yield TaskResult(some, Counter(), self.device), self._done, self._total
 
     def result(self) -> SuiteResult:
         """The results, next to the expected failures."""
         run = self._plan.run
         results, unmatched = expected_failures.held_against(self._name, self._outcomes, self._plan.expectations)
-        whole = not (self._stopped or self.errors or run.pattern or run.sample < 1)
+        whole = not (self._stopped or self.errors or _selecting(run))
         left = max(1, self._total - self._done) if self._stopped else 0
         return SuiteResult(
             self._name,
@@ -295,6 +311,7 @@ class _OneSuite:
             left,
             unmatched if whole else (),
             notes_of(self._name, self._outcomes),
+            self._calls,
         )
 
     def _error(self) -> str:
@@ -307,9 +324,22 @@ class _OneSuite:
         if self._outcomes:
             why, number = Counter(outcome.reason for outcome in self._outcomes).most_common(1)[0]
             return f"nothing was tested, {number:,} of {len(self._outcomes):,} cases: {why}"
-        run = self._plan.run
-        asked = [f"--filter {run.pattern!r}"] * bool(run.pattern) + [f"--sample {run.sample:g}"] * (run.sample < 1)
-        return "nothing was tested: " + (f"no case is selected by {' and '.join(asked)}" if asked else "it has no case")
+        asked = _selecting(self._plan.run)
+        unknown = next((name for name in sorted(self._plan.run.operations) if name not in OPS), "")
+        like = suggestion(unknown, OPS) if unknown else ""
+        selected = f"no case is selected by {' and '.join(asked)}{like}"
+        return f"nothing was tested: {selected if asked else 'it has no case'}"
+
+
+def _selecting(run: SuiteRun) -> list[str]:
+    """The options that leave cases out."""
+    return [
+        *(f"--operation {name}" for name in sorted(run.operations)),
+        *[f"--filter {run.pattern!r}"] * bool(run.pattern),
+        *[f"--flag {run.flag}"] * bool(run.flag),
+        *["--published-only"] * run.published_only,
+        *[f"--sample {run.sample:g}"] * (run.sample < 1),
+    ]
 
 
 # --------------------------------------------------------------------------------------------------------------- reports
@@ -338,65 +368,18 @@ def _write(folder: Path, report: TestReport) -> None:
             raise InvalidArgument(f"report {folder / name}: {error.strerror}, must be writable") from None
 
 
-def _show(report: TestReport, folder: Path | None, *, verbose: bool, as_json: bool) -> None:
+def _show(report: TestReport, folder: Path | None, *, verbose: bool, as_json: bool, errors: bool) -> None:
     if as_json:
         click.echo(json.dumps(common.plain(document_of(report)), indent=2, default=str))
     else:
-        for line in _lines(report, folder, verbose=verbose):
+        page = str(folder / PAGE) if folder is not None else ""
+        width = WIDTH if sys.stdout.isatty() else 0
+        for line in as_lines(report, page, verbose=verbose, width=width):
             click.echo(printable(line))  # a rich console prints again what an interrupt cut
     for suite in report.suites:
-        if suite.error:
+        if suite.error and errors:
             common.status.print(f"error: suite {suite.name}: {suite.error}", soft_wrap=True)
         for each in suite.unmatched:
             common.warn(
                 f"{each.where}: no case of {each.suite} matches {each.name!r}", "delete the entry or mend its name"
             )
-
-
-def _lines(report: TestReport, folder: Path | None, *, verbose: bool) -> list[str]:
-    """The answer, the table and the groups of failures, in at most `HEIGHT` lines unless verbose."""
-    head = [f"{answer_of(report)}, {duration(report.seconds)}", "", *_table(report)]
-    notes = [note for suite in report.suites for note in suite.notes]
-    head += ["", *notes] if notes else []
-    tail = ["", f"report: {folder / PAGE}"] if folder is not None else []
-    groups = grouped(report.results)
-    if verbose:
-        body = [line for group in groups for line in _whole_group(report, group)]
-        for verdict in ("skipped", "unsupported"):
-            body += [f"{verdict} {number:,}: {reason}" for reason, number in reasons(report.results, verdict)]
-        return [*head, *["" for _ in body[:1]], *body, *tail]
-    room = (HEIGHT - len(head) - len(tail) - 2) // 2  # an empty line before, and a line about the others
-    shown = groups[: max(1, min(SHOWN, room))]
-    body = [line for group in shown for line in _group(report, group)]
-    if len(groups) > len(shown):
-        body.append(f"… {many(len(groups) - len(shown), 'more group')} of failures: --verbose or --report DIR")
-    return [*head, *["" for _ in body[:1]], *body, *tail]
-
-
-def _table(report: TestReport) -> list[str]:
-    whole = counted(report.results)
-    shown = [verdict for verdict in RESULTS if verdict != EXPECTED or whole[EXPECTED]]
-    rows = [(suite.name, counted(suite.results), suite.seconds) for suite in report.suites]
-    if len(rows) > 1:
-        rows.append(("all", whole, report.seconds))
-    cells = [[name, *(f"{count[v]:,}" if count[v] else "" for v in shown), f"{took:.1f}"] for name, count, took in rows]
-    return columns(["suite", *(f">{verdict}" for verdict in shown), ">time (s)"], cells)
-
-
-def _group(report: TestReport, group: FailureGroup) -> list[str]:
-    """Two lines: the cause, cut to the width of a terminal, and the command that repeats the first case, whole."""
-    where = ", ".join(group.operations) or group.first.outcome.suite
-    hint = f" ({group.hint})" if group.hint else ""
-    reason = short_reason(group.first.reason)
-    line = f"{_SHORT[group.verdict]} {len(group.results):,}  {shortened(where, 30)}: {reason}{hint}"
-    return [shortened(line, 100), f"    {repeat_command(report.run, group.first.outcome)}"]
-
-
-def _whole_group(report: TestReport, group: FailureGroup) -> Iterator[str]:
-    hint = f" ({group.hint})" if group.hint else ""
-    yield f"{_SHORT[group.verdict]} {len(group.results):,}{hint}"
-    for result in group.results:
-        outcome = result.outcome
-        place = f"  {outcome.place}" if outcome.place else ""
-        yield f"  {outcome.suite} {outcome.name}: {' '.join(result.reason.split())}{place}"
-        yield f"    {repeat_command(report.run, outcome)}"

@@ -3,8 +3,9 @@
 from collections.abc import Generator, Sequence
 
 from nnhal.base.records import replace
+from nnhal.conformance.place import place_first
 from nnhal.conformance.pool import TaskResult, Work, run_all
-from nnhal.conformance.selection import Item, Selection, planned
+from nnhal.conformance.selection import Item, Selection, name_of, planned
 from nnhal.conformance.suite import BUILDING, Outcome
 
 
@@ -18,11 +19,11 @@ class _VectorWork(Work):
         super().__init__(selection, planned(selection))
 
     def lost(self, item: Item, verdict: str, reason: str, nanoseconds: int, stack: str) -> Outcome:
-        return Outcome(item.id, verdict, reason, item.variant, item.primary, nanoseconds)
+        return Outcome(item.id, verdict, reason, item.variant, item.primary, nanoseconds, place=place_first(stack))
 
     def late(self, first: Outcome, second: Outcome, before: Sequence[Item]) -> Outcome:
         reason = f"{first.verdict} late, {second.verdict} alone in a new process: {first.reason}"
-        ran = tuple(dict.fromkeys(item.id for item in before))
+        ran = tuple(name_of(item.id, item.variant) for item in before)
         return replace(first, reason=reason, alone=second.verdict, before=ran)
 
 

@@ -1,9 +1,10 @@
 """Runs work in several processes, and continues whatever the driver under test does to one of them.
 
-The work has items: test vectors (`parallel`) or checks of a driver (`validate.run`). If an item's process ends, the
-item has crashed. If the driver does not answer in time, the item has hung; nnhal ends its process and reports the
-driver's stack. Both cost only that item, and a new process continues with the next one. An earlier item of the process
-may be the cause, so an item may have a second try, alone and first in a new process.
+The work has items: test vectors (`parallel`), checks of the contract (`validate.run`) or cases of a suite
+(`suites.run`). If an item's process ends, the item has crashed. If the driver does not answer in time, the item has
+hung; nnhal ends its process and reports the driver's stack. Both cost only that item, and a new process continues
+with the next one. An earlier item of the process may be the cause, so an item may have a second try, alone and first
+in a new process.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from nnhal.base.errors import DeviceUnavailable, InvalidArgument, NnhalError, Re
 from nnhal.base.records import Record
 from nnhal.base.stacks import DUMPED, TELL, dumped_frames
 from nnhal.conformance.subject import Bundle, Subject
-from nnhal.conformance.suite import BAD, outcome_of_exit
+from nnhal.conformance.suite import BAD
 from nnhal.conformance.worker import Answer, Ready, StageBoard
 from nnhal.ipc.client.output import DriverProcess
 from nnhal.runtime import discovery
@@ -340,7 +341,7 @@ class _Run:
         if isinstance(why, NnhalError):
             self._spent(worker, why)
         elif worker.current_item is not None:
-            self._charge(worker, "crashed", outcome_of_exit(self._where(), worker.stage, why), dumped_frames(why))
+            self._charge(worker, "crashed", f"{self._where()}: {worker.stage}(): {why}", dumped_frames(why))
         else:
             what = "ended before its first call" if worker.ready else "does not load"
             self._spent(worker, DeviceUnavailable(f"{self._where()}: {what}: {why}"))

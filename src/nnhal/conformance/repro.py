@@ -1,4 +1,4 @@
-"""Writes a failing vector alone: a folder that `nnhal conformance` runs, with its arrays in an `.npz`."""
+"""Writes a failing vector alone: a folder that `nnhal test vectors` runs, with its arrays in an `.npz`."""
 
 import copy
 import json

@@ -15,10 +15,10 @@ from nnhal.conformance.vectors import index, members
 class Selection(Subject, frozen=True):
     """The vectors to run, and the device.
 
-    rerun: also the further variants that the index flags. way: one of `WAYS`. share: the share of all vectors that
-    runs, chosen by a hash of the id. flag: only vectors with this flag in the index. outputs: keep those of failed
-    vectors. specs: the specifications that the vectors were built from; None for vectors that the user has. names: a
-    regular expression, only vectors and variants whose `name_of` it finds.
+    pattern: a regular expression, only vectors and variants whose `name_of` it finds. operations: only vectors of these,
+    empty for all. rerun: also the further variants that the index flags. way: one of `WAYS`. share: the share of all
+    vectors that runs, chosen by a hash of the id. flag: only vectors with this flag in the index. outputs: keep those
+    of failed vectors.
     """
 
     path: Path
@@ -29,8 +29,6 @@ class Selection(Subject, frozen=True):
     share: float = 1.0
     flag: str = ""
     outputs: bool = False
-    specs: Path | None = None
-    names: str = ""
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument for an invalid expression, share, HAL version or time."""
@@ -88,9 +86,9 @@ def planned(selection: Selection) -> list[Bundle]:
 
 def _items(selection: Selection, id: str, entry: Mapping[str, Any]) -> Iterator[Item]:
     primary, flags = entry.get("primary") or "several", entry.get("flags", ())
-    if not re.search(selection.pattern, id) or (selection.operations and primary not in selection.operations):
+    if selection.operations and primary not in selection.operations:
         return
     if selection.takes(id) and (not selection.flag or selection.flag in flags):
         for variant in variants(flags) if selection.rerun else [""]:
-            if re.search(selection.names, name_of(id, variant)):
+            if re.search(selection.pattern, name_of(id, variant)):
                 yield Item(id, variant, primary)

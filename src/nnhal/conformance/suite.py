@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from nnhal.base.answers import close_quietly, may_be_application_error
+from nnhal.base.answers import close_quietly
 from nnhal.base.errors import (
     Cancelled,
     ContractBroken,
@@ -15,7 +15,6 @@ from nnhal.base.errors import (
     DriverFailed,
     LoopTimeout,
     NnhalError,
-    error_text,
 )
 from nnhal.base.levels import V1_2
 from nnhal.base.memory import address, aligned
@@ -23,6 +22,7 @@ from nnhal.base.operands import Array, dtype_of
 from nnhal.base.records import PartlyCompared
 from nnhal.conformance.compare import compare_all, compare_frequencies
 from nnhal.conformance.vectors import Vector
+from nnhal.conformance.verdict import fault_of
 from nnhal.conformance.ways import WAYS
 from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Device, Hints, Prepared, checked_prepared, where_of
@@ -42,8 +42,9 @@ NO_ANSWERS = DriverFailed, ContractBroken, DeviceUnavailable, Cancelled
 class Outcome(PartlyCompared, frozen=True):
     """The outcome of one vector: one of `VERDICTS`, and why.
 
-    hint: the likely cause. outputs: of a failed vector. alone: the verdict of a vector alone in a new process, if it
-    ended only a process in which others had run. before: those others, in order.
+    hint: the likely cause. place: FILE:LINE of the driver, "" if unknown. outputs: of a failed vector. alone: the
+    verdict of a vector alone in a new process, if it ended only a process in which others had run. before: the names
+    of those others, in order.
     """
 
     id: str
@@ -56,6 +57,7 @@ class Outcome(PartlyCompared, frozen=True):
     outputs: tuple[Array | None, ...] = ()
     alone: str = ""
     before: tuple[str, ...] = ()
+    place: str = ""
 
     _not_compared = _not_shown = frozenset({"outputs"})
 
@@ -81,8 +83,10 @@ def run_vector(
     at: is called before each of `STAGES`.
     """
 
-    def outcome(verdict: str, reason: str = "", hint: str = "", outputs: Sequence[Array | None] = ()) -> Outcome:
-        return Outcome(vector.id, verdict, reason, variant, hint=hint, outputs=tuple(outputs))
+    def outcome(
+        verdict: str, reason: str = "", hint: str = "", outputs: Sequence[Array | None] = (), place: str = ""
+    ) -> Outcome:
+        return Outcome(vector.id, verdict, reason, variant, hint=hint, outputs=tuple(outputs), place=place)
 
     stages = [""]
 
@@ -92,19 +96,13 @@ def run_vector(
 
     try:
         ran = _run(vector, device, variant, way, reached)
-    except DeadObject as error:
-        raised = next(stage for stage in reversed(stages) if stage != "close" or isinstance(device, ReconnectingDevice))
-        return outcome("crashed", outcome_of_exit(where_of(device), raised, outcome_of_text(str(error))))
-    except NO_ANSWERS as error:
-        return outcome("failed", f"{type(error).__name__}: {error}")
-    except NnhalError as error:
-        if vector.expect_failure and isinstance(error, LoopTimeout) == ("while_infinite_loop" in vector.id):
-            return outcome("passed", f"fails as expected: {error}")
-        return outcome("failed", f"{type(error).__name__}: {error}")
     except BaseException as error:  # a driver's bug is a failed vector, not the end of the run
-        if may_be_application_error(error):
-            raise
-        return outcome("failed", f"{error_text(error)} (escaped)")
+        if _expected(vector, error):
+            return outcome("passed", f"fails as expected: {error}")
+        raised = next(stage for stage in reversed(stages) if stage != "close" or isinstance(device, ReconnectingDevice))
+        fault = fault_of(error, raised)
+        where = f"{where_of(device)}: " if fault.verdict == "crashed" else ""
+        return outcome(fault.verdict, f"{where}{fault.reason}", place=fault.place)
     if isinstance(ran, str):
         return outcome("unsupported", ran)
     if vector.expect_failure:
@@ -118,16 +116,11 @@ def run_vector(
     return outcome("failed", reason, hint, ran.results) if reason else outcome("passed")
 
 
-def outcome_of_exit(where: str, stage: str, why: str) -> str:
-    """Return the reason of a crash."""
-    return f"{where}: {stage}(): {why}"
-
-
-def outcome_of_text(text: str) -> str:
-    """Return the process's fate from a DeadObject, in the words for a process of the suite."""
-    return text[max(0, text.find("the driver process")) :].removesuffix(
-        ": driver process: it died or closed the connection"
-    )
+def _expected(vector: Vector, error: BaseException) -> bool:
+    """Whether a vector that must fail fails with this error."""
+    if not vector.expect_failure or isinstance(error, (DeadObject, *NO_ANSWERS)):
+        return False
+    return isinstance(error, NnhalError) and isinstance(error, LoopTimeout) == ("while_infinite_loop" in vector.id)
 
 
 def _run(vector: Vector, device: Device, variant: str, way: str, at: Callable[[str], None]) -> Request | str:

@@ -13,7 +13,7 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.records import Record, replace
 from nnhal.conformance.pool import TaskResult, Work, run_all
 from nnhal.conformance.subject import Bundle, Subject
-from nnhal.conformance.suite import outcome_of_text
+from nnhal.conformance.verdict import outcome_of_text
 from nnhal.hal.choices import Proved, VariantChoice
 from nnhal.hal.device import Device
 from nnhal.hal.proofs import choices_of, store_proofs

@@ -4,6 +4,7 @@ import json
 import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +41,14 @@ def specifications(path: Path) -> list[Path]:
         if folders.setdefault(folder.name, folder) != folder:
             raise InvalidArgument(f"specifications: {folders[folder.name]} and {folder} must have different names")
     return sorted(found, key=lambda each: (_order(each.resolve().parent.name), each.name))
+
+
+@cache
+def own_specification(path: str, id: str) -> str:
+    """The file of a vector's specification under a folder; the path itself where it is a file, or has none."""
+    version, name, _ = id.split("/", 2)
+    found = (f for f in Path(path).rglob(f"{name}{SUFFIX}") if f.resolve().parent.name == version)
+    return path if Path(path).is_file() else str(next(found, path))
 
 
 def build(path: Path, folder: Path, jobs: int = 1) -> Iterator[tuple[int, int] | BuiltVectors]:

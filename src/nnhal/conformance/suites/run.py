@@ -11,14 +11,19 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.names import suggestion
 from nnhal.base.records import replace
 from nnhal.conformance.parallel import run_vectors
+from nnhal.conformance.place import place_first
 from nnhal.conformance.pool import Work, run_all
-from nnhal.conformance.selection import Selection, is_sampled, name_of
+from nnhal.conformance.repro import write as write_vector
+from nnhal.conformance.selection import Selection, is_sampled, name_of, planned
+from nnhal.conformance.specs.archive import own_specification
 from nnhal.conformance.subject import Bundle
-from nnhal.conformance.suite import Outcome
+from nnhal.conformance.suite import BAD, Outcome
 from nnhal.conformance.suites.suite import PREPARING, Case, CaseOutcome, Suite, SuiteRun
-from nnhal.conformance.validate.check import CheckOutcome
-from nnhal.conformance.validate.run import Validation, run_checks
+from nnhal.conformance.validate.check import CHECKS, CheckOutcome
+from nnhal.conformance.validate.run import DRAWS, Validation, run_checks
+from nnhal.conformance.validate.table import FAMILIES
 from nnhal.conformance.vectors import index
+from nnhal.conformance.verdict import kind_of
 
 # Suites by name, with what they test. Each but the first three is `suites.NAME` with an object `SUITE`.
 VECTORS, CONTRACT, CACHE = "vectors", "contract", "cache"
@@ -34,16 +39,29 @@ SUITES = {
     "fuzz": "changed inputs: importers, builder, IPC, queues, cache entries and the driver in a sandboxed process",
     "mlts": "latency and accuracy of real models",
 }
+assert FAMILIES  # the import fills `CHECKS`
 _OWN = frozenset((VECTORS, CONTRACT, CACHE))
+# Fields of `SuiteRun` that only these suites use, which are options of `nnhal test`.
+_SELECTING = "flag", "published_only"
+ONLY_FOR: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("vectors", "specs", "execution_path", *_SELECTING), (VECTORS,)),
+    **dict.fromkeys(("model", "labels"), ("mlts",)),
+    "data": ("mlts", "fuzz"),
+}
+BEFORE = 20  # earlier cases that are run again before one that does not fail alone
 
 
 class Progress(NamedTuple):
-    """New outcomes, the number of those so far and of all known cases, and the name of the device."""
+    """New outcomes, the number of those so far and of all known cases, the device's name, and the driver's calls.
+
+    calls: new ones of an isolated driver, by method.
+    """
 
     outcomes: list[CaseOutcome]
     done: int
     total: int
     device: str
+    calls: Mapping[str, int] = {}
 
 
 def suite_of(name: str) -> Suite:
@@ -73,9 +91,20 @@ def run_suite(name: str, run: SuiteRun, jobs: int) -> Generator[Progress, None, 
         try:
             for some, done, total in run_all(work, 1 if suite.serial else jobs):
                 outcomes += some.outcomes
-                yield Progress(some.outcomes, done, total, some.device)
+                yield Progress(some.outcomes, done, total, some.device, some.calls)
         finally:
             suite.finish(run, outcomes)
+
+
+def listed(name: str, run: SuiteRun) -> Iterator[tuple[str, str]]:
+    """Yield the cases of a suite that are selected, with their operations. `contract`, `cache`: checks and their rules."""
+    if name == VECTORS:
+        for bundle in planned(_selection(run)):
+            yield from ((name_of(item.id, item.variant), item.primary) for item in bundle.items)
+    elif name in (CONTRACT, CACHE):
+        yield from ((c.name, c.promise) for c in CHECKS.values() if name == CONTRACT or c.name.startswith(f"{CACHE}-"))
+    else:
+        yield from ((case.name, case.operation) for case in suite_of(name).cases(run) if _selected(run, case))
 
 
 def notes_of(name: str, outcomes: Sequence[CaseOutcome]) -> Sequence[str]:
@@ -89,19 +118,21 @@ def repeat_command(run: SuiteRun, outcome: CaseOutcome) -> str:
     for driver in run.drivers:
         words += ["--driver", driver]
     words += run.asked_for()
-    options = {"seed": run.seed, "scale": run.scale, "timeout": run.timeout}
+    own = [name for name, suites in ONLY_FOR.items() if outcome.suite in suites and name not in _SELECTING]
+    given = {name: getattr(run, name) for name in (*own, "seed", "scale", "timeout")}
+    if outcome.suite == VECTORS and run.specs:  # the vectors are temporary
+        given["vectors"] = ""
+        given["specs"] = run.specs if outcome.before else own_specification(run.specs, outcome.name)
+    if "input" in outcome.found:  # a failure that `fuzz` found
+        given["data"] = outcome.found["input"]
     defaults = SuiteRun()
-    words += [
-        w
-        for key, value in options.items()
-        if value != getattr(defaults, key)
-        for w in (f"--{key}", str(value).removesuffix(".0"))
-    ]
-    saved = str(outcome.found.get("input", run.data))  # of a failure that `fuzz` found
-    source = {"specs": run.specs} if run.specs else {"vectors": run.vectors}  # vectors of specifications are temporary
-    paths = {**(source if outcome.suite == VECTORS else {}), "model": run.model, "data": saved, "labels": run.labels}
-    words += [word for key, value in paths.items() if value for word in (f"--{key}", value)]
-    return shlex.join([*words, "--filter", f"^{re.escape(outcome.name)}$"])
+    for name, value in given.items():
+        if value != getattr(defaults, name):
+            text = str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+            words += [f"--{name.replace('_', '-')}", text]
+    names = [re.escape(name) for name in (*outcome.before[-BEFORE:], outcome.name)]
+    wanted = f"({'|'.join(names)})" if outcome.before else names[0]
+    return shlex.join([*words, *["--jobs", "1"] * bool(outcome.before), "--filter", f"^{wanted}$"])
 
 
 class _SuiteWork(Work):
@@ -124,34 +155,56 @@ class _SuiteWork(Work):
         return (), self._suite.more(outcome)
 
     def lost(self, item: Case, verdict: str, reason: str, nanoseconds: int, stack: str) -> CaseOutcome:
-        return CaseOutcome(item.suite, item.name, verdict, reason, item.operation, item.type, nanoseconds)
+        place = place_first(stack)
+        return CaseOutcome(item.suite, item.name, verdict, reason, item.operation, item.type, nanoseconds, place=place)
 
     def late(self, first: CaseOutcome, second: CaseOutcome, before: Sequence[Case]) -> CaseOutcome:
-        ran = ", ".join(dict.fromkeys(case.name for case in before[-3:]))
-        reason = f"{first.reason} (not in a new process: an earlier case may be the cause, such as {ran})"
-        return replace(first, reason=reason, alone=second.verdict)
+        ran = tuple(dict.fromkeys(case.name for case in before))
+        reason = (
+            f"{first.reason} (not in a new process: an earlier case may be the cause, such as {', '.join(ran[-3:])})"
+        )
+        return replace(first, reason=reason, alone=second.verdict, before=ran)
 
 
 def _selected(run: SuiteRun, case: Case) -> bool:
-    return bool(re.search(run.pattern, case.name)) and is_sampled(f"{case.suite}/{case.name}", run.sample)
+    asked = not run.operations or case.operation.upper() in run.operations
+    return asked and bool(re.search(run.pattern, case.name)) and is_sampled(f"{case.suite}/{case.name}", run.sample)
+
+
+def _selection(run: SuiteRun) -> Selection:
+    return Selection(
+        Path(run.vectors),
+        **run.under_test(),
+        pattern=run.pattern,
+        operations=run.operations,
+        rerun=not run.published_only,
+        way=run.execution_path,
+        share=run.sample,
+        flag=run.flag,
+        outputs=bool(run.report),
+    )
 
 
 def _vectors(run: SuiteRun, jobs: int) -> Iterator[Progress]:
-    selection = Selection(
-        Path(run.vectors),
-        **run.under_test(),
-        share=run.sample,
-        names=run.pattern,
-        specs=Path(run.specs) if run.specs else None,
-    )
+    selection, saved = _selection(run), set[tuple[str, ...]]()
     entries = index(selection.path)
+    flags = {flag for entry in entries.values() for flag in entry.get("flags", ())}
+    if run.flag and run.flag not in flags:
+        like = suggestion(run.flag, flags) or f", must be one of {', '.join(sorted(flags))}"
+        raise InvalidArgument(f"flag {run.flag!r}: no vector has it{like}")
     for some, done, total in run_vectors(selection, jobs):
-        yield Progress(
-            [_of_vector(outcome, entries[outcome.id]) for outcome in some.outcomes], done, total, some.device
-        )
+        outcomes = []
+        for each in some.outcomes:
+            kind = each.primary, each.verdict, kind_of(each.reason), each.hint
+            found = {}
+            if run.report and each.verdict in BAD and kind not in saved:
+                saved.add(kind)
+                found["vector"] = str(write_vector(Path(run.report, VECTORS), selection, each))
+            outcomes.append(_of_vector(each, entries[each.id], found))
+        yield Progress(outcomes, done, total, some.device, some.calls)
 
 
-def _of_vector(outcome: Outcome, entry: Mapping[str, Any]) -> CaseOutcome:
+def _of_vector(outcome: Outcome, entry: Mapping[str, Any], found: Mapping[str, Any]) -> CaseOutcome:
     return CaseOutcome(
         VECTORS,
         name_of(outcome.id, outcome.variant),
@@ -161,7 +214,10 @@ def _of_vector(outcome: Outcome, entry: Mapping[str, Any]) -> CaseOutcome:
         _type_of(entry.get("operandTypes", ()), outcome.variant),
         nanoseconds=outcome.nanoseconds,
         hint=outcome.hint,
+        place=outcome.place,
         alone=outcome.alone,
+        before=outcome.before,
+        found=found,
     )
 
 
@@ -174,16 +230,18 @@ def _type_of(types: Sequence[str], variant: str) -> str:
 
 
 def _contract(name: str, run: SuiteRun, jobs: int) -> Iterator[Progress]:
+    family = CACHE if name == CACHE else ""
     chosen = Validation(
         **run.under_test(),
         seed=run.seed,
+        draws=max(1, round(DRAWS * run.scale)),
         sample=run.sample,
-        only=(CACHE,) if name == CACHE else (),
+        only=tuple(f"{family}/{each}" for each in sorted(run.operations)) or (family,) * bool(family),
         names=run.pattern,
     )
     for some, done, total in run_checks(chosen, jobs):
         asked = [each for each in some.outcomes if not each.check or chosen.takes(each.check, each.operation)]
-        yield Progress([_of_check(name, outcome) for outcome in asked], done, total, some.device)
+        yield Progress([_of_check(name, outcome) for outcome in asked], done, total, some.device, some.calls)
 
 
 def _of_check(suite: str, outcome: CheckOutcome) -> CaseOutcome:

@@ -19,18 +19,23 @@ class SuiteRun(Subject, frozen=True):
     """The device under test, and what the suites run on it.
 
     seed: of all random choices. sample: the share of the cases, chosen by a hash of their names. scale: factor of the
-    number of drawn cases and of durations. pattern: a regular expression, only cases whose name it finds. vectors: the
-    folder of test vectors. specs: a folder of AOSP's specifications in their place. model, data, labels: a user's own
-    model, inputs and classes for `mlts`; data: also saved inputs for `fuzz`. report: the folder for what suites keep of
-    failures; "" for none.
+    number of drawn cases and of durations. pattern: a regular expression, only cases whose name it finds. operations:
+    only cases of these, empty for all. report: the folder for what suites keep of failures; "" for none.
+    vectors: the folder of test vectors. specs: AOSP's specifications that they were built from, if any. execution_path:
+    one of `WAYS`. flag: only vectors with this flag. published_only: no variants. model, data, labels: a user's own
+    model, inputs and classes for `mlts`; data: also saved inputs for `fuzz`.
     """
 
     seed: int = 0
     sample: float = 1.0
     scale: float = 1.0
     pattern: str = ""
+    operations: frozenset[str] = frozenset()
     vectors: str = ""
     specs: str = ""
+    execution_path: str = "plain"
+    flag: str = ""
+    published_only: bool = False
     model: str = ""
     data: str = ""
     labels: str = ""
@@ -58,7 +63,8 @@ class CaseOutcome(Record, frozen=True):
     """The outcome of a case: one of `VERDICTS`, and why.
 
     hint: the likely cause. place: FILE:LINE of the driver, "" if unknown. alone: the verdict alone in a new process, if
-    it ended only a process in which others had run. found: measurements and files, by name.
+    it ended only a process in which others had run. before: the names of those others, in order. found: measurements
+    and files, by name.
     """
 
     suite: str
@@ -71,6 +77,7 @@ class CaseOutcome(Record, frozen=True):
     hint: str = ""
     place: str = ""
     alone: str = ""
+    before: tuple[str, ...] = ()
     found: Mapping[str, Any] = field(default_factory=dict)
 
 

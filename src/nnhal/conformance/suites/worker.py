@@ -4,10 +4,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nnhal.base.answers import may_be_application_error
-from nnhal.base.errors import DeadObject, NnhalError, error_text
-from nnhal.base.stacks import dumped_frames, stack_of
-from nnhal.conformance.suite import outcome_of_text
 from nnhal.conformance.suites.run import suite_of
 from nnhal.conformance.suites.suite import (
     PREPARING,
@@ -20,7 +16,7 @@ from nnhal.conformance.suites.suite import (
     Suite,
     SuiteRun,
 )
-from nnhal.conformance.validate.place import place_first, place_in
+from nnhal.conformance.verdict import fault_of
 from nnhal.conformance.worker import Worker, serve_with
 
 
@@ -61,20 +57,8 @@ def outcome_of(
         return "skipped", str(why), "", "", {}
     except CaseFailed as error:
         return error.verdict, str(error), "", error.hint, error.found
-    except DeadObject as error:
-        return (
-            "crashed",
-            f"{stages[-1]}(): {outcome_of_text(str(error))}",
-            place_first(dumped_frames(str(error))),
-            "",
-            {},
-        )
-    except NnhalError as error:
-        return "failed", f"{type(error).__name__}: {error}", place_in(error.stack), "", {}
     except BaseException as error:
-        if may_be_application_error(error):
-            raise
-        return "failed", f"{error_text(error)} (escaped)", place_in(stack_of(error)), "", {}
+        return *fault_of(error, stages[-1]), "", {}
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""Checks the driver contract, operation by operation: `nnhal validate`."""
+"""Checks the driver contract, operation by operation: `nnhal test contract`."""

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from nnhal.base.records import Record
 from nnhal.conformance.validate.trial import Trial
 
-VERDICTS = "passed", "failed", "crashed", "hung", "skipped", "unsupported"
 DRIVER = ""  # in place of an operation: for the driver as a whole
 Look = Callable[[Trial], int]
 UNSEEN = "the check saw nothing to judge"
@@ -56,7 +55,7 @@ def check(
 
 
 class CheckOutcome(Record, frozen=True):
-    """The outcome of one check of one operation: one of `VERDICTS`, and why.
+    """The outcome of one check of one operation: a verdict of `suites.suite`, and why.
 
     place: FILE:LINE of the driver, "" if unknown. found: names that the check found, of operations of extensions.
     alone: the verdict of a check alone in a new process, if it ended only a process in which others had run.

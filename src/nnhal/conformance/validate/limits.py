@@ -13,9 +13,9 @@ from nnhal.base.errors import Cancelled, LoopTimeout, MissedDeadline, NnhalError
 from nnhal.conformance.control import WhileCall, endless_loop
 from nnhal.conformance.differential import Outputs, arrays_of, model_of
 from nnhal.conformance.draw import Call
+from nnhal.conformance.place import place_in
 from nnhal.conformance.pool import children_of
 from nnhal.conformance.validate.check import check
-from nnhal.conformance.validate.place import place_in
 from nnhal.conformance.validate.trial import PLAIN, NotAsked, RequirementNotMet, Trial, copies
 from nnhal.conformance.worker import process_of
 from nnhal.hal.device import Device, Hints, Prepared

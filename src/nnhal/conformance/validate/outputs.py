@@ -10,8 +10,8 @@ import numpy as np
 from nnhal.base.errors import NnhalError
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import arrays_of, model_of
+from nnhal.conformance.place import place_in
 from nnhal.conformance.validate.check import check
-from nnhal.conformance.validate.place import place_in
 from nnhal.conformance.validate.trial import RequirementNotMet, Trial, copies
 from nnhal.hal.request import Request, Signature
 

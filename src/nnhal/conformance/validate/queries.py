@@ -8,8 +8,8 @@ from nnhal.base.codes import FOREIGN_OPERATIONS, Preference, Priority, operation
 from nnhal.base.errors import InvalidArgument, NnhalError
 from nnhal.base.extensions import EXTENSIONS
 from nnhal.conformance.differential import arrays_of, model_of
+from nnhal.conformance.place import place_in
 from nnhal.conformance.validate.check import SINGLE, check
-from nnhal.conformance.validate.place import place_in
 from nnhal.conformance.validate.trial import PLAIN, RequirementNotMet, Trial, copies
 from nnhal.hal.device import Device, Hints, checked_status, driver_capabilities, identity_of
 from nnhal.ops import OPS

@@ -1,7 +1,6 @@
 """Runs the checks on a driver, in processes that it may end, each check after those that it needs."""
 
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
@@ -11,11 +10,11 @@ from nnhal.base.names import suggestion
 from nnhal.base.records import replace
 from nnhal.conformance.control import CONTROL
 from nnhal.conformance.draw import cells
+from nnhal.conformance.place import place_first
 from nnhal.conformance.pool import TaskResult, Work, run_all
 from nnhal.conformance.selection import is_sampled, require_share
 from nnhal.conformance.subject import Bundle, Subject
 from nnhal.conformance.validate.check import CHECKS, DRIVER, CheckOutcome
-from nnhal.conformance.validate.place import place_first
 from nnhal.conformance.validate.table import of_operation, of_the_driver
 from nnhal.conformance.validate.trial import AFTER, DRAWING
 
@@ -163,15 +162,3 @@ class _Checks(Work):
 def run_checks(chosen: Validation, jobs: int) -> Generator[tuple[TaskResult, int, int], None, None]:
     """Run the selected checks, as `pool.run_all`."""
     return run_all(_Checks(chosen), jobs)
-
-
-def repeats_check(chosen: Validation, outcome: CheckOutcome) -> str:
-    """Return the command that runs one check of one operation again as it ran."""
-    words = ["nnhal", "validate", chosen.named]
-    if chosen.drivers and chosen.device:
-        words += ["--device", chosen.device]
-    words += chosen.asked_for()
-    words += ["--seed", str(chosen.seed)] * bool(chosen.seed)
-    words += ["--samples", str(chosen.draws)] * (chosen.draws != DRAWS)
-    only = f"{outcome.check}/{outcome.operation}" if outcome.operation else outcome.check
-    return shlex.join([*words, "--only", only])

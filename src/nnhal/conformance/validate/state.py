@@ -9,9 +9,9 @@ from nnhal.base.errors import NnhalError
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import Outputs, arrays_of, model_of, operands_of, other_constants
 from nnhal.conformance.draw import Call
+from nnhal.conformance.place import place_in
 from nnhal.conformance.switching import switching_often
 from nnhal.conformance.validate.check import check
-from nnhal.conformance.validate.place import place_in
 from nnhal.conformance.validate.trial import RequirementNotMet, Trial, copies, distinct
 from nnhal.hal.device import Prepared
 from nnhal.hal.idle import trimmed as trim_now

@@ -16,7 +16,7 @@ from nnhal.base.operands import Array
 from nnhal.conformance.control import CONTROL, Source, Takes, sources
 from nnhal.conformance.differential import OPEN, Outputs, arrays_of, compare_outputs, model_of, with_other_values
 from nnhal.conformance.draw import Call, Cell, cells, draw
-from nnhal.conformance.validate.place import place_of
+from nnhal.conformance.place import place_of
 from nnhal.hal.claims import query_verdicts
 from nnhal.hal.device import Device, Hints, Prepared, Verdict, checked_prepared, where_of
 from nnhal.hal.lowering import refusals

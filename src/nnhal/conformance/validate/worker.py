@@ -4,12 +4,8 @@ import gc
 import time
 from collections.abc import Iterator, Sequence
 
-from nnhal.base.answers import may_be_application_error
-from nnhal.base.errors import DeadObject, NnhalError, error_text
-from nnhal.base.stacks import dumped_frames, stack_of
-from nnhal.conformance.suite import outcome_of_text
+from nnhal.base.errors import DeadObject
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome, ContractCheck
-from nnhal.conformance.validate.place import place_first, place_in
 from nnhal.conformance.validate.run import CheckItem, Validation
 from nnhal.conformance.validate.table import FAMILIES
 from nnhal.conformance.validate.trial import (
@@ -23,6 +19,7 @@ from nnhal.conformance.validate.trial import (
     Trial,
     open_trial,
 )
+from nnhal.conformance.verdict import fault_of
 from nnhal.conformance.worker import Worker, serve_with
 
 assert FAMILIES
@@ -69,14 +66,10 @@ def _looked(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
         return "skipped", str(why), ""
     except RequirementNotMet as broken:
         return "failed", str(broken), broken.place
-    except (ProcessDied, DeadObject) as error:
-        return "crashed", f"{trial.stage}(): {outcome_of_text(str(error))}", place_first(dumped_frames(str(error)))
-    except NnhalError as error:
-        return "failed", f"{type(error).__name__}: {error}", place_in(error.stack)
+    except ProcessDied as died:
+        return fault_of(DeadObject(str(died)), trial.stage)
     except BaseException as error:
-        if may_be_application_error(error):
-            raise
-        return "failed", f"{error_text(error)} (escaped)", place_in(stack_of(error))
+        return fault_of(error, trial.stage)
     return ("passed", "", "") if seen else ("skipped", check.unseen, "")
 
 

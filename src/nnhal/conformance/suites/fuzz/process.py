@@ -23,11 +23,11 @@ from typing import NamedTuple
 from nnhal.base.answers import may_be_application_error
 from nnhal.base.errors import NnhalError, error_text
 from nnhal.base.stacks import TELL
+from nnhal.conformance.place import frames_in
 from nnhal.conformance.suites.fuzz.guide import guided, guided_by_atheris, has_atheris
 from nnhal.conformance.suites.fuzz.inputs import LONGEST
 from nnhal.conformance.suites.fuzz.target import BLIND, DriverEnded, FuzzTarget, ProcessSpent, WrongAnswer, target_of
 from nnhal.conformance.suites.suite import NotApplicable, NotSupported, SuiteRun
-from nnhal.conformance.validate.place import frames_in
 from nnhal.conformance.worker import end_with
 
 TOLD_NS = 500_000_000  # between two messages about how inputs ended

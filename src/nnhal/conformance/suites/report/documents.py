@@ -26,6 +26,10 @@ def as_json(report: TestReport) -> dict[str, Any]:
             "sample": run.sample,
             "scale": run.scale,
             "filter": run.pattern,
+            "operations": sorted(run.operations),
+            "execution_path": run.execution_path,
+            "flag": run.flag,
+            "published_only": run.published_only,
             "timeout": run.timeout,
         },
         "totals": counted(report.results),
@@ -38,6 +42,7 @@ def as_json(report: TestReport) -> dict[str, Any]:
                 "error": suite.error,
                 "left_out": suite.left,
                 "unmatched": [{"name": each.name, "reason": each.reason} for each in suite.unmatched],
+                "calls": dict(suite.calls),
                 "cases": [_case(report, result) for result in suite.results],
             }
             for suite in report.suites

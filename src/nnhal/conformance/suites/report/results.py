@@ -4,13 +4,13 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from nnhal.base.records import Record
-from nnhal.conformance.report import kind_of
+from nnhal.base.records import Record, field
 from nnhal.conformance.suite import BAD
 from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
+from nnhal.conformance.verdict import LAST_WORDS, kind_of
 
+_RAISED = re.compile(r"^.*?\braised \w+(?=: )")
 _DEVICE = re.compile(r"\bdevice [^\s:]+: ")
-_WORDS = "; its last words:"
 # Verdicts of a report: a case that is bad as expected is `expected`; one that passes in spite of that is `failed`.
 EXPECTED = "expected"
 RESULTS = "passed", "failed", "crashed", "hung", EXPECTED, "skipped", "unsupported"
@@ -74,6 +74,7 @@ class SuiteResult(Record, frozen=True):
         left: the number of cases that an interrupt left out, at least; 0 without one.
         unmatched: entries of the file of expected failures that no case matched.
         notes: lines with measurements.
+        calls: how often methods of an isolated driver were called.
     """
 
     name: str
@@ -83,6 +84,7 @@ class SuiteResult(Record, frozen=True):
     left: int = 0
     unmatched: Sequence[ExpectedFailure] = ()
     notes: Sequence[str] = ()
+    calls: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_bad(self) -> bool:
@@ -158,24 +160,34 @@ def counted(results: Iterable[CaseResult]) -> dict[str, int]:
 
 
 def grouped(results: Iterable[CaseResult]) -> list[FailureGroup]:
-    """Group bad results by likely cause: verdict, reason without its numbers, hint. The largest group comes first."""
+    """Group bad results by likely cause: verdict, reason without its numbers, hint. The largest group comes first.
+
+    Exceptions of one class from one line of the driver are one cause, whatever their texts.
+    """
     found: dict[tuple[str, str, str], list[CaseResult]] = defaultdict(list)
     for each in results:
         if each.is_bad:
-            kind = UNEXPECTED_PASS if each.passes_unexpectedly else kind_of(short_reason(each.reason))
-            found[each.verdict, kind, each.outcome.hint].append(each)
+            found[each.verdict, _cause(each), each.outcome.hint].append(each)
     groups = [FailureGroup(verdict, hint, several) for (verdict, _, hint), several in found.items()]
     return sorted(groups, key=lambda group: (-len(group.results), group.first.outcome.suite, group.first.outcome.name))
 
 
+def _cause(result: CaseResult) -> str:
+    if result.passes_unexpectedly:
+        return UNEXPECTED_PASS
+    reason, place = short_reason(result.reason), result.outcome.place
+    raised = _RAISED.search(reason) if place else None
+    return kind_of(reason) if raised is None else f"{raised[0]} at {place}"
+
+
 def short_reason(reason: str) -> str:
     """Return a reason in one line, without the device's name and the last output of its process."""
-    return " ".join(_DEVICE.sub("", reason.split(_WORDS, maxsplit=1)[0]).split())
+    return " ".join(_DEVICE.sub("", reason.split(LAST_WORDS, maxsplit=1)[0]).split())
 
 
 def last_words(reason: str) -> list[str]:
     """Return the last lines that the driver's process printed before it ended, as a reason quotes them."""
-    return [line.rstrip() for line in reason.partition(_WORDS)[2].split(" | ") if line.strip()]
+    return [line.rstrip() for line in reason.partition(LAST_WORDS)[2].split(" | ") if line.strip()]
 
 
 def reasons(results: Iterable[CaseResult], verdict: str) -> list[tuple[str, int]]:

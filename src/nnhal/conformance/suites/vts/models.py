@@ -7,8 +7,8 @@ from nnhal.base.levels import V1_1, V1_3
 from nnhal.base.records import replace
 from nnhal.conformance.differential import arrays_of, operands_of
 from nnhal.conformance.mutate import BAD_HINTS, MUTATIONS, Mutant
+from nnhal.conformance.place import place_in
 from nnhal.conformance.suites.vts.promise import OPERATION, Look, Probe, named, promise
-from nnhal.conformance.validate.place import place_in
 from nnhal.conformance.validate.trial import PLAIN, RequirementNotMet
 from nnhal.hal.claims import query_verdicts
 from nnhal.hal.device import checked_prepared

@@ -13,8 +13,8 @@ from nnhal.base.operands import Array
 from nnhal.base.records import Record
 from nnhal.conformance.differential import Outputs, arrays_of
 from nnhal.conformance.draw import Call
+from nnhal.conformance.place import place_in
 from nnhal.conformance.suites.suite import SuiteRun
-from nnhal.conformance.validate.place import place_in
 from nnhal.conformance.validate.trial import Drawing, NotAccepted, NotAsked, RequirementNotMet, Trial, copies
 from nnhal.hal.device import Device, Prepared
 from nnhal.hal.request import Request, Signature

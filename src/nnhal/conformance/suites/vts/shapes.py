@@ -9,8 +9,8 @@ from nnhal.base.levels import V1_2
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import Outputs, arrays_of
 from nnhal.conformance.draw import Call
+from nnhal.conformance.place import place_in
 from nnhal.conformance.suites.vts.promise import OPERATION, Probe, changed, named, promise
-from nnhal.conformance.validate.place import place_in
 from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, copies
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import UNLIMITED, Request

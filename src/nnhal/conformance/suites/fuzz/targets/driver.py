@@ -18,7 +18,6 @@ from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.conformance.differential import Outputs, arrays_of, compare_outputs, model_of
 from nnhal.conformance.draw import Call
-from nnhal.conformance.suite import outcome_of_text
 from nnhal.conformance.suites.fuzz.inputs import NUMBERS, Choices, changed, damaged
 from nnhal.conformance.suites.fuzz.target import DriverEnded, FuzzTarget, WrongAnswer
 from nnhal.conformance.suites.fuzz.targets.importers import driver_options, tested
@@ -28,6 +27,7 @@ from nnhal.conformance.suites.suite import NotApplicable, NotSupported, SuiteRun
 from nnhal.conformance.suites.vts.packets import ENDED, PacketBurst, is_same_execution, problem_of
 from nnhal.conformance.suites.vts.requests import NOT_NAMED, wire_arguments
 from nnhal.conformance.validate.trial import PLAIN, by_reference, copies
+from nnhal.conformance.verdict import outcome_of_text
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache
 from nnhal.hal.claims import query_verdicts
 from nnhal.hal.device import Prepared, cache_files_by, checked_prepared, checked_restored, layout_of, where_of
