@@ -31,7 +31,7 @@ SPOILT = [
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("text", SPOILT)
-@pytest.mark.parametrize("seconds", [1e-9, -1.0, "nan", float("inf"), -float("inf")])
+@pytest.mark.parametrize("seconds", [1e-9, 0.0, -1.0, "nan", float("inf"), -float("inf")])
 def test_tuned_times_that_are_spoilt_are_as_if_there_were_none(two: None, text: Any, seconds: Any) -> None:  # noqa: F811
     compiled_for("slow", "quick", tune=0.05).close()
     wait_for_writes(10)

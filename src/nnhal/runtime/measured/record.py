@@ -176,7 +176,7 @@ def tuned_times(question: str) -> list[tuple[str, str, float]]:
 
     def ask(connection: sqlite3.Connection) -> list[tuple[str, str, float]]:
         texts = "typeof(devices) = 'text' and typeof(assignment) = 'text'"
-        sound = f"{texts} and typeof(seconds) = 'real' and seconds between 0 and 1e9"
+        sound = f"{texts} and typeof(seconds) = 'real' and seconds > 0 and seconds <= 1e9"
         rows = connection.execute(
             f"select devices, assignment, seconds from tuned where question = ? and {sound}", (question,)
         )
