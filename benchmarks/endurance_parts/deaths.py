@@ -14,7 +14,8 @@ import numpy as np
 
 from nnhal.base.errors import DeadObject, NnhalError
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Hints, Prepared, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.request import UNLIMITED, Request
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import start

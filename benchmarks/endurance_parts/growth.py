@@ -15,7 +15,8 @@ import numpy as np
 
 from endurance_parts.usage import Usage, usage
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.request import UNLIMITED
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice

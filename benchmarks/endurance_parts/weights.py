@@ -10,7 +10,8 @@ import numpy as np
 from endurance_parts.usage import Usage, usage
 from nnhal.base.codes import Activation, OperandType
 from nnhal.base.memory import Memory
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.request import UNLIMITED
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import start

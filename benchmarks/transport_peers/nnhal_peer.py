@@ -16,7 +16,8 @@ import numpy as np
 
 from nnhal.frontends.python import Builder
 from nnhal.hal.burst import Burst
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import UNLIMITED, Run
 from nnhal.ipc.client.burst import RemoteBurst
 from nnhal.ipc.client.device import RemoteDevice

@@ -14,7 +14,8 @@ from nnhal.base.errors import InvalidArgument, InvalidModel, UnsupportedModel
 from nnhal.base.records import replace
 from nnhal.base.sealed import Readable
 from nnhal.base.time import is_number, nanoseconds, point_in_time
-from nnhal.hal.device import EXACT, MOST_THREADS, Device, can_be_exact, identity_of
+from nnhal.hal.answers import can_be_exact
+from nnhal.hal.device import EXACT, MOST_THREADS, Device, identity_of
 from nnhal.hal.utilities import validate_preference, validate_priority
 from nnhal.model.graph import Model
 from nnhal.model.open import OpenModel

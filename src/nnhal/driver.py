@@ -61,6 +61,7 @@ from nnhal.hal.background import FencedExecution
 from nnhal.hal.blobcache import blobs_of
 from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.cache.files import CacheContent, CacheFiles
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import (
     YES,
     Capabilities,
@@ -71,7 +72,6 @@ from nnhal.hal.device import (
     Performance,
     Prepared,
     Verdict,
-    checked_prepared,
     each_operation,
 )
 from nnhal.hal.fence import Fence

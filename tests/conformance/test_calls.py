@@ -20,7 +20,8 @@ from nnhal.conformance.differential import (
     tensors_of,
 )
 from nnhal.conformance.draw import Cell, cells, draw
-from nnhal.hal.device import Hints, Verdict, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints, Verdict
 from nnhal.hal.wrappers import Wrapper
 from nnhal.model.graph import CONSTANTS
 from nnhal.ops import OPS

@@ -20,7 +20,8 @@ from nnhal.conformance.differential import (
 from nnhal.conformance.draw import Call, Cell, cells, draw
 from nnhal.conformance.proving.worker import Wrong as Wrongs
 from nnhal.conformance.proving.worker import compared
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.wrappers import Wrapper
 from nnhal.ops import OPS
 from nnhal.ops.schema import bind

@@ -15,7 +15,8 @@ from nnhal.conformance.differential import (
     with_other_values,
 )
 from nnhal.conformance.draw import Cell, cells, draw
-from nnhal.hal.device import RELAXATIONS, Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import RELAXATIONS, Hints
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
 from tests.conformance.test_differential import F32, Wrong, added, scalar, tensor

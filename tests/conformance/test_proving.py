@@ -23,8 +23,9 @@ from nnhal.conformance.pool import children_of
 from nnhal.conformance.proving.hard import BOUNDED, FAMILIES, hard_calls
 from nnhal.conformance.proving.run import ProofOutcome, found_by, keep
 from nnhal.drivers.reference import Reference
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.choices import Proved, VariantChoice
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.proofs import choices_of, load_proofs
 from nnhal.hal.wrappers import WithOptions
 from nnhal.ops import OPS

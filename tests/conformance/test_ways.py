@@ -7,7 +7,8 @@ from nnhal import Builder
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.conformance.ways import WAYS
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.request import Control
 from nnhal.hal.wrappers import Wrapper
 from nnhal.model.builder import ModelBuilder

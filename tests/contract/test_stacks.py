@@ -14,7 +14,9 @@ import pytest
 import nnhal
 from nnhal.base.errors import NnhalError
 from nnhal.base.stacks import LONGEST, stack_of
-from nnhal.hal.device import Hints, checked_prepared, fenced_by
+from nnhal.hal.answers import fenced_by
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.request import Control
 from nnhal.runtime import discovery, isolation
 

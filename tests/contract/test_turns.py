@@ -14,7 +14,8 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import Cancelled, ContractBroken, MissedDeadline, OperationFailed
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import Control
 from nnhal.hal.turns import LockTicket, OptionsLock
 from nnhal.ipc import names

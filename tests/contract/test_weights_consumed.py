@@ -11,7 +11,8 @@ import nnhal
 from nnhal.base.errors import ContractBroken, DriverFailed
 from nnhal.base.memory import Memory
 from nnhal.drivers.null import Null, NullPrepared
-from nnhal.hal.device import Hints, Prepared, checked_prepared, traits_of
+from nnhal.hal.chain import checked_prepared, traits_of
+from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.wrappers import Recorded, WithHalLevel
 from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.model.builder import ModelBuilder

@@ -29,8 +29,9 @@ from nnhal.base.operands import Array, quantised
 from nnhal.base.records import Record
 from nnhal.conformance.differential import THREADS, arrays_of, model_of, open_masks, run, with_other_values
 from nnhal.conformance.draw import TRIES, Call, Cell, Drawn, cells
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
-from nnhal.hal.device import Device, Hints, checked_prepared
+from nnhal.hal.device import Device, Hints
 from nnhal.ops.schema import Q8, Q8S
 from nnhal.runtime import discovery
 from tests.differential import ask

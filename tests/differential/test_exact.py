@@ -13,8 +13,10 @@ from nnhal.api import Numerics
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import arrays_of, model_of, open_masks, run, with_other_values
 from nnhal.conformance.draw import Cell, cells, draw
+from nnhal.hal.answers import can_be_exact
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
-from nnhal.hal.device import Hints, can_be_exact, checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.ops.schema import Q8, Q8S
 from nnhal.runtime import discovery
 from nnhal.runtime.compilation import Fallback

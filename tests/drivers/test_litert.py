@@ -26,7 +26,8 @@ from nnhal.base.operands import ChannelQuant
 from nnhal.drivers.litert.device import Litert, _settings
 from nnhal.frontends import tflite
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model

@@ -14,7 +14,8 @@ from nnhal.base.codes import OperandType
 from nnhal.base.operands import ChannelQuant
 from nnhal.drivers.litert import sums
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Device, Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests import requests

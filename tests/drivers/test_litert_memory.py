@@ -20,7 +20,8 @@ from nnhal.base.errors import MissedDeadline, OutOfMemory
 from nnhal.base.memory import Memory
 from nnhal.base.sealed import sealed
 from nnhal.hal import idle
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import Control, Request
 from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.model.builder import ModelBuilder

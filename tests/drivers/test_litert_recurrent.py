@@ -9,7 +9,8 @@ import pytest
 
 from nnhal.base.codes import OperandType
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Device, Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints
 from nnhal.model.graph import Model
 from tests import requests
 

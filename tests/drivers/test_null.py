@@ -5,7 +5,8 @@ import numpy as np
 import nnhal
 from nnhal.base.codes import OperandType
 from nnhal.drivers import null
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED
 from tests import requests

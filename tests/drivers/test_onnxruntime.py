@@ -18,7 +18,8 @@ from nnhal.drivers.kit.onnx import TABLE, BuiltGraph, OnnxGraph, OnnxTask
 from nnhal.drivers.kit.onnx.graph import EXTERNAL
 from nnhal.drivers.onnxruntime import session
 from nnhal.drivers.reference import Reference
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 from tests import requests

@@ -12,7 +12,8 @@ import nnhal
 from nnhal.base.errors import OperationFailed
 from nnhal.drivers import onnxruntime
 from nnhal.hal.cache.files import CacheContent, CacheFiles
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.model.graph import Model
 
 pytest.importorskip("onnxruntime")

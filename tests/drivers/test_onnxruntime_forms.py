@@ -14,7 +14,8 @@ from nnhal.drivers import reference
 from nnhal.drivers.kit import Forms
 from nnhal.drivers.kit.onnx import TABLE, BuiltGraph, OnnxGraph, OnnxTask
 from nnhal.drivers.onnxruntime import session
-from nnhal.hal.device import Device, Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints
 from nnhal.model.graph import Model
 from tests import requests
 

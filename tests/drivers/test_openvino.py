@@ -26,7 +26,8 @@ from nnhal.drivers.openvino.maths import MathOperations
 from nnhal.drivers.reference import Reference
 from nnhal.frontends.tensor import Tensor
 from nnhal.hal.cache.files import CacheContent, CacheFiles
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery

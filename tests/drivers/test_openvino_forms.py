@@ -24,8 +24,9 @@ from nnhal.drivers.openvino.device import OpenVINO
 from nnhal.drivers.openvino.engine import OpenVINOModel, version
 from nnhal.frontends.tensor import Tensor
 from nnhal.hal.cache.files import CacheContent, CacheFiles
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.choices import Proved
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.model.graph import Model
 from nnhal.zoo import maker
 from tests import requests

@@ -22,7 +22,8 @@ from nnhal.base.errors import (
 )
 from nnhal.base.operands import UnknownValue, Value
 from nnhal.drivers import reference
-from nnhal.hal.device import Hints, Prepared, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder

@@ -23,7 +23,8 @@ from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.base.once import OnceTable
 from nnhal.drivers.samples import faulty, limited
 from nnhal.drivers.samples.faulty import Faulty
-from nnhal.hal.device import Hints, Prepared, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder
 from nnhal.ops import OPS

@@ -15,7 +15,8 @@ import nnhal
 from nnhal.base.errors import Cancelled, InvalidArgument
 from nnhal.conformance.differential import as_code, compare_device
 from nnhal.conformance.draw import cells
-from nnhal.hal.device import Device, Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints
 from nnhal.hal.request import Control
 from nnhal.runtime import discovery
 from nnhal.zoo import maker

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.levels import V1_3
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import UNLIMITED, Control, Request
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice

@@ -11,7 +11,8 @@ import pytest
 
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import DeadObject, DeviceUnavailable, NnhalError
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.protocol import wire

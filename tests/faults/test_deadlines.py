@@ -19,7 +19,8 @@ from nnhal.base import time as base_time
 from nnhal.base.errors import MissedDeadline, NnhalError
 from nnhal.base.levels import Level
 from nnhal.hal import queue, request
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.queue import sustained
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.runtime import discovery, isolation
@@ -208,7 +209,7 @@ def test_executions_for_sustained_speed_use_no_more_threads_than_there_are_cores
 ) -> None:
     """Of all devices together, on two cores: one with as many threads as the engine likes, or two with one each."""
     monkeypatch.setattr("nnhal.hal.queue.usable_cores", lambda: 2)
-    monkeypatch.setattr("nnhal.hal.device.usable_cores", lambda: 2)
+    monkeypatch.setattr("nnhal.hal.chain.usable_cores", lambda: 2)
     monkeypatch.setattr("nnhal.hal.queue._sustained", {})
     lock, inside, most, met = threading.Lock(), [0], [0], threading.Event()
 

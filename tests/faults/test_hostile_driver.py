@@ -21,24 +21,19 @@ import nnhal
 from nnhal.base.errors import Cancelled, DriverFailed, NnhalError, OutputInsufficientSize
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
-from nnhal.hal.cache.files import Cache
-from nnhal.hal.claims import consider_support, query_verdicts
-from nnhal.hal.device import (
-    Hints,
-    Prepared,
-    Verdict,
+from nnhal.hal.answers import (
     allocated_by,
     cache_files_by,
-    checked_burst,
     checked_info,
     checked_memory_use,
-    checked_prepared,
-    checked_restored,
     checked_status,
     driver_capabilities,
     fenced_by,
-    identity_of,
 )
+from nnhal.hal.cache.files import Cache
+from nnhal.hal.chain import checked_burst, checked_prepared, checked_restored
+from nnhal.hal.claims import consider_support, query_verdicts
+from nnhal.hal.device import Hints, Prepared, Verdict, identity_of
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Request

@@ -11,7 +11,8 @@ import pytest
 
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.host import run_resolved
 from nnhal.hal.memory import Buffer
 from nnhal.hal.request import Control, Request, Timing

@@ -17,7 +17,9 @@ from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidRequest, N
 from nnhal.base.levels import V1_1, V1_2
 from nnhal.drivers.reference import Reference
 from nnhal.hal import background
+from nnhal.hal.answers import checked_capabilities, checked_memory_use, checked_status, driver_capabilities
 from nnhal.hal.background import FencedExecution, hand_over, signal_after
+from nnhal.hal.chain import checked_prepared, checked_reconfigure, pin_threads, traits_of
 from nnhal.hal.device import (
     LONGEST,
     MOST,
@@ -31,17 +33,9 @@ from nnhal.hal.device import (
     Prepared,
     ReusableWork,
     Verdict,
-    checked_capabilities,
-    checked_memory_use,
-    checked_prepared,
-    checked_reconfigure,
-    checked_status,
-    driver_capabilities,
     each_operation,
     identity_of,
     layout_of,
-    pin_threads,
-    traits_of,
 )
 from nnhal.hal.fence import fence_list, fence_pair
 from nnhal.hal.host import ExclusiveUse, HostBuffer, contents_of, fill

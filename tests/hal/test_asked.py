@@ -13,31 +13,26 @@ from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidModel, Mis
 from nnhal.base.levels import FL8
 from nnhal.base.memory import Layout, Memory
 from nnhal.drivers.reference import Reference
-from nnhal.hal.background import ExecutionInfo, FencedExecution
-from nnhal.hal.burst import BurstExecutor
-from nnhal.hal.device import (
-    Capabilities,
-    Device,
-    Hints,
-    Performance,
-    Prepared,
-    Verdict,
+from nnhal.hal.answers import (
     allocated_by,
-    checked_burst,
-    checked_executor,
     checked_info,
     checked_memory_use,
-    checked_prepared,
-    checked_reconfigure,
     checked_status,
     driver_capabilities,
-    each_operation,
     fenced_by,
-    identity_of,
+)
+from nnhal.hal.background import ExecutionInfo, FencedExecution
+from nnhal.hal.burst import BurstExecutor
+from nnhal.hal.chain import (
+    checked_burst,
+    checked_executor,
+    checked_prepared,
+    checked_reconfigure,
     queue_like_run,
     release_weights,
     traits_of,
 )
+from nnhal.hal.device import Capabilities, Device, Hints, Performance, Prepared, Verdict, each_operation, identity_of
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.host import HostBuffer, LocalBurst
 from nnhal.hal.memory import BufferDesc, BufferRole

@@ -15,10 +15,12 @@ from nnhal.base.errors import ContractBroken, DriverFailed, InvalidArgument, Ope
 from nnhal.base.levels import V1_1, V1_2
 from nnhal.drivers.samples.full import FullV1_3, PreparedV1_3
 from nnhal.frontends.python import Builder
+from nnhal.hal.answers import cache_files_by
 from nnhal.hal.cache import keeper, tokens
 from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles, DamagedCacheFile, read_refusal, written_by
 from nnhal.hal.cache.tokens import TokenStore
-from nnhal.hal.device import Device, Hints, cache_files_by, checked_prepared, checked_restored
+from nnhal.hal.chain import checked_prepared, checked_restored
+from nnhal.hal.device import Device, Hints
 from nnhal.hal.wrappers import Limited, PreparedWithHalLevel, Recorded, WithHalLevel, WithOptions
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline

@@ -14,6 +14,7 @@ from nnhal.base.codes import OperationType
 from nnhal.base.errors import ContractBroken, InvalidArgument, MissedDeadline, OperationFailed, UnsupportedModel
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.drivers.reference import Reference
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support, query_verdicts
 from nnhal.hal.device import (
     YES,
@@ -26,7 +27,6 @@ from nnhal.hal.device import (
     Prepared,
     ReusableWork,
     Verdict,
-    checked_prepared,
 )
 from nnhal.hal.wrappers import Limited, WithHalLevel, WithOptions, Wrapper
 from nnhal.model.graph import Model

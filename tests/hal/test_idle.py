@@ -29,7 +29,8 @@ from nnhal.base.levels import V1_2
 from nnhal.drivers.reference import Reference
 from nnhal.hal import idle, queue
 from nnhal.hal import request as request_module
-from nnhal.hal.device import Hints, Prepared, checked_executor, checked_prepared, checked_reconfigure
+from nnhal.hal.chain import checked_executor, checked_prepared, checked_reconfigure
+from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.hal.wrappers import PreparedWrapper, WithHalLevel
 from nnhal.ipc.client.device import RemoteDevice

@@ -14,7 +14,8 @@ from nnhal.frontends.python import Builder
 from nnhal.hal import queue as module
 from nnhal.hal import waiting
 from nnhal.hal.burst import BurstExecutor
-from nnhal.hal.device import Hints, Prepared, checked_executor, checked_prepared, checked_reconfigure
+from nnhal.hal.chain import checked_executor, checked_prepared, checked_reconfigure
+from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing

@@ -11,7 +11,8 @@ import nnhal
 from nnhal.base.codes import OperandType as Type
 from nnhal.base.errors import InvalidModel, MissedDeadline, OperationFailed
 from nnhal.base.levels import FL8, V1_0, V1_1, V1_2, V1_3
-from nnhal.hal.device import Capabilities, Device, Hints, Performance, Prepared, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Capabilities, Device, Hints, Performance, Prepared
 from nnhal.hal.host import run_resolved
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Timing

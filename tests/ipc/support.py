@@ -19,7 +19,8 @@ from nnhal.base.errors import DeadObject
 from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import UNLIMITED, Control, Request
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.pools import Packing

@@ -21,7 +21,8 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.drivers.reference import Reference
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.request import Control, Request
 from nnhal.ipc.client.device import RemoteDevice

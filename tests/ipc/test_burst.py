@@ -15,7 +15,8 @@ import pytest
 import nnhal
 from nnhal.base.errors import BadState, Closed, DeadObject, OperationFailed, ResourceExhausted
 from nnhal.base.memory import Memory
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.host import contents_of
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control

@@ -15,8 +15,10 @@ import nnhal
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import InvalidArgument, InvalidModel, NnhalError, ResourceExhausted
 from nnhal.drivers.samples.full import FullV1_3
+from nnhal.hal.answers import cache_files_by
 from nnhal.hal.cache.files import Cache, CacheFiles, DamagedCacheFile
-from nnhal.hal.device import Hints, cache_files_by, checked_prepared, checked_restored
+from nnhal.hal.chain import checked_prepared, checked_restored
+from nnhal.hal.device import Hints
 from nnhal.hal.wrappers import WithHalLevel
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import ReconnectingDevice, start

@@ -19,8 +19,10 @@ from nnhal.base.levels import FL8, V1_0, V1_3, Level
 from nnhal.base.memory import Memory
 from nnhal.drivers.null import Null
 from nnhal.drivers.reference import Reference
+from nnhal.hal.answers import fenced_by
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared, fenced_by
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ipc.client.device import RemoteDevice

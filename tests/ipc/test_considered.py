@@ -13,8 +13,9 @@ import pytest
 import nnhal
 from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, ResourceExhausted
 from nnhal.frontends.python import Builder
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import SupportReport, consider_support
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.request import UNLIMITED
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import ReconnectingDevice, start

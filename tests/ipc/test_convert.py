@@ -18,7 +18,8 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant
 from nnhal.conformance.vectors import index, read
 from nnhal.drivers.reference import Reference
-from nnhal.hal.device import Capabilities, Hints, Performance, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Capabilities, Hints, Performance
 from nnhal.hal.lowering import lowered
 from nnhal.hal.request import Timing
 from nnhal.ipc.protocol import wire

@@ -21,8 +21,9 @@ from nnhal.base.errors import (
 from nnhal.base.levels import FL8, V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.memory_use import MemoryUse

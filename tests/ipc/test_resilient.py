@@ -20,8 +20,9 @@ from nnhal.base.errors import Closed, DeadObject, DeviceUnavailable, NnhalError,
 from nnhal.base.levels import FL8, V1_0, V1_2
 from nnhal.base.memory import Memory
 from nnhal.hal.cache.files import CacheFiles
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
-from nnhal.hal.device import Capabilities, Hints, checked_prepared
+from nnhal.hal.device import Capabilities, Hints
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control

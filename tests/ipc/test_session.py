@@ -38,7 +38,8 @@ from nnhal.base.errors import (
 )
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Hints, Prepared, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Timing

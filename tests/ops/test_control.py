@@ -10,7 +10,8 @@ from nnhal.base.errors import Cancelled, InvalidModel, LoopTimeout, MissedDeadli
 from nnhal.base.levels import V1_3
 from nnhal.base.operands import SubgraphFacts, Value
 from nnhal.drivers.reference import SubgraphContext, device
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder
 from tests import requests

@@ -8,7 +8,8 @@ from nnhal.base.codes import OperationType
 from nnhal.drivers.reference import Reference
 from nnhal.frontends.python import Builder
 from nnhal.frontends.tensor import Tensor
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.ops import OPS
 from nnhal.ops.schema import Op
 from tests.requests import run

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from nnhal.base.errors import Closed, InvalidArgument, MissedDeadline, OperationFailed
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import UNLIMITED, Control, Request
 from nnhal.model.graph import Model
 from nnhal.runtime.configuration import Configuration, Configured

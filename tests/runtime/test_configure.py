@@ -9,7 +9,8 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import Cancelled, InvalidArgument, MissedDeadline, OperationFailed
-from nnhal.hal.device import Hints, checked_prepared, checked_reconfigure
+from nnhal.hal.chain import checked_prepared, checked_reconfigure
+from nnhal.hal.device import Hints
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.wrappers import WithOptions
 from nnhal.ipc.client.process import ReconnectingDevice, start

@@ -7,7 +7,9 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import ContractBroken, DriverFailed
-from nnhal.hal.device import Hints, checked_memory_use, checked_prepared
+from nnhal.hal.answers import checked_memory_use
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.memory_use import MemoryUse, combined_use
 from nnhal.runtime import discovery
 from nnhal.runtime.model_memory import ModelMemory, StepMemory, memory_of

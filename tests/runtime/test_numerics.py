@@ -10,8 +10,9 @@ from nnhal.api import Numerics
 from nnhal.base.errors import InvalidArgument
 from nnhal.drivers.litert import own_kernels
 from nnhal.drivers.reference import Interpreter, Reference
+from nnhal.hal.answers import can_be_exact
 from nnhal.hal.claims import consider_support
-from nnhal.hal.device import Hints, Prepared, can_be_exact
+from nnhal.hal.device import Hints, Prepared
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from tests.cli.test_cli import nnhal as command

@@ -7,7 +7,8 @@ import numpy as np
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, quantised
 from nnhal.base.records import Record
-from nnhal.hal.device import Device, Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints
 from nnhal.hal.request import UNLIMITED
 from nnhal.model.graph import Model, operation_label
 from nnhal.model.parts import extract_part

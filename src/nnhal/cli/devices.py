@@ -17,8 +17,9 @@ from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.model_text import hal_version, type_text
 from nnhal.conformance.probe import probe
+from nnhal.hal.answers import driver_capabilities
 from nnhal.hal.choices import VariantChoice
-from nnhal.hal.device import RELAXATIONS, Device, Performance, driver_capabilities, identity_of, layout_of
+from nnhal.hal.device import RELAXATIONS, Device, Performance, identity_of, layout_of
 from nnhal.hal.proofs import choices_of
 from nnhal.ipc.names import running
 from nnhal.runtime import discovery, judgement

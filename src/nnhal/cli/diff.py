@@ -26,8 +26,9 @@ from nnhal.cli.inputs import read_inputs
 from nnhal.cli.main import ANSWER_NO
 from nnhal.cli.model_text import type_text
 from nnhal.cli.pictures import InputOptions
+from nnhal.hal.answers import can_be_exact, wants_exact
 from nnhal.hal.claims import query_verdicts
-from nnhal.hal.device import EXACT, NUMERICS, Device, can_be_exact, wants_exact
+from nnhal.hal.device import EXACT, NUMERICS, Device
 from nnhal.model.graph import Model, operation_label
 from nnhal.runtime import discovery
 from nnhal.runtime.arguments import Spec, spec_of

@@ -19,8 +19,9 @@ from nnhal.base.operands import Array, Value, quantised
 from nnhal.base.records import Record, replace
 from nnhal.conformance.compare import tolerance
 from nnhal.conformance.draw import AT_BOUNDS, Call, Cell, contents, draw
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import UNLIMITED
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model

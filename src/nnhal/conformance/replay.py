@@ -25,19 +25,11 @@ from nnhal.base.operands import Array
 from nnhal.base.records import Record, Struct, field
 from nnhal.conformance.replay_judge import NothingToCompare, ResultJudge
 from nnhal.conformance.ways import WAYS, Way
+from nnhal.hal.answers import can_be_exact
 from nnhal.hal.burst import Burst
+from nnhal.hal.chain import checked_burst, checked_prepared
 from nnhal.hal.claims import consider_support
-from nnhal.hal.device import (
-    EXACT,
-    NUMERICS,
-    Device,
-    Hints,
-    Prepared,
-    can_be_exact,
-    checked_burst,
-    checked_prepared,
-    identity_of,
-)
+from nnhal.hal.device import EXACT, NUMERICS, Device, Hints, Prepared, identity_of
 from nnhal.hal.request import Argument, Control, Request, Signature
 from nnhal.ops.schema import agree, show
 from nnhal.runtime.capturing.reader import CaptureReader, ExecutedRequest, PreparedPart

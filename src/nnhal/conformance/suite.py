@@ -24,8 +24,9 @@ from nnhal.conformance.compare import compare_all, compare_frequencies
 from nnhal.conformance.vectors import Vector
 from nnhal.conformance.verdict import fault_of
 from nnhal.conformance.ways import WAYS
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared, where_of
+from nnhal.hal.device import Device, Hints, Prepared, where_of
 from nnhal.hal.request import Control, Request
 from nnhal.ipc.client.process import ReconnectingDevice, ReconnectingModel
 

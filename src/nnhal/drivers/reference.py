@@ -15,18 +15,8 @@ from nnhal.base.extensions import EXTENSIONS, canonical
 from nnhal.base.log import logger
 from nnhal.base.operands import Array, UnknownValue, Value, fixed
 from nnhal.base.records import Record, replace
-from nnhal.hal.device import (
-    EXACT,
-    FAST,
-    YES,
-    Capabilities,
-    Device,
-    Hints,
-    Prepared,
-    Verdict,
-    each_operation,
-    wants_exact,
-)
+from nnhal.hal.answers import wants_exact
+from nnhal.hal.device import EXACT, FAST, YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph

@@ -9,6 +9,8 @@ from nnhal.base.answers import driver_call, safe_repr
 from nnhal.base.errors import ContractBroken, InvalidArgument, bounded_text
 from nnhal.base.names import printable
 from nnhal.base.records import replace
+from nnhal.hal.answers import checked_performance
+from nnhal.hal.chain import pin_threads
 from nnhal.hal.device import (
     YES,
     Considered,
@@ -18,10 +20,8 @@ from nnhal.hal.device import (
     Performance,
     ReusableWork,
     Verdict,
-    checked_performance,
     layer_of,
     layout_of,
-    pin_threads,
     where_of,
 )
 from nnhal.model.graph import Model

@@ -4,53 +4,38 @@ A driver author writes a `Device` with `supports` and `prepare`, and a `Prepared
 default.
 """
 
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from inspect import ismethod
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from nnhal.base import trace
-from nnhal.base.answers import close_quietly, driver_call, raise_application_error, safe_repr
-from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
-from nnhal.base.cores import usable_cores
-from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidModel, NnhalError, OperationFailed
+from nnhal.base.answers import driver_call, safe_repr
+from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority
+from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidModel, OperationFailed
 from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.levels import FL8, V1_2, Level
-from nnhal.base.log import logger
-from nnhal.base.operands import Array, fixed
-from nnhal.base.records import Record, field, replace
-from nnhal.base.time import is_number
-from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, run_fenced, run_in_background
+from nnhal.base.operands import Array
+from nnhal.base.records import Record, field
+from nnhal.hal.background import FencedExecution, Notify, run_fenced, run_in_background
 from nnhal.hal.burst import Burst, BurstExecutor
-from nnhal.hal.cache.files import MOST_FILES, Cache, CacheContent, CacheFiles, write_refusal
+from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles
 from nnhal.hal.choices import Proofs
 from nnhal.hal.code import MADE_OTHERWISE, CodeIdentity, CreationArguments, code_of
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer, LocalBurst
-from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
-from nnhal.hal.memory_use import MOST as MOST_BYTES
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.memory_use import MemoryUse
-from nnhal.hal.queue import RunQueue, places, sustained, units_of
-from nnhal.hal.request import UNLIMITED, Act, Control, Request, Signature, Timing, checked_timing, with_check_before
-from nnhal.hal.turns import OptionsLock
-from nnhal.hal.waiting import OWN, LatencyByShape, LatencyEstimator, QueueClient
+from nnhal.hal.request import Control, Request, Signature, Timing
 from nnhal.model.graph import Model, Operation
-from nnhal.model.layouts import LAYOUTS, with_layout
+from nnhal.model.layouts import LAYOUTS
 from nnhal.model.orders import Layout
-from nnhal.model.validate import release_constants, shape_of
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from nnhal.hal.idle import TrimGuard
-
-_log = logger("compilation")
 T = TypeVar("T")
 MOST_THREADS = 1024  # the most that an application may request
-MOST_AT_ONCE = 4096  # executions
 NUMERICS = "numerics"  # an option of devices that declare more than "fast"
 FAST, EXACT = "fast", "exact"  # its values
 NUMERICS_PREFIX = "numerics:"  # marks them among the relaxations that another process receives
@@ -599,40 +584,15 @@ def identity_of(device: Device) -> Identity:
         found = Identity(
             name,
             _attribute(device, "version", where, _text),
-            _attribute(device, "type", where, partial(_member, DeviceType)),
-            _attribute(device, "level", where, partial(_member, Level)),
-            _attribute(device, "extensions", where, _texts),
-            _attribute(device, "relaxations", where, _texts),
+            _attribute(device, "type", where, partial(require_kind, DeviceType)),
+            _attribute(device, "level", where, partial(require_kind, Level)),
+            _attribute(device, "extensions", where, require_texts),
+            _attribute(device, "relaxations", where, require_texts),
             _attribute(device, "preferred_layout", where, _layout),
-            _attribute(device, "numerics", where, _texts),
+            _attribute(device, "numerics", where, require_texts),
         )
         vars(device)["_identity"] = registered, found
     return found
-
-
-def can_be_exact(device: Device) -> bool:
-    """Return whether a device declares exact numerics.
-
-    Args:
-        device: The device.
-    """
-    return EXACT in identity_of(device).numerics
-
-
-def wants_exact(options: Mapping[str, Any], name: str) -> bool:
-    """Return whether a driver's options request exact numerics.
-
-    Args:
-        options: The options.
-        name: The name of the device, for messages.
-
-    Raises:
-        InvalidArgument: The option has another value than "fast" or "exact".
-    """
-    found = options.get(NUMERICS, FAST)
-    if found not in (FAST, EXACT):
-        raise InvalidArgument(f"{name}: option {NUMERICS} is {safe_repr(found)}, must be {FAST} or {EXACT}")
-    return bool(found == EXACT)
 
 
 def where_of(device: Device) -> str:
@@ -649,7 +609,8 @@ def _attribute(device: Device, what: str, where: str, check: Callable[[Any, str]
         return check(getattr(device, what), what)
 
 
-def _member(kind: type[T], value: Any, what: str) -> T:
+def require_kind(kind: type[T], value: Any, what: str) -> T:
+    """Return a driver's value; InvalidArgument if it has another class."""
     if not isinstance(value, kind):
         raise InvalidArgument(f"{what} is {safe_repr(value)}, must be a {kind.__name__}")
     return value
@@ -670,7 +631,8 @@ def _text(value: Any, what: str) -> str:
     return text
 
 
-def _texts(values: Any, what: str) -> tuple[str, ...]:
+def require_texts(values: Any, what: str) -> tuple[str, ...]:
+    """Return a driver's texts; InvalidArgument unless they are a few bounded strings."""
     several = isinstance(values, Collection) and not isinstance(values, str | bytes)
     texts = list(islice(values, MOST + 1)) if several else None
     if texts is None or len(texts) > MOST or not all(isinstance(text, str) for text in texts):
@@ -697,157 +659,6 @@ def layout_of(device: Device) -> Layout | None:
     return own.preferred_layout if own.level >= V1_2 else None
 
 
-def driver_capabilities(device: Device) -> Capabilities:
-    """Return the performance that a device declares, verified.
-
-    Args:
-        device: The device.
-
-    Raises:
-        ContractBroken: The answer is not a `Capabilities`.
-        InvalidArgument: A figure is not a positive number; the message names it.
-    """
-    with driver_call(where_of(device), "capabilities()"):
-        stated = device.capabilities()
-        if not isinstance(stated, Capabilities):
-            raise ContractBroken(f"capabilities() gave {safe_repr(stated)}, must be Capabilities")
-        return checked_capabilities(stated)
-
-
-def checked_capabilities(stated: Capabilities) -> Capabilities:
-    """Return the performance in plain types.
-
-    Args:
-        stated: The declared performance.
-
-    Raises:
-        InvalidArgument: A figure is not a positive number.
-    """
-    table: Any = stated.operands
-    entries = list(islice(table.items(), MOST + 1)) if isinstance(table, Mapping) else None
-    if entries is None or len(entries) > MOST:
-        raise InvalidArgument(
-            f"performance of operands is {safe_repr(table)}, must be a mapping of at most {MOST} types"
-        )
-    for code, _ in entries:
-        if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code < 1 << 32:
-            raise InvalidArgument(f"performance of {safe_repr(code)} is stated, must be of operand types")
-    return Capabilities(
-        {int(code): checked_performance(performance, type_name(code)) for code, performance in entries},
-        checked_performance(stated.relaxed_scalar, "relaxed scalars"),
-        checked_performance(stated.relaxed_tensor, "relaxed tensors"),
-        checked_performance(stated.if_performance, "IF"),
-        checked_performance(stated.while_performance, "WHILE"),
-    )
-
-
-def checked_performance(performance: Any, what: str) -> Performance:
-    """Return one figure pair in plain types.
-
-    Args:
-        performance: The declared figures.
-        what: Their name in messages.
-
-    Raises:
-        InvalidArgument: A figure is not a positive number.
-    """
-    if not isinstance(performance, Performance):
-        raise InvalidArgument(f"performance of {what} is {safe_repr(performance)}, must be a Performance")
-    for value in performance:
-        if not is_number(value) or not value > 0:
-            raise InvalidArgument(f"performance of {what} is {safe_repr(value)}, must be a number above 0")
-    return Performance(*map(float, performance))
-
-
-def checked_status(device: Device) -> DeviceStatus:
-    """Return the device's status; ContractBroken if the answer is not a `DeviceStatus`."""
-    with driver_call(where_of(device), "status()"):
-        status = device.status()
-        if not isinstance(status, DeviceStatus):
-            raise ContractBroken(f"status() gave {safe_repr(status)}, must be a DeviceStatus")
-        return status
-
-
-def checked_prepared(
-    device: Device, model: Model, hints: Hints, *, as_is: bool = False, client: QueueClient = OWN
-) -> Prepared:
-    """Prepare a model on a device, and verify the answer.
-
-    The device receives the model in its preferred layout; inputs and outputs keep theirs. nnhal writes the driver's
-    cache sections to the hints' cache files. If that fails, the files stay empty.
-
-    Args:
-        device: The device.
-        model: The model.
-        hints: The hints.
-        as_is: Whether the model has the preferred layout already.
-        client: The client in whose name the model is prepared and executed.
-
-    Raises:
-        ContractBroken: The answer is not a new `Prepared`.
-    """
-    try:
-        return _prepared_by(device, with_layout(model, None if as_is else layout_of(device)).model, hints, client)
-    finally:
-        if hints.cache is not None:
-            hints.cache.settled.set()
-
-
-def _prepared_by(device: Device, model: Model, hints: Hints, client: QueueClient) -> Prepared:
-    where = where_of(device)
-    with trace.span(layer_of(device), "compilation", "prepare", where), driver_call(where, "prepare()"):
-        hints = pin_threads(hints)
-        prepared = _in_its_turn(device, where, hints, client, lambda: device.prepare(model, hints))
-        _taken(device, prepared, "prepare()", model, where, hints, client)
-    if hints.cache is not None:
-        try:
-            _save(device, prepared, hints.cache, model, where)
-        except BaseException:  # interrupted
-            hints.cache.settled.set()  # its end may be waiting for this event
-            prepared.close()
-            raise
-    return _watched(prepared, where)  # after `save`, which counts as no execution
-
-
-def checked_restored(device: Device, outline: Model, hints: Hints, *, client: QueueClient = OWN) -> Prepared:
-    """Restore a model from `hints.cache`, as `checked_prepared` prepares one. Any NnhalError is a cache miss."""
-    assert hints.cache is not None
-    try:
-        return _restored_by(device, outline, hints, client)
-    finally:
-        hints.cache.settled.set()
-
-
-def _restored_by(device: Device, outline: Model, hints: Hints, client: QueueClient) -> Prepared:
-    where = where_of(device)
-    with trace.span(layer_of(device), "compilation", "restore", where), driver_call(where, "prepare_from_cache()"):
-        hints = pin_threads(hints)
-        prepared = _in_its_turn(device, where, hints, client, lambda: device.prepare_from_cache(outline, hints))
-        return _watched(_taken(device, prepared, "prepare_from_cache()", outline, where, hints, client), where)
-
-
-def _in_its_turn(device: Device, where: str, hints: Hints, client: QueueClient, prepare: Callable[[], T]) -> T:
-    """Call `prepare` in the device's queue. For an isolated driver, its own process queues the call."""
-    if device.timely:
-        return prepare()
-    queue: RunQueue = vars(device).setdefault("_prepare_queue", RunQueue(f"{where}: prepare", places(0), strict=False))
-    return queue.run(prepare, client, hints.priority, Control(deadline=hints.deadline))
-
-
-def cache_files_by(device: Device) -> CacheFiles:
-    """Return how many cache files of each kind a device uses; none below HAL 1.2."""
-    if identity_of(device).level < V1_2:
-        return CacheFiles()
-    with driver_call(where_of(device), "number_of_cache_files()"):
-        numbers = device.number_of_cache_files()
-        fits = isinstance(numbers, tuple) and len(numbers) == len(CacheFiles._fields)
-        if not fits or not all(type(n) is int and 0 <= n <= MOST_FILES for n in numbers):
-            raise ContractBroken(
-                f"number_of_cache_files() gave {safe_repr(numbers)}, must be two numbers of 0 to {MOST_FILES}"
-            )
-        return CacheFiles(*numbers)
-
-
 def code_by(device: Device) -> CodeIdentity:
     """Return the identity of the code that compiles for a device."""
     return device.cached_as.code_identity
@@ -859,315 +670,8 @@ def cache_record_identity(device: Device) -> tuple[str, bytes]:
 
     device = device.cached_as
     own = identity_of(device)
-    matters = _member(bool, device.processor_matters, "processor_matters")
+    matters = require_kind(bool, device.processor_matters, "processor_matters")
     return own.name, identity(own.name, own.version, device.code_identity, processor=matters)
-
-
-def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where: str) -> None:
-    from nnhal.hal.cache.keeper import store_content
-
-    if unknown := code_by(device).unknown:
-        _log.warning("%s: its compilation is not kept: %s", where, unknown)
-        return
-    content = CacheContent.empty(CacheFiles(len(cache.model_files), len(cache.data_files)), model.pools)
-    try:
-        with driver_call(where, "save()"):
-            if _member(bool, prepared.save(content), "the result of save()"):
-                store_content(content, cache, *cache_record_identity(device))
-    except (NnhalError, OSError) as error:
-        raise_application_error(error)
-        _log.warning("%s: its compilation is not kept: %s", where, error)
-        write_refusal(cache, str(error).removeprefix(f"{where}: "))
-
-
-def _taken(
-    device: Device, prepared: Any, query: str, model: Model, where: str, hints: Hints, client: QueueClient
-) -> Prepared:
-    """Verify a prepared model, and queue its executions."""
-    if not isinstance(prepared, Prepared):
-        raise ContractBroken(f"{query} gave {safe_repr(prepared)}, must give a Prepared")
-    _given_once(prepared, f"{query} gave a Prepared")
-    prepared.model = model
-    vars(prepared)["_where"] = where
-    try:
-        vars(prepared)["_traits"] = _traits(device, prepared, hints)
-        way = _Way(device, prepared, where, hints, client)
-    except InvalidArgument as error:
-        raise _unfit(prepared, where, error) from None
-    if way.queues or way.turns is not None:
-        vars(prepared).update(_way=way, run=way.of(prepared.run))
-    return prepared
-
-
-def _watched(prepared: Prepared, where: str) -> Prepared:
-    """Trim the model from now on, if it can be trimmed."""
-    try:
-        trimmable = _member(bool, prepared.trimmable, "trimmable of a Prepared")
-    except InvalidArgument as error:
-        raise _unfit(prepared, where, f"{where}: {error}") from None
-    if trimmable:
-        from nnhal.hal import idle
-
-        idle.watch(prepared, where)
-    return prepared
-
-
-def _unfit(prepared: Prepared, where: str, why: object) -> ContractBroken:
-    """Return the error for an invalid attribute of a prepared model. It is not the application's fault."""
-    close_quietly(where, "close() of a prepared model", prepared.close)
-    return ContractBroken(str(why))
-
-
-class _Way:
-    """The queues and locks that a prepared model's executions pass before they run.
-
-    turns: serialises them with changes of options; None if nothing changes, or if another process does so. queues: with
-    the places that an execution takes and the model's predicted time, the innermost first.
-    """
-
-    def __init__(self, device: Device, prepared: Prepared, where: str, hints: Hints, client: QueueClient) -> None:
-        self._client, self._priority = client, hints.priority
-        self.queues: list[tuple[RunQueue, int, LatencyEstimator | LatencyByShape]] = []
-        main = prepared.model.main
-        closed = all(fixed(shape_of(main.operands[i])) is not None for i in main.inputs)
-        self._pace: LatencyEstimator | LatencyByShape = LatencyEstimator() if closed else LatencyByShape()
-        here = not prepared.timely  # an isolated engine's own process does it
-        if here and hints.preference == Preference.SUSTAINED_SPEED:
-            cores = usable_cores()
-            self._pass(sustained(), hints.threads or cores)
-        if _member(bool, device.one_at_a_time, "one_at_a_time"):
-            self._pass(_queue_of(device, where, 1))
-        elif here:
-            width = places(_number(device.at_once, "at_once"))
-            self._pass(_queue_of(device, where, width, strict=False), units_of(hints.threads, width))
-        if _member(bool, prepared.one_at_a_time, "one_at_a_time of a Prepared") and not device.one_at_a_time:
-            self._pass(_queue_of(prepared, where, 1))
-        self.turns = OptionsLock() if traits_of(prepared).changeable and here else None
-
-    def _pass(self, queue: RunQueue, units: int = 1) -> None:
-        inner = self.queues[-1][2] if self.queues else None
-        self.queues.append((queue, units, inner.around() if inner is not None else self._pace))
-
-    def of(self, run: Act[T]) -> Act[T]:
-        """Wrap a function that executes, so that it waits in the queues."""
-        for queue, units, pace in self.queues:
-            run = queue.queued(run, self._client, self._priority, units, pace)
-        return run if self.turns is None else self.turns.side_by_side(run)
-
-    def change(self, change: Act[T]) -> Act[T]:
-        """Wrap a function that changes options: it runs alone, and resets the predicted time."""
-
-        def forgetting(options: Any, control: Control) -> T:
-            try:
-                return change(options, control)
-            finally:
-                for _, _, pace in self.queues:
-                    pace.forget()
-
-        act: Act[T] = forgetting
-        for queue, _, _ in self.queues:
-            if queue.strict:
-                act = queue.queued(act, self._client, self._priority)
-        return act if self.turns is None else self.turns.alone(act)
-
-
-def _queue_of(owner: Device | Prepared, where: str, width: int, *, strict: bool = True) -> RunQueue:
-    queue: RunQueue = vars(owner).setdefault("_run_queue", RunQueue(where, width, strict=strict))
-    return queue
-
-
-def _number(value: Any, what: str) -> int:
-    if type(value) is not int or not 0 <= value <= MOST_AT_ONCE:
-        raise InvalidArgument(f"{what} is {safe_repr(value)}, must be an int of 0 to {MOST_AT_ONCE}")
-    return value
-
-
-class Traits(NamedTuple):
-    """The attributes of a prepared model, read once. As in `Prepared`."""
-
-    weights_consumed: bool
-    changeable: tuple[str, ...]
-    writes_later: bool = False
-
-
-def _traits(device: Device, prepared: Prepared, hints: Hints) -> Traits:
-    consumed = _member(bool, prepared.weights_consumed, "weights_consumed of a Prepared")
-    later = _member(bool, prepared.writes_later, "writes_later of a Prepared")
-    if hints.cache is not None and not later:
-        own = device.cached_as  # a device that overrides it may have duplicated the files
-        reads = not own.timely and type(own).prepare_from_cache is not Device.prepare_from_cache
-        later = reads or hints.cache.later.is_set()
-    return Traits(consumed, _texts(prepared.changeable, "changeable of a Prepared"), later)
-
-
-def traits_of(prepared: Prepared) -> Traits:
-    """Return the attributes that a model from `checked_prepared` had then."""
-    traits: Traits = vars(prepared)["_traits"]
-    return traits
-
-
-def queue_like_run(prepared: Prepared, run: Act[T]) -> Act[T]:
-    """Queue another function that executes a model from `checked_prepared`, as its `run` is queued."""
-    way: _Way | None = vars(prepared).get("_way")
-    return run if way is None else way.of(run)
-
-
-def queues_of(prepared: Prepared) -> list[RunQueue]:
-    """Return the queues of a prepared model's executions."""
-    way: _Way | None = vars(prepared).get("_way")
-    return [] if way is None else [queue for queue, _, _ in way.queues]
-
-
-def trim_guard(prepared: Prepared) -> "TrimGuard | None":
-    """Return what keeps executions and trims apart; None if there is nothing to trim in this process."""
-    guard: TrimGuard | None = vars(prepared).get("_guard")
-    return guard
-
-
-def release_weights(prepared: Prepared, model: Model, where: str) -> bool:
-    """Release the caller's copy of the constants, if the driver `where` no longer needs them."""
-    if not traits_of(prepared).weights_consumed:
-        return False
-    why = f"{where}: read constants after prepare(), must not: it declares weights_consumed"
-    release_constants(model, why)
-    return True
-
-
-def checked_memory_use(prepared: Prepared, where: str) -> MemoryUse:
-    """Return the memory use of a prepared model; ContractBroken for impossible figures."""
-    with driver_call(where, "memory()"):
-        use = prepared.memory()
-        if not isinstance(use, MemoryUse):
-            raise ContractBroken(f"memory() gave {safe_repr(use)}, must give a MemoryUse")
-        for what, size in zip(use._fields, use, strict=True):
-            if size is not None and (type(size) is not int or not 0 <= size <= MOST_BYTES):
-                raise ContractBroken(f"memory() gave {what} = {safe_repr(size)}, must be bytes as an int, or None")
-        return use
-
-
-def checked_reconfigure(
-    prepared: Prepared, where: str, options: Mapping[str, Any], control: Control = UNLIMITED
-) -> None:
-    """Change the options of a prepared model while none of its executions runs.
-
-    options: all options from now on. control: limits the wait for executions.
-    """
-
-    def reconfigure(options: Mapping[str, Any], _: Control) -> None:
-        prepared.reconfigure(options)
-
-    with driver_call(where, "reconfigure()"):
-        if not traits_of(prepared).changeable:
-            raise InvalidArgument("no option of it may change between executions")
-        way: _Way | None = vars(prepared).get("_way")
-        guard = trim_guard(prepared)
-        change = reconfigure if guard is None else guard.through(reconfigure)
-        (change if way is None else way.change(change))(dict(options), control)
-
-
-def pin_threads(hints: Hints) -> Hints:
-    """Limit the threads to those that can run at once: more would only use memory."""
-    most = usable_cores()
-    return hints if hints.threads <= most else replace(hints, threads=most)
-
-
-def allocated_by(device: Device, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
-    """Allocate a device buffer; ContractBroken if the answer is not a new buffer for these roles."""
-    with driver_call(where_of(device), "allocate()"):
-        buffer = device.allocate(desc, roles)
-        if not isinstance(buffer, Buffer):
-            raise ContractBroken(f"allocate() gave {safe_repr(buffer)}, must give a Buffer")
-        wanted = merge(desc, roles)
-        if getattr(buffer, "facts", None) != wanted:
-            raise ContractBroken("allocate() gave a Buffer for something else, must be for what it was asked for")
-        _given_once(buffer, "allocate() gave a Buffer")
-        return buffer
-
-
-def checked_burst(prepared: Prepared, where: str) -> Burst:
-    """Open a burst of a prepared model; ContractBroken if the answer is not a new Burst."""
-    with driver_call(where, "burst()"):
-        burst = prepared.burst()
-        if not isinstance(burst, Burst):
-            raise ContractBroken(f"burst() gave {safe_repr(burst)}, must give a Burst")
-        _given_once(burst, "burst() gave a Burst")
-        return burst
-
-
-def checked_executor(prepared: Prepared, where: str) -> BurstExecutor | None:
-    """Return the executor for a burst from another process, or None for plain runs.
-
-    Raises ContractBroken if the answer is neither, or an executor that was returned before.
-    """
-    with driver_call(where, "burst_executor()"):
-        executor = prepared.burst_executor()
-        if not isinstance(executor, BurstExecutor | None):
-            raise ContractBroken(f"burst_executor() gave {safe_repr(executor)}, must give a BurstExecutor or None")
-        if executor is not None:
-            _given_once(executor, "burst_executor() gave a BurstExecutor")
-            vars(executor)["execute"] = _executing(prepared, executor)
-        return executor
-
-
-def _executing(prepared: Prepared, executor: BurstExecutor) -> Callable[..., Timing | None]:
-    """Wrap the executor's `execute`, so that it waits in the queues and never overlaps a trim."""
-    own = executor.execute
-    held: Callable[[], Callable[..., Timing | None] | None] = weakref.WeakMethod(own) if ismethod(own) else lambda: own
-
-    def execute(given: tuple[Request, Sequence[int]], control: Control) -> Timing | None:
-        call = held()
-        assert call is not None  # its owner is alive: it is called through it
-        return call(*given, control)
-
-    act, guard = queue_like_run(prepared, with_check_before(own, execute)), trim_guard(prepared)
-    act = act if guard is None else guard.through(act)
-
-    def in_its_turn(request: Request, slots: Sequence[int], control: Control) -> Timing | None:
-        return act((request, slots), control)
-
-    return with_check_before(own, in_its_turn)
-
-
-def fenced_by(
-    prepared: Prepared,
-    where: str,
-    request: Request,
-    control: Control,
-    wait_for: Sequence[Fence],
-    after: int | None = None,
-) -> FencedExecution:
-    """Launch a fenced execution. If the answer is invalid, raise ContractBroken and abandon the request."""
-    try:
-        with driver_call(where, "execute_fenced()"):
-            launched = prepared.execute_fenced(request, control, wait_for, after)
-            if not isinstance(launched, FencedExecution):
-                raise ContractBroken(f"execute_fenced() gave {safe_repr(launched)}, must give a FencedExecution")
-            if not isinstance(launched.fence, Fence | None):
-                raise ContractBroken(
-                    f"execute_fenced() gave fence {safe_repr(launched.fence)}, must be a Fence or None"
-                )
-            return launched
-    except BaseException:
-        request.abandon()
-        raise
-
-
-def checked_info(execution: FencedExecution, where: str, until: int | None = None) -> ExecutionInfo:
-    """Return the verified times of a fenced execution, or raise its error.
-
-    until: as in `FencedExecution.info_until`.
-    """
-    with driver_call(where, "get_execution_info()"):
-        info = execution.info_until(until)
-        if not isinstance(info, ExecutionInfo):
-            raise ContractBroken(f"get_execution_info() gave {safe_repr(info)}, must give an ExecutionInfo")
-        return ExecutionInfo(*(checked_timing(timing, where) or Timing() for timing in info))
-
-
-def _given_once(item: object, what: str) -> None:
-    mark = object()
-    if vars(item).setdefault("_handed_out", mark) is not mark:
-        raise ContractBroken(f"{what} that it gave before, must give a new one")
 
 
 def each_operation(model: Model, judge: Callable[[Model, Operation], Verdict | bool | str]) -> list[Verdict]:

@@ -9,7 +9,8 @@ from nnhal.base.errors import InvalidArgument, InvalidModel, InvalidRequest
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.operands import dtype_of
 from nnhal.base.records import Record, replace
-from nnhal.hal.device import Capabilities, Performance, checked_capabilities
+from nnhal.hal.answers import checked_capabilities
+from nnhal.hal.device import Capabilities, Performance
 from nnhal.hal.request import Request
 from nnhal.model.graph import Model, Operand
 from nnhal.model.parts import without_defaults

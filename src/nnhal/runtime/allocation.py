@@ -20,7 +20,8 @@ from nnhal.base.operands import Array, dtype_of
 from nnhal.base.uncopied import NotCopyable
 from nnhal.base.values import convert_argument
 from nnhal.base.values import dimensions as checked
-from nnhal.hal.device import allocated_by, identity_of
+from nnhal.hal.answers import allocated_by
+from nnhal.hal.device import identity_of
 from nnhal.hal.host import HostBuffer, contents_of, fill
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
 from nnhal.hal.request import BelongsToModel

@@ -6,7 +6,7 @@ from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.uncopied import NotCopyable
 from nnhal.hal.burst import Burst
-from nnhal.hal.device import checked_burst
+from nnhal.hal.chain import checked_burst
 from nnhal.hal.host import ExclusiveUse
 from nnhal.runtime.caller import Caller, ModelCallable
 from nnhal.runtime.execute import PartitionRunner, Runner

@@ -29,21 +29,10 @@ from nnhal.base.log import logger
 from nnhal.base.operands import Array, Shape
 from nnhal.base.records import Record, field, replace
 from nnhal.base.time import run_with_deadline
+from nnhal.hal.answers import can_be_exact, driver_capabilities
+from nnhal.hal.chain import release_weights
 from nnhal.hal.claims import SupportReport, consider_support
-from nnhal.hal.device import (
-    EXACT,
-    NUMERICS,
-    Capabilities,
-    Device,
-    Hints,
-    Prepared,
-    Verdict,
-    can_be_exact,
-    driver_capabilities,
-    identity_of,
-    layout_of,
-    release_weights,
-)
+from nnhal.hal.device import EXACT, NUMERICS, Capabilities, Device, Hints, Prepared, Verdict, identity_of, layout_of
 from nnhal.hal.request import Request, Signature
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model

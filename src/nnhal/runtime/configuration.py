@@ -7,7 +7,8 @@ from nnhal.base.answers import safe_repr
 from nnhal.base.errors import Closed, InvalidArgument, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.records import Struct
-from nnhal.hal.device import Device, Prepared, checked_reconfigure, identity_of, traits_of
+from nnhal.hal.chain import checked_reconfigure, traits_of
+from nnhal.hal.device import Device, Prepared, identity_of
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.hal.turns import LockTicket, OptionsLock
 

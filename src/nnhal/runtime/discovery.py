@@ -18,8 +18,9 @@ from nnhal.base.names import is_path, suggestion
 from nnhal.base.once import OnceTable
 from nnhal.base.records import PartlyCompared
 from nnhal.base.stacks import store_stack, without_frames
+from nnhal.hal.answers import driver_capabilities
 from nnhal.hal.code import CreationArguments
-from nnhal.hal.device import Device, driver_capabilities, identity_of
+from nnhal.hal.device import Device, identity_of
 from nnhal.runtime.sources import Source
 
 GROUP = "nnhal.drivers"

@@ -30,6 +30,7 @@ from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
 from nnhal.base.time import WORK_NS, limit, point_in_time, seconds_until
 from nnhal.base.uncopied import NotCopyable
+from nnhal.hal.answers import checked_info, fenced_by
 from nnhal.hal.background import (
     ExecutionInfo,
     FencedExecution,
@@ -38,7 +39,7 @@ from nnhal.hal.background import (
     copy_of_error_once,
     run_after,
 )
-from nnhal.hal.device import Prepared, checked_info, fenced_by
+from nnhal.hal.device import Prepared
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.request import UNLIMITED, Argument, Control, Request, Timing, summed

@@ -19,8 +19,9 @@ from nnhal.base.errors import Closed, DeadObject, LoopTimeout, NnhalError, Opera
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
+from nnhal.hal.answers import allocated_by, checked_memory_use
 from nnhal.hal.burst import Burst
-from nnhal.hal.device import Device, allocated_by, checked_memory_use
+from nnhal.hal.device import Device
 from nnhal.hal.host import ExclusiveUse, HostBuffer, contents_within, fill_within
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.memory_use import MemoryUse, combined_use

@@ -15,7 +15,8 @@ from nnhal.base.errors import (
     OutputInsufficientSize,
 )
 from nnhal.drivers.samples import full
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.hidl.adapters import adapt
 from nnhal.hal.hidl.arguments import NOT_MEASURED, HalTiming, OutputShape
 from nnhal.hal.request import Control, Timing

@@ -14,7 +14,8 @@ from nnhal.base.levels import V1_1
 from nnhal.base.memory import Memory
 from nnhal.drivers.samples import full
 from nnhal.hal import request as request_module
-from nnhal.hal.device import Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.hidl.adapters import adapt
 from nnhal.hal.hidl.arguments import HalTiming
 from nnhal.hal.request import Control

@@ -12,8 +12,8 @@ import pytest
 import nnhal
 from nnhal.base.codes import ErrorStatus
 from nnhal.drivers.samples.full import FullV1_1, FullV1_2, PreparedV1_2
+from nnhal.hal.answers import cache_files_by
 from nnhal.hal.cache.files import CacheFiles
-from nnhal.hal.device import cache_files_by
 from nnhal.hal.hidl.adapters import adapt
 from nnhal.model.graph import Model
 from nnhal.model.stored import pack_device_view, unpack_device_view

@@ -23,7 +23,8 @@ from nnhal.base.errors import (
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.drivers.samples import full
 from nnhal.hal.cache.files import TOKEN_SIZE
-from nnhal.hal.device import Capabilities, Hints, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Capabilities, Hints
 from nnhal.hal.hidl import calls
 from nnhal.hal.hidl.adapters import ATTEMPTS, GUESSED_ROOM, adapt
 from nnhal.hal.hidl.arguments import NOT_MEASURED, HalTiming, OutputShape, RequestArgument

@@ -16,8 +16,9 @@ from nnhal.conformance.draw import Call
 from nnhal.conformance.proving.hard import hard_calls
 from nnhal.conformance.proving.run import FormItem, ProofOutcome
 from nnhal.conformance.worker import Worker, serve_with
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 

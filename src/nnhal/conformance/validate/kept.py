@@ -12,8 +12,10 @@ from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.state import data_sets
 from nnhal.conformance.validate.trial import PLAIN, NotAccepted, Trial, copies
+from nnhal.hal.answers import cache_files_by
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
-from nnhal.hal.device import Prepared, cache_files_by, checked_restored, layout_of
+from nnhal.hal.chain import checked_restored
+from nnhal.hal.device import Prepared, layout_of
 from nnhal.model.graph import Model
 from nnhal.model.layouts import with_layout
 from nnhal.model.parts import outline

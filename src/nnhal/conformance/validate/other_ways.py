@@ -13,7 +13,9 @@ from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.state import SECOND, data_sets
 from nnhal.conformance.validate.trial import NotAsked, Trial
 from nnhal.conformance.ways import WAYS, by_callbacks, not_used
-from nnhal.hal.device import Prepared, allocated_by, checked_burst, checked_info, fenced_by
+from nnhal.hal.answers import allocated_by, checked_info, fenced_by
+from nnhal.hal.chain import checked_burst
+from nnhal.hal.device import Prepared
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Request

@@ -11,7 +11,8 @@ from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.place import place_in
 from nnhal.conformance.validate.check import SINGLE, check
 from nnhal.conformance.validate.trial import PLAIN, RequirementNotMet, Trial, copies
-from nnhal.hal.device import Device, Hints, checked_status, driver_capabilities, identity_of
+from nnhal.hal.answers import checked_status, driver_capabilities
+from nnhal.hal.device import Device, Hints, identity_of
 from nnhal.ops import OPS
 
 TIMES = 3  # repetitions of a query

@@ -17,8 +17,9 @@ from nnhal.conformance.control import CONTROL, Source, Takes, sources
 from nnhal.conformance.differential import OPEN, Outputs, arrays_of, compare_outputs, model_of, with_other_values
 from nnhal.conformance.draw import Call, Cell, cells, draw
 from nnhal.conformance.place import place_of
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import query_verdicts
-from nnhal.hal.device import Device, Hints, Prepared, Verdict, checked_prepared, where_of
+from nnhal.hal.device import Device, Hints, Prepared, Verdict, where_of
 from nnhal.hal.lowering import refusals
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature
 from nnhal.ipc.client.process import ReconnectingModel

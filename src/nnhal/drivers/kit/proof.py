@@ -10,8 +10,9 @@ from nnhal.base.digests import blake2b
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.records import replace
 from nnhal.drivers.kit.forms import Forms, Refused
+from nnhal.hal.answers import wants_exact
 from nnhal.hal.choices import Proofs, Proved, VariantChoice
-from nnhal.hal.device import NUMERICS, Device, Hints, wants_exact
+from nnhal.hal.device import NUMERICS, Device, Hints
 from nnhal.hal.proofs import identity_here, verified_variants
 from nnhal.ops import OPS
 

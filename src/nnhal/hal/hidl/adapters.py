@@ -22,8 +22,9 @@ from nnhal.base.operands import dtype_of
 from nnhal.hal.background import asynchronous
 from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
+from nnhal.hal.chain import queue_like_run
 from nnhal.hal.code import CodeIdentity, CreationArguments, code_of
-from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict, queue_like_run
+from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.hidl.arguments import HalTiming, OutputBuffer, OutputShape, PlacedRequest, collect, lay_out
 from nnhal.hal.hidl.burst import Call, HalExecutor, burst_of
 from nnhal.hal.hidl.calls import Callback, Calls, Trace

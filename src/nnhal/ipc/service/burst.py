@@ -17,7 +17,7 @@ from nnhal.base.levels import Level
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.hal.burst import BurstExecutor
-from nnhal.hal.device import checked_executor
+from nnhal.hal.chain import checked_executor
 from nnhal.hal.request import Control, Run
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_to_wire

@@ -19,9 +19,26 @@ from nnhal.base.levels import V1_3, Level
 from nnhal.base.memory import Memory, is_ordinary_memfd, seals
 from nnhal.base.operands import dtype_of
 from nnhal.base.records import replace
+from nnhal.hal.answers import (
+    allocated_by,
+    cache_files_by,
+    checked_info,
+    checked_memory_use,
+    checked_status,
+    driver_capabilities,
+    fenced_by,
+)
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import Place, bind_request
 from nnhal.hal.cache.files import Cache
+from nnhal.hal.chain import (
+    checked_prepared,
+    checked_reconfigure,
+    checked_restored,
+    queues_of,
+    release_weights,
+    traits_of,
+)
 from nnhal.hal.claims import consider_support, query_verdicts
 from nnhal.hal.device import (
     FAST,
@@ -30,22 +47,9 @@ from nnhal.hal.device import (
     Device,
     Hints,
     Prepared,
-    allocated_by,
-    cache_files_by,
     cache_record_identity,
-    checked_info,
-    checked_memory_use,
-    checked_prepared,
-    checked_reconfigure,
-    checked_restored,
-    checked_status,
     code_by,
-    driver_capabilities,
-    fenced_by,
     identity_of,
-    queues_of,
-    release_weights,
-    traits_of,
     where_of,
 )
 from nnhal.hal.fence import Fence

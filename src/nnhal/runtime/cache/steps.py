@@ -18,20 +18,12 @@ from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
+from nnhal.hal.answers import cache_files_by
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles, os_reason
+from nnhal.hal.chain import checked_prepared, checked_restored, traits_of
 from nnhal.hal.claims import SupportReport
 from nnhal.hal.code import code_of_functions
-from nnhal.hal.device import (
-    Device,
-    Hints,
-    cache_files_by,
-    cache_record_identity,
-    checked_prepared,
-    checked_restored,
-    code_by,
-    identity_of,
-    traits_of,
-)
+from nnhal.hal.device import Device, Hints, cache_record_identity, code_by, identity_of
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from nnhal.model.stored import pack_device_view

@@ -11,8 +11,9 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.private import absolute_path
 from nnhal.base.records import Record, replace
 from nnhal.hal.cache.files import TOKEN_SIZE, os_reason
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import SupportReport
-from nnhal.hal.device import Device, Hints, checked_prepared
+from nnhal.hal.device import Device, Hints
 from nnhal.model.graph import Model
 from nnhal.runtime.lanes import DeadlineExecutor
 

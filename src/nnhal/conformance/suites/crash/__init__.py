@@ -21,7 +21,7 @@ from nnhal.conformance.suites.crash.processes import ClientProcess, ended, resou
 from nnhal.conformance.suites.stress.graphs import difference
 from nnhal.conformance.suites.stress.runs import PLAIN, SETS, ThreadJob, any_job, closed, executed
 from nnhal.conformance.suites.suite import PREPARING, Case, CaseFailed, Context, NotApplicable, Suite, SuiteRun
-from nnhal.hal.device import checked_prepared
+from nnhal.hal.chain import checked_prepared
 from nnhal.ipc import transport
 from nnhal.ipc.client.output import DriverProcess
 from nnhal.runtime import discovery

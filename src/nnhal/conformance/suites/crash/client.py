@@ -20,7 +20,8 @@ from nnhal.conformance.suites.stress.graphs import difference
 from nnhal.conformance.suites.stress.runs import PLAIN, SETS, ThreadJob, any_job, closed, executed
 from nnhal.conformance.suites.suite import Context, SuiteRun
 from nnhal.conformance.worker import end_with
-from nnhal.hal.device import Device, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device
 from nnhal.hal.request import UNLIMITED
 from nnhal.hal.wrappers import WithOptions
 from nnhal.ipc import names

@@ -9,8 +9,9 @@ from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.draw import draw
 from nnhal.conformance.suites.cts.area import AreaTrial, SampleModel, area
 from nnhal.conformance.suites.suite import NotApplicable
+from nnhal.hal.answers import driver_capabilities
 from nnhal.hal.claims import consider_support
-from nnhal.hal.device import Hints, driver_capabilities, identity_of
+from nnhal.hal.device import Hints, identity_of
 from nnhal.runtime import discovery
 
 VERDICTS = 6  # calls of each signature and type

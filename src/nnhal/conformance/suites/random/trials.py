@@ -14,8 +14,9 @@ from nnhal.base.operands import Array, fixed
 from nnhal.conformance.evaluation import Evaluated, evaluate
 from nnhal.conformance.suites.suite import PREPARING, CaseFailed, NotSupported
 from nnhal.conformance.switching import switching_often
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.host import run_resolved
 from nnhal.hal.request import UNLIMITED
 from nnhal.model.graph import Model

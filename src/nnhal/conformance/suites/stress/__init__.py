@@ -54,7 +54,8 @@ from nnhal.conformance.suites.suite import (
     SuiteRun,
 )
 from nnhal.conformance.validate.trial import by_reference
-from nnhal.hal.device import Prepared, checked_prepared
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Prepared
 from nnhal.hal.request import UNLIMITED
 
 THREADS = 8

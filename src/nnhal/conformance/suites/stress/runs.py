@@ -14,7 +14,8 @@ from nnhal.conformance.suites.stress.graphs import FLOAT, QUANT, SINGLE, StressG
 from nnhal.conformance.suites.suite import PREPARING, Context, NotApplicable, NotSupported
 from nnhal.conformance.switching import switching_often
 from nnhal.conformance.ways import WAYS
-from nnhal.hal.device import Device, Hints, Prepared, checked_prepared, where_of
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints, Prepared, where_of
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.process import ReconnectingModel
 

@@ -14,8 +14,9 @@ from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.suites.vts.promise import Probe, promise
 from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, copies
 from nnhal.conformance.ways import not_used
+from nnhal.hal.answers import allocated_by
 from nnhal.hal.binding import flat_bytes
-from nnhal.hal.device import Prepared, allocated_by
+from nnhal.hal.device import Prepared
 from nnhal.hal.host import run_resolved
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED

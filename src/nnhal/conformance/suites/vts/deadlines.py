@@ -12,7 +12,8 @@ from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.vts.promise import OPERATION, Probe, named, promise
 from nnhal.conformance.validate.table import of_operation
 from nnhal.conformance.validate.trial import PLAIN, RequirementNotMet, copies
-from nnhal.hal.device import Hints, Prepared, checked_burst, checked_prepared
+from nnhal.hal.chain import checked_burst, checked_prepared
+from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.request import Control, Run
 
 NEAR_NS, FAR_NS, GRACE_NS = 5_000_000, 600_000_000_000, 300_000_000

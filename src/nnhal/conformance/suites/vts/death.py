@@ -17,9 +17,9 @@ from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.vts.promise import DRIVER, Look, Probe, chosen, named, promise
 from nnhal.conformance.suites.vts.remote import opened, prepared_on
 from nnhal.conformance.validate.trial import PLAIN, NotAsked, RequirementNotMet
+from nnhal.hal.answers import fenced_by
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.burst import Burst
-from nnhal.hal.device import fenced_by
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Request

@@ -22,9 +22,11 @@ from nnhal.conformance.suites.process_state import State, state_of_this_process
 from nnhal.conformance.suites.suite import SuiteRun
 from nnhal.conformance.validate.trial import PLAIN, RequirementNotMet
 from nnhal.conformance.worker import end_with
+from nnhal.hal.answers import cache_files_by, driver_capabilities
 from nnhal.hal.cache.files import Cache
+from nnhal.hal.chain import checked_restored
 from nnhal.hal.claims import query_verdicts
-from nnhal.hal.device import Device, cache_files_by, checked_restored, driver_capabilities, identity_of, layout_of
+from nnhal.hal.device import Device, identity_of, layout_of
 from nnhal.hal.lowering import refusals
 from nnhal.hal.request import UNLIMITED, Request, Signature
 from nnhal.ipc.client.output import DriverProcess

@@ -11,8 +11,9 @@ from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.suites.vts.promise import Probe, promise
 from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, copies
 from nnhal.conformance.ways import not_used
+from nnhal.hal.answers import checked_info, fenced_by
 from nnhal.hal.background import FencedExecution
-from nnhal.hal.device import Prepared, checked_info, fenced_by
+from nnhal.hal.device import Prepared
 from nnhal.hal.fence import Fence, fence_pair
 from nnhal.hal.request import UNLIMITED, Control, Request
 

@@ -13,8 +13,10 @@ from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.vts.elsewhere import Saved, elsewhere
 from nnhal.conformance.suites.vts.promise import COMMON, DRIVER, Look, Probe, ending, named, promise
 from nnhal.conformance.validate.trial import PLAIN, NotAccepted, NotAsked, RequirementNotMet, copies
+from nnhal.hal.answers import cache_files_by
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
-from nnhal.hal.device import Prepared, cache_files_by, checked_prepared, checked_restored, layout_of
+from nnhal.hal.chain import checked_prepared, checked_restored
+from nnhal.hal.device import Prepared, layout_of
 from nnhal.model.graph import Model
 from nnhal.model.layouts import with_layout
 from nnhal.model.parts import outline

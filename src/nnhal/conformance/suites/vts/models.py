@@ -10,8 +10,8 @@ from nnhal.conformance.mutate import BAD_HINTS, MUTATIONS, Mutant
 from nnhal.conformance.place import place_in
 from nnhal.conformance.suites.vts.promise import OPERATION, Look, Probe, named, promise
 from nnhal.conformance.validate.trial import PLAIN, RequirementNotMet
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import query_verdicts
-from nnhal.hal.device import checked_prepared
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.model.validate import validate

@@ -11,7 +11,7 @@ from nnhal.conformance.suites.vts.elsewhere import answers, elsewhere, verdicts
 from nnhal.conformance.suites.vts.promise import DRIVER, Probe, named, promise
 from nnhal.conformance.validate.table import of_the_driver
 from nnhal.conformance.validate.trial import RequirementNotMet, copies
-from nnhal.hal.device import cache_files_by, checked_status, driver_capabilities
+from nnhal.hal.answers import cache_files_by, checked_status, driver_capabilities
 
 THREADS, EACH = 4, 10
 

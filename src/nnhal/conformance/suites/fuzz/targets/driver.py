@@ -28,9 +28,11 @@ from nnhal.conformance.suites.vts.packets import ENDED, PacketBurst, is_same_exe
 from nnhal.conformance.suites.vts.requests import NOT_NAMED, wire_arguments
 from nnhal.conformance.validate.trial import PLAIN, by_reference, copies
 from nnhal.conformance.verdict import outcome_of_text
+from nnhal.hal.answers import cache_files_by
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache
+from nnhal.hal.chain import checked_prepared, checked_restored
 from nnhal.hal.claims import query_verdicts
-from nnhal.hal.device import Prepared, cache_files_by, checked_prepared, checked_restored, layout_of, where_of
+from nnhal.hal.device import Prepared, layout_of, where_of
 from nnhal.hal.lowering import refusals
 from nnhal.hal.request import UNLIMITED, Request, Signature
 from nnhal.ipc import transport
