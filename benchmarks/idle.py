@@ -23,7 +23,7 @@ def one(device: str, name: str) -> dict[str, float]:
     import numpy as np
 
     import nnhal
-    from nnhal.bench.held import private_bytes
+    from nnhal.bench.process_memory import private_bytes
     from nnhal.hal import idle
 
     def private() -> float:

@@ -26,8 +26,8 @@ import numpy as np
 
 import nnhal
 from nnhal.base.operands import ChannelQuant
-from nnhal.bench.held import process_memory
-from nnhal.drivers.kit import team
+from nnhal.bench.process_memory import process_memory
+from nnhal.drivers.kit import instance_pool
 from nnhal.drivers.litert import engine
 from nnhal.drivers.litert.lowering import lower
 from nnhal.measure.peers import LiteRT
@@ -104,7 +104,7 @@ def measure(contender: str, name: str, path: Path, threads: int, callers: int) -
     after = process_memory()
     found = {kind: after[kind] - before[kind] for kind in KINDS}
     found |= {"peak": after["peak"] - before["resident"], "interpreters": alive()}
-    team.KEPT_SECONDS = 0
+    instance_pool.KEPT_SECONDS = 0
     runs[0]()
     return found | {"later": process_memory()["all"] - before["all"], "interpreters_later": alive()}
 

@@ -23,8 +23,8 @@ from nnhal.hal.cache.tokens import state_folder
 from nnhal.ops import OPS
 from nnhal.ops.schema import Op
 from nnhal.runtime import discovery
-from nnhal.runtime.measured import place
-from nnhal.runtime.measured.later import wait_for_writes
+from nnhal.runtime.measured import location
+from nnhal.runtime.measured.background_write import wait_for_writes
 from tests.interrupts import Interrupts
 
 # The same examples in every run, however slow the machine is. A nightly run draws others: NNHAL_RANDOM=1.
@@ -112,7 +112,7 @@ def nothing_is_known_of_devices() -> Iterator[None]:
     """What a test had measured or proved, or what failed in it, ends with it."""
     yield
     wait_for_writes(10)
-    place.path().unlink(missing_ok=True)
+    location.path().unlink(missing_ok=True)
     (state_folder() / proofs.FILE).unlink(missing_ok=True)
 
 

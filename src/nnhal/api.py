@@ -26,7 +26,7 @@ from nnhal.runtime.compilation import CompileOptions, Fallback, Numerics, Tune, 
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.discovery import DiscoveredDriver
 from nnhal.runtime.isolation import Isolation
-from nnhal.runtime.judgement import without_stale_engines
+from nnhal.runtime.placer import without_stale_engines
 from nnhal.runtime.strategies import Asked, Strategy
 
 Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
@@ -81,7 +81,7 @@ def _read(
     progress: Callable[[str], object] | None = None,
 ) -> tuple[Model, CacheOutcome | None]:
     """Read a model, and return it with the outcome of the cache lookup, if there is a cache."""
-    from nnhal.frontends.common.fixed import arrays
+    from nnhal.frontends.common.constant_inputs import arrays
     from nnhal.frontends.formats import folder_of
     from nnhal.frontends.source import exists_in_archive, open_source
 
@@ -112,7 +112,7 @@ def _read(
     def imported(shapes: Shapes | None) -> tuple[Model, CacheOutcome | None]:
         if caching.folder is None or not keeps:
             return read(shapes), None
-        from nnhal.runtime.cache.steps import import_with_cache
+        from nnhal.runtime.cache.partitions import import_with_cache
 
         asked = signature, shapes, named
         return import_with_cache(caching.folder, caching.most, label, memory, asked, lambda: read(shapes), folder)

@@ -76,7 +76,7 @@ from nnhal.hal.device import (
 )
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer
-from nnhal.hal.later import Later
+from nnhal.hal.late_cache import Later
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Argument, Control, Request, Timing

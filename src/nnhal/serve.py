@@ -158,7 +158,7 @@ def run(  # noqa: PLR0915  # one order, that matters
     from nnhal.ipc.confinement.stdio import close_inherited, open_standard_descriptors
     from nnhal.ipc.service import quota
     from nnhal.ipc.transport import _native
-    from nnhal.ipc.transport.fate import watch_peer
+    from nnhal.ipc.transport.peer_end import watch_peer
 
     transport.require()
     open_standard_descriptors()

@@ -3,7 +3,7 @@
 import os
 import threading
 
-from nnhal.base.kept import cached_property
+from nnhal.base.lazy import cached_property
 
 LIMIT = 20  # seconds
 

@@ -7,7 +7,7 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import OperationFailed
-from nnhal.bench.each import TimeSpent, each_operation
+from nnhal.bench.operations import TimeSpent, each_operation
 from nnhal.hal.request import Control, Request
 from nnhal.runtime.execute import Runner
 from tests.runtime.devices import Fake

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import nnhal
-from nnhal.bench.held import driver_memory, private_bytes
+from nnhal.bench.process_memory import driver_memory, private_bytes
 from tests.runtime.graphs import sums
 
 MUCH = 64 << 20

@@ -9,10 +9,10 @@ import pytest
 
 import nnhal
 from nnhal.runtime import discovery, isolation
-from nnhal.runtime.judgement import identity_of
 from nnhal.runtime.measured import record
 from nnhal.runtime.measured.families import FAMILIES
 from nnhal.runtime.measured.profile import CrossingCost, DeviceProfile, LinearCost, MachineProfile
+from nnhal.runtime.placer import identity_of
 from tests.cli.test_run import called
 from tests.frontends.flat import Writer
 from tests.runtime.devices import Fake, failing

@@ -11,7 +11,7 @@ import pytest
 
 from nnhal.base.errors import OperationFailed
 from nnhal.cli import calibrate
-from nnhal.runtime import discovery, isolation, judgement
+from nnhal.runtime import discovery, isolation, placer
 from nnhal.runtime.measured import record
 from nnhal.runtime.measured.profile import MachineProfile
 from tests.cli.test_cli import nnhal
@@ -170,9 +170,9 @@ def test_a_tuned_placement_that_cannot_be_recorded_is_an_error(tmp_path: Path, m
 
 def test_devices_says_what_was_measured_and_what_failed() -> None:
     key = isolation.key_of(discovery.load_one("litert"))
-    identity = judgement.identity_of(key, {})
+    identity = placer.identity_of(key, {})
     record.record_failure(record.StoredFailure(identity, "m", (1, 2), "preparation", "no room", "litert"))
-    other = judgement.identity_of(key, {"threads": 3})
+    other = placer.identity_of(key, {"threads": 3})
     record.record_failure(record.StoredFailure(other, "m", (0,), "execution", "no threads", "litert"))
     assert "Measure the devices: nnhal calibrate" in nnhal("devices", "--no-isolation")
     devices = {name: mine().devices["a"] for name in ("litert", "reference", "openvino")}

@@ -12,7 +12,7 @@ import pytest
 from nnhal.base.codes import OperandType, OperationType
 from nnhal.base.errors import OutOfMemory, UnsupportedModel
 from nnhal.bench.compare import Difference
-from nnhal.bench.each import TimeSpent
+from nnhal.bench.operations import TimeSpent
 from nnhal.cli import bench, common, devices, diff, doctor, models, show
 from nnhal.cli.model_text import count_text, shown_name, title, type_text
 from nnhal.frontends.python import Builder

@@ -12,8 +12,9 @@ import pytest
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, OperationFailed
 from nnhal.base.levels import V1_1, V1_2
 from nnhal.conformance import suite
+from nnhal.conformance.device_under_test import Subject
+from nnhal.conformance.execution_paths import WAYS
 from nnhal.conformance.selection import Item, Selection
-from nnhal.conformance.subject import Subject
 from nnhal.conformance.suite import (
     ENDLESS_LOOP_TIMEOUT_NS,
     Outcome,
@@ -21,7 +22,6 @@ from nnhal.conformance.suite import (
     run_vector,
 )
 from nnhal.conformance.verdict import outcome_of_text
-from nnhal.conformance.ways import WAYS
 from nnhal.conformance.worker import StageBoard, _told, process_of
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.host import HostBuffer

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
+from nnhal.conformance.execution_paths import WAYS
 from nnhal.conformance.parallel import run_vectors
 from nnhal.conformance.selection import Selection
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.vectors import index
-from nnhal.conformance.ways import WAYS
 
 SMALL, TENTH = 0.02, 0.1  # parts of all vectors
 PUBLISHED = 7072

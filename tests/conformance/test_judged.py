@@ -18,10 +18,10 @@ from nnhal.base.errors import (
     OperationFailed,
     UnsupportedModel,
 )
+from nnhal.conformance.execution_paths import WAYS
 from nnhal.conformance.selection import Selection, planned
 from nnhal.conformance.suite import Outcome, read_only, run_vector, variants
 from nnhal.conformance.vectors import index
-from nnhal.conformance.ways import WAYS
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.device import Device, Verdict
 from nnhal.hal.host import HostBuffer

@@ -22,8 +22,8 @@ import pytest
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, OperationFailed, ResourceExhausted
 from nnhal.base.stacks import TELL
 from nnhal.conformance import pool, worker
+from nnhal.conformance.device_under_test import Bundle, Subject
 from nnhal.conformance.pool import BARREN, ENDING, LOADING, OWN, TELLING, Work, _WorkProcess, children_of, run_all
-from nnhal.conformance.subject import Bundle, Subject
 from nnhal.conformance.worker import Answer, Ready, StageBoard
 from tests.waiting import Opened
 

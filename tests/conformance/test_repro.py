@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from nnhal.base.errors import InvalidArgument
+from nnhal.conformance.device_under_test import Bundle, Subject
 from nnhal.conformance.parallel import _VectorWork, run_vectors
 from nnhal.conformance.repro import write
 from nnhal.conformance.selection import Item, Selection, planned
-from nnhal.conformance.subject import Bundle, Subject
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.vectors import index, read
 from nnhal.model.text import text

@@ -6,7 +6,7 @@ import pytest
 from nnhal import Builder
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import ContractBroken, OperationFailed
-from nnhal.conformance.ways import WAYS
+from nnhal.conformance.execution_paths import WAYS
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints
 from nnhal.hal.request import Control

@@ -18,9 +18,9 @@ import pytest
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, OperationFailed
 from nnhal.base.stacks import TELL
 from nnhal.conformance import worker
+from nnhal.conformance.device_under_test import Bundle, Subject
 from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.selection import Item, Selection
-from nnhal.conformance.subject import Bundle, Subject
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.validate import trial as validate_trial
 from nnhal.conformance.validate import worker as checking

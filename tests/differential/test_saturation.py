@@ -13,9 +13,9 @@ import pytest
 
 from nnhal.base.codes import type_name
 from nnhal.base.operands import quantised
+from nnhal.conformance.device_under_test import Subject
 from nnhal.conformance.proving.hard import BOUNDED, FAMILIES
 from nnhal.conformance.proving.run import found_by, run_proofs, variants_to_prove
-from nnhal.conformance.subject import Subject
 from nnhal.hal.choices import Proved
 from nnhal.hal.device import Device
 from nnhal.ops import OPS

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import nnhal
 from nnhal.base.operands import Array
-from nnhal.drivers.kit.gated import gated_sequences
+from nnhal.drivers.kit.gru import gated_sequences
 from nnhal.drivers.kit.onnx import TABLE, OnnxGraph, OnnxTask
 from nnhal.model.graph import Model
 

@@ -23,11 +23,11 @@ from nnhal.drivers.kit import (
     Window,
     bounds,
     for_each_shape,
+    instance_pool,
     kept_graph,
     product_scales,
     shapes,
     stored_bounds,
-    team,
     window,
 )
 from nnhal.frontends.python import Builder
@@ -611,13 +611,13 @@ def test_a_team_has_a_member_for_each_processor_two_at_least_and_eight_at_most(
     monkeypatch: pytest.MonkeyPatch, processors: int, members: int
 ) -> None:
     monkeypatch.setattr(cores, "usable_cores", lambda: processors)
-    assert runpy.run_path(team.__file__)["MOST_MEMBERS"] == members
+    assert runpy.run_path(instance_pool.__file__)["MOST_MEMBERS"] == members
 
 
 def test_members_that_were_dropped_do_not_count_whoever_still_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that an application keeps has them in its traceback; executions waited for them for ever."""
-    monkeypatch.setattr(team, "MOST_MEMBERS", 2)
-    made = team.Team(team.Member, "members")
+    monkeypatch.setattr(instance_pool, "MOST_MEMBERS", 2)
+    made = instance_pool.Team(instance_pool.Member, "members")
     held = [made.take(UNLIMITED), made.take(UNLIMITED)]
     for each in held:
         made.give(each)
@@ -626,25 +626,25 @@ def test_members_that_were_dropped_do_not_count_whoever_still_holds_them(monkeyp
 
 
 def test_members_that_were_not_used_for_long_do_not_count_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "MOST_MEMBERS", 2)
-    made = team.Team(team.Member, "members")
+    monkeypatch.setattr(instance_pool, "MOST_MEMBERS", 2)
+    made = instance_pool.Team(instance_pool.Member, "members")
     held = [made.take(UNLIMITED), made.take(UNLIMITED)]
     made.give(held[0])
-    monkeypatch.setattr(team, "KEPT_SECONDS", -1.0)
+    monkeypatch.setattr(instance_pool, "KEPT_SECONDS", -1.0)
     made.give(held[1])
     assert made.take(UNLIMITED) is held[1] and made.take(Control(time.monotonic_ns() + 10**10)) not in held
 
 
 def test_a_member_that_is_given_back_wakes_nobody_where_nobody_waits() -> None:
-    made = team.Team(team.Member, "members")
+    made = instance_pool.Team(instance_pool.Member, "members")
     for _ in range(3):
         made.give(made.take(UNLIMITED))
     assert made._given_back.empty()  # else it grows for as long as the model runs
 
 
 def test_who_waits_for_a_member_when_the_program_ends_gets_none(monkeypatch):
-    monkeypatch.setattr(team, "MOST_MEMBERS", 1)
-    made, told = team.Team(team.Member, "members"), []
+    monkeypatch.setattr(instance_pool, "MOST_MEMBERS", 1)
+    made, told = instance_pool.Team(instance_pool.Member, "members"), []
     first = made.take(UNLIMITED)
 
     def wait() -> None:
@@ -656,7 +656,7 @@ def test_who_waits_for_a_member_when_the_program_ends_gets_none(monkeypatch):
     waiting.start()
     while not made._waiting:
         pass
-    monkeypatch.setattr(team, "_ending", [None])
+    monkeypatch.setattr(instance_pool, "_ending", [None])
     waiting.join(LIMIT)
     assert told and made.busy
     made.give(first)

@@ -32,7 +32,7 @@ from tests.waiting import until
 litert = pytest.importorskip("nnhal.drivers.litert")
 pytest.importorskip("ai_edge_litert")
 
-from nnhal.drivers.kit import team  # noqa: E402
+from nnhal.drivers.kit import instance_pool  # noqa: E402
 from nnhal.drivers.litert import content as contents  # noqa: E402
 from nnhal.drivers.litert import engine  # noqa: E402
 from nnhal.drivers.litert.lowering import lower  # noqa: E402
@@ -323,7 +323,7 @@ class Counted(engine.EngineInstance):
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counted]]:
     Counted.alive = WeakSet()
     monkeypatch.setattr(engine, "EngineInstance", Counted)
-    monkeypatch.setattr(team, "MOST_MEMBERS", 4)
+    monkeypatch.setattr(instance_pool, "MOST_MEMBERS", 4)
     yield Counted
 
 
@@ -378,7 +378,7 @@ def test_interpreters_that_recent_executions_did_not_need_are_dropped_all_but_on
     prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(team, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(instance_pool, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     at_once(prepared, 4)
     seen = []
     for after, number in ((9, 2), (2, 1), (7, 1), (1, 1), (11, 1), (11, 1)):
@@ -391,10 +391,10 @@ def test_interpreters_that_recent_executions_did_not_need_are_dropped_all_but_on
 
 def test_as_many_are_made_again_when_they_are_needed_again(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once(prepared, 4)
-    monkeypatch.setattr(team, "KEPT_SECONDS", 0)
+    monkeypatch.setattr(instance_pool, "KEPT_SECONDS", 0)
     at_once(prepared, 1)
     assert len(Counted.alive) == 1
-    monkeypatch.setattr(team, "KEPT_SECONDS", 60)
+    monkeypatch.setattr(instance_pool, "KEPT_SECONDS", 60)
     at_once(prepared, 3)
     assert len(Counted.alive) == 3
 
@@ -416,16 +416,16 @@ def test_an_idle_model_gives_back_all_interpreters_but_one_and_that_too_where_me
 def test_interpreters_that_an_interrupt_lost_are_made_again(
     prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give, Counted.together = team.Team.give, threading.Barrier(1)
+    give, Counted.together = instance_pool.Team.give, threading.Barrier(1)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for _ in range(2 * team.MOST_MEMBERS):
-        monkeypatch.setattr(team.Team, "give", interrupted)
+    for _ in range(2 * instance_pool.MOST_MEMBERS):
+        monkeypatch.setattr(instance_pool.Team, "give", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(prepared, ONES)
-    monkeypatch.setattr(team.Team, "give", give)
+    monkeypatch.setattr(instance_pool.Team, "give", give)
     deadline = time.monotonic_ns() + 30_000_000_000
     requests.run(prepared, [ONES], Control(deadline=deadline))
 

@@ -19,7 +19,7 @@ import nnhal
 from nnhal.base.operands import Array, ChannelQuant
 from nnhal.conformance.proving.run import variants_to_prove
 from nnhal.drivers import reference
-from nnhal.drivers.kit.forms import Forms
+from nnhal.drivers.kit.variants import Forms
 from nnhal.drivers.openvino.device import OpenVINO
 from nnhal.drivers.openvino.engine import OpenVINOModel, version
 from nnhal.frontends.tensor import Tensor

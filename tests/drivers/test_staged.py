@@ -12,7 +12,7 @@ import pytest
 import nnhal
 from nnhal.drivers.reference import Reference
 from nnhal.drivers.samples.staged import Staged, StagedPrepared, folded
-from nnhal.hal import later
+from nnhal.hal import late_cache
 from nnhal.hal.cache.locks import exclusive_files
 from nnhal.hal.device import Hints
 from nnhal.model.graph import Model
@@ -130,7 +130,7 @@ def test_an_interrupted_saving_keeps_nobody_waiting(tmp_path: Path, monkeypatch:
     def interrupted(*_: object) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(later, "PATIENCE", 3600)
+    monkeypatch.setattr(late_cache, "PATIENCE", 3600)
     monkeypatch.setattr(StagedPrepared, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
         nnhal.compile(halves(), devices=[Staged()], cache_dir=tmp_path / "cache")

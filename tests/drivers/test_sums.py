@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from nnhal.base.operands import Array, Value
-from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.sums import IN_A_ROW, Stage, greatest_sum, padding_correction, require_32_bits, stages, summed
+from nnhal.drivers.kit.variants import Refused
 from nnhal.ops.schema import I32, Q8S
 
 X = Value(Q8S, (2, 3), 0.5, 3)  # -128 is 131 steps from its zero point

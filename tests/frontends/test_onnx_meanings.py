@@ -8,8 +8,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from nnhal import InvalidArgument, InvalidRequest, OpenModel, OperationFailed, UnsupportedModel, allocate, compile, load
 from nnhal.base.records import replace
-from nnhal.model.kept import pack_model as known
-from nnhal.model.kept import unpack_model
+from nnhal.model.serialized import pack_model as known
+from nnhal.model.serialized import unpack_model
 from nnhal.ops import OPS
 from tests.frontends.onnx_models import by_nnhal, check, model, node, operations
 from tests.frontends.onnx_models import value as onnx_value

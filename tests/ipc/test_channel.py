@@ -19,7 +19,7 @@ import pytest
 
 from nnhal.base.errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadline, ResourceExhausted
 from nnhal.ipc import transport
-from nnhal.ipc.transport import _native, absent, fate
+from nnhal.ipc.transport import _native, absent, peer_end
 from nnhal.ipc.transport import channel as subject
 from nnhal.ipc.transport.channel import Channel, NoProtocol, failure
 from tests.ipc.support import LIMIT
@@ -290,58 +290,58 @@ def process() -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def test_a_process_is_watched_by_a_descriptor_that_its_end_makes_readable(process: "subprocess.Popen[bytes]") -> None:
-    watch = fate.pidfd(process.pid)
-    assert watch >= 0 and not select.select([watch], [], [], 0)[0] and fate.ended(watch) is False
+    watch = peer_end.pidfd(process.pid)
+    assert watch >= 0 and not select.select([watch], [], [], 0)[0] and peer_end.ended(watch) is False
     threading.Timer(0.1, process.kill).start()
-    assert fate.ended(watch, 60_000) is True
-    assert fate.ended(watch) is True and fate.ended(-1) is False and fate.ended(-1, 1000) is False
+    assert peer_end.ended(watch, 60_000) is True
+    assert peer_end.ended(watch) is True and peer_end.ended(-1) is False and peer_end.ended(-1, 1000) is False
     os.close(watch)
     for none in (2**22 + 5, 2**40, -1):
-        assert fate.pidfd(none) == -1
+        assert peer_end.pidfd(none) == -1
 
 
 def test_an_end_within_a_moment_is_seen_without_giving_the_interpreter_up(process: "subprocess.Popen[bytes]") -> None:
     """Beside a busy thread that would cost more than the look."""
-    watch = fate.pidfd(process.pid)
+    watch = peer_end.pidfd(process.pid)
     killer = subprocess.Popen(["/bin/sh", "-c", f"kill -{int(signal.SIGKILL)} {process.pid}"])
     killer.wait(LIMIT)
     select.select([watch], [], [], LIMIT)
-    assert fate.ended(watch) is True
+    assert peer_end.ended(watch) is True
     os.close(watch)
-    assert 0 < fate._ENDING_MS <= 100 and fate.DYING_MS > fate._ENDING_MS
+    assert 0 < peer_end._ENDING_MS <= 100 and peer_end.DYING_MS > peer_end._ENDING_MS
 
 
 def test_a_look_at_an_end_asks_for_one_descriptor_and_keeps_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[bytes, int]] = []
     waits = SimpleNamespace(register=lambda *_: None, poll=lambda _: pytest.fail("gives the interpreter up"))
-    monkeypatch.setattr(fate, "select", SimpleNamespace(POLLIN=select.POLLIN, poll=lambda: waits))
+    monkeypatch.setattr(peer_end, "select", SimpleNamespace(POLLIN=select.POLLIN, poll=lambda: waits))
     monkeypatch.setattr(
-        fate, "_libc", SimpleNamespace(poll=lambda entry, count, _: asked.append((entry.raw[:8], count)) or 0)
+        peer_end, "_libc", SimpleNamespace(poll=lambda entry, count, _: asked.append((entry.raw[:8], count)) or 0)
     )
-    assert [fate.ended(watch) for watch in (-1, 0, 5)] == [False] * 3
+    assert [peer_end.ended(watch) for watch in (-1, 0, 5)] == [False] * 3
     assert asked == [(struct.pack("ihh", watch, select.POLLIN, 0), 1) for watch in (0, 5)]
 
 
 @pytest.mark.parametrize("newer", [True, False])
 def test_the_peer_of_a_socket_is_known_by_process_and_user(newer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not newer:
-        monkeypatch.setattr(fate, "_SO_PEERPIDFD", 0x7FFF)  # as a kernel before 6.5
+        monkeypatch.setattr(peer_end, "_SO_PEERPIDFD", 0x7FFF)  # as a kernel before 6.5
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        assert fate.peer_of(ours) == (os.getpid(), os.getuid())
-        watch = fate.watch_peer(ours)
+        assert peer_end.peer_of(ours) == (os.getpid(), os.getuid())
+        watch = peer_end.watch_peer(ours)
         with open(f"/proc/self/fdinfo/{watch}", encoding="ascii") as file:
             assert f"Pid:\t{os.getpid()}\n" in file.read()
         os.close(watch)
         if not newer:
-            monkeypatch.setattr(fate, "peer_of", lambda _: (2**22 + 5, 0))
-            assert fate.watch_peer(ours) == -1
-    assert fate.__dict__["_libc"] is not None
+            monkeypatch.setattr(peer_end, "peer_of", lambda _: (2**22 + 5, 0))
+            assert peer_end.watch_peer(ours) == -1
+    assert peer_end.__dict__["_libc"] is not None
 
 
 def test_the_number_of_the_option_that_gives_a_peers_pidfd_is_the_kernels() -> None:
     """asm-generic/socket.h."""
-    assert getattr(socket, "SO_PEERPIDFD", 77) == fate._SO_PEERPIDFD
+    assert getattr(socket, "SO_PEERPIDFD", 77) == peer_end._SO_PEERPIDFD
 
 
 # ------------------------------------------------------------------------------------------------ no extension

@@ -14,10 +14,10 @@ import nnhal
 from nnhal.frontends.python import Builder
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery, execute, isolation, tuning
-from nnhal.runtime.judgement import identity_of
-from nnhal.runtime.measured import place, record
-from nnhal.runtime.measured.later import wait_for_writes
+from nnhal.runtime.measured import location, record
+from nnhal.runtime.measured.background_write import wait_for_writes
 from nnhal.runtime.measured.profile import CrossingCost, DeviceProfile, LinearCost, MachineProfile
+from nnhal.runtime.placer import identity_of
 from tests.waiting import Clock
 
 US = 1e-6
@@ -119,7 +119,7 @@ def where(placement: nnhal.Placement) -> list[str]:
 def tuned_rows() -> list[Any]:
     """The recorded assignments and their seconds."""
     wait_for_writes(10)
-    with closing(sqlite3.connect(place.path())) as connection:
+    with closing(sqlite3.connect(location.path())) as connection:
         return connection.execute("select assignment, seconds from tuned order by assignment").fetchall()
 
 

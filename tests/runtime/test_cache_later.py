@@ -24,7 +24,7 @@ from nnhal.drivers.samples.full import FullV1_2, PreparedV1_2
 from nnhal.hal.cache.files import CacheFiles
 from nnhal.hal.cache.locks import try_shared_lock, exclusive_files
 from nnhal.hal.device import Capabilities, Device, Prepared, each_operation
-from nnhal.hal.later import Later
+from nnhal.hal.late_cache import Later
 from nnhal.model.stored import pack_device_view, unpack_device_view
 
 class P(Prepared):

@@ -21,12 +21,12 @@ from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.wrappers import Limited, Recorded
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
-from nnhal.model.kept import pack_model, unpack_model
+from nnhal.model.serialized import pack_model, unpack_model
 from nnhal.model.validate import level_needed, optional_inputs, stored_validation, validate
-from nnhal.runtime.cache import own
+from nnhal.runtime.cache import runtime_entries
 from nnhal.runtime.cache.folder import CacheFolder
 from nnhal.runtime.cache.making import NewEntry
-from nnhal.runtime.cache.own import RuntimeEntries
+from nnhal.runtime.cache.runtime_entries import RuntimeEntries
 from nnhal.zoo.by_name import path
 from tests.waiting import Opened
 
@@ -37,7 +37,7 @@ MADE = "add4", "tiny_conv", "tiny_conv_int8", "tiny_dynamic", "tiny_lstm"  # by 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr(own, "CUSTOM_OPERATORS", {})  # whatever other tests registered
+    monkeypatch.setattr(runtime_entries, "CUSTOM_OPERATORS", {})  # whatever other tests registered
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_model_that_does_not_fit_into_memory_twice_is_imported_and_not_kept(
     def full(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(own, "store_content", full)
+    monkeypatch.setattr(runtime_entries, "store_content", full)
     assert run(file, folder)[0] == f"{MISS}; it cannot be kept: it does not fit into memory"
 
 
@@ -234,7 +234,7 @@ def test_a_file_whose_name_is_no_text_is_kept_like_any_other(file: Path, folder:
 
 
 def test_what_others_registered_is_not_kept(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own, "CUSTOM_OPERATORS", {"of.mine": None})
+    monkeypatch.setattr(runtime_entries, "CUSTOM_OPERATORS", {"of.mine": None})
     for _ in range(2):
         with nnhal.compile(file, devices=["reference"], cache_dir=folder) as compiled:
             assert str(compiled.cache[0]) == "off: custom operators are registered"

@@ -21,7 +21,7 @@ from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.model.parts import extract_part
-from nnhal.runtime import compilation, costs, discovery, isolation, judgement
+from nnhal.runtime import compilation, costs, discovery, isolation, placer
 from nnhal.runtime.compilation import CompileOptions, prepare
 from nnhal.runtime.partition import Offer
 from tests.runtime.devices import Fake, failing, for_nothing
@@ -523,9 +523,9 @@ def test_what_was_not_asked_for_is_the_default():
 
 def test_what_a_device_offers_is_what_it_says_and_a_step_in_another_process_costs_more(monkeypatch):
     offers: list[Offer] = []
-    real = judgement.placed
+    real = placer.placed
     monkeypatch.setattr(
-        judgement, "placed", lambda model, given, *more: (offers.extend(given), real(model, given, *more))[1]
+        placer, "placed", lambda model, given, *more: (offers.extend(given), real(model, given, *more))[1]
     )
     device = Fake(takes=lambda n: n == 0)
     device.extensions, device.level = ("com.example.offered",), nnhal.Level.parse("1.2")  # type: ignore[assignment]

@@ -23,9 +23,9 @@ from nnhal.ipc.client import process
 from nnhal.ipc.client.process import ReconnectingDevice
 from nnhal.runtime import discovery, isolation
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
-from nnhal.runtime.judgement import identity_of
 from nnhal.runtime.measured import record
 from nnhal.runtime.measured.profile import DeviceProfile, LinearCost, MachineProfile
+from nnhal.runtime.placer import identity_of
 from tests.runtime.devices import Fake, failing, to_be_killed
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging

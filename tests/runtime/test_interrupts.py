@@ -15,7 +15,7 @@ import pytest
 import nnhal
 from nnhal.hal.background import _idle, start
 from nnhal.hal.wrappers import Limited
-from nnhal.runtime.judgement import Placer
+from nnhal.runtime.placer import Placer
 from tests.interrupts import interrupted_at, interrupted_in
 from tests.ipc.support import served_here
 from tests.runtime.graphs import sums

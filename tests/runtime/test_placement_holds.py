@@ -11,10 +11,10 @@ import pytest
 import nnhal
 from nnhal.base import time as base_time
 from nnhal.runtime import discovery, isolation, tuning
-from nnhal.runtime.judgement import identity_of
-from nnhal.runtime.measured import place, record
-from nnhal.runtime.measured.later import wait_for_writes
+from nnhal.runtime.measured import location, record
+from nnhal.runtime.measured.background_write import wait_for_writes
 from nnhal.runtime.measured.profile import MachineProfile
+from nnhal.runtime.placer import identity_of
 from tests.runtime.devices import Fake, failing
 from tests.runtime.measured_drivers import X, chain, clock, driver, profiled, two, where  # noqa: F401
 from tests.waiting import LIMIT, Clock
@@ -98,7 +98,7 @@ def test_what_fell_back_while_it_was_measured_is_no_measurement(tmp_path: Path) 
     compiled_for("worn", "steady", tune=0.3).close()
     wait_for_writes(10)
     assert len(record.failures([identity])) == 1
-    with closing(sqlite3.connect(place.path())) as c:
+    with closing(sqlite3.connect(location.path())) as c:
         assert not [row for row in c.execute("select assignment from tuned") if identity in row[0]]
 
 
@@ -107,9 +107,9 @@ def test_what_fell_back_while_it_was_measured_is_no_measurement(tmp_path: Path) 
 
 def failures_of(device: str) -> list[str]:
     wait_for_writes(10)
-    if not place.is_measured():
+    if not location.is_measured():
         return []
-    with closing(sqlite3.connect(place.path())) as c:
+    with closing(sqlite3.connect(location.path())) as c:
         return [why for (why,) in c.execute("select why from failures where name = ?", (device,))]
 
 
@@ -146,7 +146,7 @@ def test_a_record_that_another_process_holds_breaks_no_deadline(
     monkeypatch.setattr(record, "_WAIT_TO_WRITE", 600)
     driver(tmp_path, "broken", on_run="raise ValueError('no')")
     record.keep_profile(profile_of_nothing())
-    with closing(sqlite3.connect(place.path(), isolation_level=None)) as other, compiled_for("broken") as compiled:
+    with closing(sqlite3.connect(location.path(), isolation_level=None)) as other, compiled_for("broken") as compiled:
         other.execute("begin immediate")
         compiled.run(X, deadline=LIMIT)
         with compiled_for("broken", deadline=LIMIT) as again:

@@ -12,7 +12,7 @@ import nnhal
 from nnhal.base.errors import OperationFailed
 from nnhal.base.records import replace
 from nnhal.frontends.python import Builder
-from nnhal.runtime.measured import place, record
+from nnhal.runtime.measured import location, record
 from nnhal.runtime.partition import Expectation, Forecast
 from nnhal.runtime.tuning import _chosen
 from tests.runtime.devices import Fake, failing
@@ -40,7 +40,7 @@ def test_what_was_measured_is_known_to_the_next_compilation(tmp_path: Path) -> N
     tuned("slow", "quick").close()
     again = nnhal.compile(chain(), devices=["slow", "quick"], cache_dir=False)
     assert where(again.placement) == ["quick", "quick"] and again.placement.forecasts[0].known
-    assert place.is_measured() and record.profile() is None
+    assert location.is_measured() and record.profile() is None
     assert len(tuned_rows()) >= 2 and "(tuned)" in str(again.placement)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nnhal.conformance.subject import ANY
+from nnhal.conformance.device_under_test import ANY
 from nnhal.conformance.suites.fuzz import SUITE
 from nnhal.conformance.suites.fuzz.guide import Coverage
 from nnhal.conformance.suites.fuzz.inputs import CORPUS, Choices, corpus_of

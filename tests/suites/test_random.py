@@ -8,9 +8,9 @@ import pytest
 
 import nnhal
 from nnhal.base.codes import OperationType
+from nnhal.conformance.device_under_test import ANY
 from nnhal.conformance.evaluation import evaluate, moved
 from nnhal.conformance.reduction import Reduction, ReductionCandidate, names_of, sizes_of
-from nnhal.conformance.subject import ANY
 from nnhal.conformance.suites.run import run_suite
 from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
 from nnhal.model.builder import ModelBuilder

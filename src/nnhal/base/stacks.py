@@ -23,7 +23,7 @@ LONGEST = 8000  # characters in total
 _LINE, _FIRST, _LAST, _WALKED, _CAUSES = 300, 5, 15, 10_000, 4
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 # Files of nnhal between a driver and its own callbacks
-_PASSED = "runtime/sources.py", "hal/queue.py", "hal/turns.py", "hal/idle.py"
+_PASSED = "runtime/sources.py", "hal/queue.py", "hal/options_lock.py", "hal/idle.py"
 _BETWEEN = *(_PACKAGE + each.replace("/", os.sep) for each in _PASSED), "<frozen importlib._bootstrap"
 _log = logger("driver")
 

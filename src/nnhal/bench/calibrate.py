@@ -26,10 +26,10 @@ from nnhal.model.graph import Model
 from nnhal.runtime import isolation
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.isolation import key_of
-from nnhal.runtime.judgement import identity_of
 from nnhal.runtime.measured.families import OperationWork, work_of_operations
 from nnhal.runtime.measured.profile import CrossingCost, DeviceProfile, LinearCost, MachineProfile, Workload
 from nnhal.runtime.measured.record import processor
+from nnhal.runtime.placer import identity_of
 from nnhal.runtime.strategies import Rule
 from nnhal.runtime.tuning import random_inputs
 from nnhal.zoo import maker

@@ -18,8 +18,8 @@ from nnhal.base.columns import WIDTH, columns, fixed, shortened
 from nnhal.base.cores import usable_cores
 from nnhal.base.records import Record
 from nnhal.base.time import NS
-from nnhal.bench.each import TimeSpent, each_operation
-from nnhal.bench.held import driver_memory, private_bytes
+from nnhal.bench.operations import TimeSpent, each_operation
+from nnhal.bench.process_memory import driver_memory, private_bytes
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.inputs import read_inputs

@@ -22,7 +22,7 @@ from nnhal.hal.choices import VariantChoice
 from nnhal.hal.device import RELAXATIONS, Device, Performance, identity_of, layout_of
 from nnhal.hal.proofs import choices_of
 from nnhal.ipc.names import running
-from nnhal.runtime import discovery, judgement
+from nnhal.runtime import discovery, placer
 from nnhal.runtime.discovery import CPU, DiscoveredDriver
 from nnhal.runtime.isolation import SandboxStatus, confinement, key_of
 from nnhal.runtime.measured.record import StoredFailure, failures, profile
@@ -210,7 +210,7 @@ def _performance(device: Device) -> str:
 def _failures(device: Device) -> list[tuple[StoredFailure, bool]]:
     """Returns the device's known failures, and whether each was with the present version and no driver options."""
     here = key_of(device)
-    identities = [judgement.identity_of(replace(here, isolation=where), {}) for where in ("none", "process")]
+    identities = [placer.identity_of(replace(here, isolation=where), {}) for where in ("none", "process")]
     asked = [identity for identity in identities if identity]
     return [(each, each.device in asked) for each in failures(asked, name=device.name)]
 

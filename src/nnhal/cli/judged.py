@@ -11,8 +11,8 @@ import click
 
 from nnhal.base.log import logger
 from nnhal.cli import common
+from nnhal.conformance.device_under_test import TIMEOUT
 from nnhal.conformance.pool import TaskResult
-from nnhal.conformance.subject import TIMEOUT
 from nnhal.conformance.suite import BAD
 
 

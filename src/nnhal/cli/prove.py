@@ -13,8 +13,8 @@ from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.judged import run_with_progress, timeout_option
 from nnhal.cli.main import ANSWER_NO
+from nnhal.conformance.device_under_test import Subject
 from nnhal.conformance.proving.run import ProofOutcome, found_by, keep, run_proofs, variants_to_prove
-from nnhal.conformance.subject import Subject
 from nnhal.hal.choices import Proved, VariantChoice
 from nnhal.hal.device import Device
 from nnhal.ops import OPS

@@ -26,8 +26,9 @@ from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.judged import run_with_progress, timeout_option
 from nnhal.cli.main import ANSWER_NO
 from nnhal.cli.vectors import specs_type, temporary
+from nnhal.conformance.device_under_test import ANY
+from nnhal.conformance.execution_paths import WAYS
 from nnhal.conformance.pool import TaskResult
-from nnhal.conformance.subject import ANY
 from nnhal.conformance.suites.report import expected as expected_failures
 from nnhal.conformance.suites.report.documents import as_json as document_of
 from nnhal.conformance.suites.report.documents import as_junit
@@ -36,7 +37,6 @@ from nnhal.conformance.suites.report.page import as_page
 from nnhal.conformance.suites.report.results import EXPECTED, ExpectedFailure, SuiteResult, TestReport
 from nnhal.conformance.suites.run import ONLY_FOR, SUITES, VECTORS, Progress, listed, notes_of, run_suite
 from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
-from nnhal.conformance.ways import WAYS
 from nnhal.ops import OPS
 
 PAGE, JUNIT, DOCUMENT = "index.html", "junit.xml", "results.json"

@@ -13,7 +13,7 @@ from nnhal.cli import common
 from nnhal.cli.bench import warn_if_disturbed
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.model_text import shown_name
-from nnhal.runtime.measured.later import wait_for_writes
+from nnhal.runtime.measured.background_write import wait_for_writes
 from nnhal.runtime.partition import Expectation
 from nnhal.runtime.placement import Placement
 from nnhal.runtime.tuning import SECONDS

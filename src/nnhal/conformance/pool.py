@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, NnhalError, ResourceExhausted
 from nnhal.base.records import Record
 from nnhal.base.stacks import DUMPED, TELL, dumped_frames
-from nnhal.conformance.subject import Bundle, Subject
+from nnhal.conformance.device_under_test import Bundle, Subject
 from nnhal.conformance.suite import BAD
 from nnhal.conformance.worker import Answer, Ready, StageBoard
 from nnhal.ipc.client.output import DriverProcess

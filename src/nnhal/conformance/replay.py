@@ -23,8 +23,8 @@ from nnhal.base.errors import (
 )
 from nnhal.base.operands import Array
 from nnhal.base.records import Record, Struct, field
+from nnhal.conformance.execution_paths import WAYS, Way
 from nnhal.conformance.replay_judge import NothingToCompare, ResultJudge
-from nnhal.conformance.ways import WAYS, Way
 from nnhal.hal.answers import can_be_exact
 from nnhal.hal.burst import Burst
 from nnhal.hal.chain import checked_burst, checked_prepared

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nnhal.base.errors import InvalidArgument
-from nnhal.conformance.subject import Bundle, Subject
+from nnhal.conformance.device_under_test import Bundle, Subject
 from nnhal.conformance.suite import variants
 from nnhal.conformance.vectors import index, members
 

@@ -21,9 +21,9 @@ from nnhal.base.memory import address, aligned
 from nnhal.base.operands import Array, dtype_of
 from nnhal.base.records import PartlyCompared
 from nnhal.conformance.compare import compare_all, compare_frequencies
+from nnhal.conformance.execution_paths import WAYS
 from nnhal.conformance.vectors import Vector
 from nnhal.conformance.verdict import fault_of
-from nnhal.conformance.ways import WAYS
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Device, Hints, Prepared, where_of

@@ -23,11 +23,11 @@ from nnhal.base import errors
 from nnhal.base.errors import InvalidArgument, NnhalError, OperationFailed, error_text
 from nnhal.base.records import replace
 from nnhal.base.stacks import TELL
+from nnhal.conformance.device_under_test import ANY, Bundle
+from nnhal.conformance.execution_paths import SYNC, by_callbacks, not_used
 from nnhal.conformance.selection import Item
-from nnhal.conformance.subject import ANY, Bundle
 from nnhal.conformance.suite import Outcome, run_vector
 from nnhal.conformance.vectors import Vector, read_member
-from nnhal.conformance.ways import SYNC, by_callbacks, not_used
 from nnhal.hal.device import Device, identity_of
 from nnhal.hal.wrappers import WithOptions
 from nnhal.ipc.client.process import ReconnectingDevice

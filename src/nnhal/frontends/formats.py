@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nnhal.base.answers import safe_repr
 from nnhal.base.errors import InvalidArgument, InvalidModel, ShapeNeeded, UnsupportedModel
 from nnhal.base.memory import Memory
-from nnhal.frontends.common.fixed import Values
+from nnhal.frontends.common.constant_inputs import Values
 from nnhal.frontends.source import Source, is_onnx, open_source, split
 from nnhal.model.file import is_model, read_model
 

@@ -32,9 +32,9 @@ from nnhal.hal.device import (
     require_texts,
     where_of,
 )
+from nnhal.hal.options_lock import OptionsLock
 from nnhal.hal.queue import RunQueue, places, sustained, units_of
 from nnhal.hal.request import UNLIMITED, Act, Control, Request, Timing, with_check_before
-from nnhal.hal.turns import OptionsLock
 from nnhal.hal.waiting import OWN, LatencyByShape, LatencyEstimator, QueueClient
 from nnhal.model.graph import Model
 from nnhal.model.layouts import with_layout

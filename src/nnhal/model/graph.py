@@ -9,7 +9,7 @@ from nnhal.base.brief import quoted_name, short_repr, tensor, with_count
 from nnhal.base.codes import Lifetime, operation_name, type_name
 from nnhal.base.errors import ContractBroken, InvalidRequest
 from nnhal.base.extensions import canonical, converted_code, local_prefixes
-from nnhal.base.kept import cached_property
+from nnhal.base.lazy import cached_property
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, ChannelQuant, dtype_of
 from nnhal.base.records import PartlyCompared, Record, field, replace

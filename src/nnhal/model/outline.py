@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.codes import TYPE_FACTS, OperandType, operation_name, type_name
-from nnhal.base.kept import cached_property
+from nnhal.base.lazy import cached_property
 from nnhal.base.operands import Shape, Value, fixed
 from nnhal.base.records import Record
 from nnhal.model.graph import CONSTANTS, Model

@@ -26,7 +26,7 @@ from nnhal.base.codes import (
 )
 from nnhal.base.errors import InvalidArgument, InvalidModel
 from nnhal.base.extensions import canonical, extension_name
-from nnhal.base.kept import cached_property
+from nnhal.base.lazy import cached_property
 from nnhal.base.levels import FL7, V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import address

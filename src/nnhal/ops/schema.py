@@ -26,7 +26,7 @@ from nnhal.base.codes import (
     type_name,
 )
 from nnhal.base.errors import InvalidModel
-from nnhal.base.kept import cached_property
+from nnhal.base.lazy import cached_property
 from nnhal.base.levels import V1_0, V1_2, Level
 from nnhal.base.operands import Shape, SubgraphFacts, UnknownValue, Value
 from nnhal.base.records import PartlyCompared, Record, field

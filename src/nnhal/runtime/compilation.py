@@ -43,11 +43,11 @@ from nnhal.runtime import costs, discovery
 from nnhal.runtime.cache.wanted import NOT_KEPT, CacheEntry, CacheOutcome, CacheSettings, CompilationCache, NoCache
 from nnhal.runtime.captured import CompilationCapture, PreparationCapture, running
 from nnhal.runtime.configuration import Configuration, Configured
+from nnhal.runtime.deadline_executor import DeadlineExecutor
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
-from nnhal.runtime.judgement import PlacementKey, Placer, with_measurements
-from nnhal.runtime.lanes import DeadlineExecutor
 from nnhal.runtime.partition import Offer, Partition
 from nnhal.runtime.placement import ExecutionStats, PlacedBranch, Placement, StepLayout
+from nnhal.runtime.placer import PlacementKey, Placer, with_measurements
 from nnhal.runtime.strategies import Strategy, log_ignored_rules, manual_placement
 
 Fallback = Literal["allow", "warn", "forbid"]
@@ -524,7 +524,7 @@ def _attempt(
 def _kept(model: Model, caching: CacheSettings) -> CompilationCache:
     if caching.folder is None:
         return NoCache(caching.why)
-    from nnhal.runtime.cache.steps import ModelCache
+    from nnhal.runtime.cache.partitions import ModelCache
 
     return ModelCache(caching, model)
 

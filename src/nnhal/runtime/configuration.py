@@ -9,8 +9,8 @@ from nnhal.base.log import logger
 from nnhal.base.records import Struct
 from nnhal.hal.chain import checked_reconfigure, traits_of
 from nnhal.hal.device import Device, Prepared, identity_of
+from nnhal.hal.options_lock import LockTicket, OptionsLock
 from nnhal.hal.request import UNLIMITED, Control
-from nnhal.hal.turns import LockTicket, OptionsLock
 
 _log = logger("execution")
 

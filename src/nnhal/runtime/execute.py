@@ -26,8 +26,8 @@ from nnhal.hal.burst import Burst
 from nnhal.hal.device import identity_of
 from nnhal.hal.host import contents_within, fill_within, run_in_background
 from nnhal.hal.memory import Buffer, check_use
+from nnhal.hal.options_lock import LockTicket
 from nnhal.hal.request import UNLIMITED, Control, Request, Run, Signature, Timing, checked_timing
-from nnhal.hal.turns import LockTicket
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
 from nnhal.model.parts import extract_part, live_operands, operations_reached

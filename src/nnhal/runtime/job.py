@@ -11,8 +11,8 @@ from nnhal.base.operands import Array, typed
 from nnhal.base.records import Record, Struct, field
 from nnhal.hal.host import BufferWrite
 from nnhal.hal.memory import Buffer
+from nnhal.hal.options_lock import LockTicket
 from nnhal.hal.request import UNLIMITED, Control, Timing, summed
-from nnhal.hal.turns import LockTicket
 from nnhal.model.graph import EdgeForm
 from nnhal.runtime.allocation import Allocation
 

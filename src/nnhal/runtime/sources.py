@@ -19,7 +19,7 @@ from typing import Any
 
 from nnhal.base.answers import safe_repr
 from nnhal.base.errors import InvalidArgument
-from nnhal.base.kept import cached_property
+from nnhal.base.lazy import cached_property
 from nnhal.hal.code import CodeUnit, driver_unit, forget_unit, has_installed_packages
 
 _RULES = {

@@ -22,8 +22,8 @@ from nnhal.model.graph import Model
 from nnhal.runtime.arguments import ModelInterface, Spec
 from nnhal.runtime.compilation import Attempt, Plan, Tune
 from nnhal.runtime.compiled import Compiled
-from nnhal.runtime.judgement import Placer
 from nnhal.runtime.partition import Expectation, Measured, Offer, Steps, expectations
+from nnhal.runtime.placer import Placer
 from nnhal.runtime.strategies import Strategy, manual_placement, restrict_offers
 
 SECONDS = 2.0  # the default duration of measuring

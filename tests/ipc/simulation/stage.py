@@ -38,7 +38,7 @@ STAGED = (
     ),
     "nnhal.ipc.client.session",
     "nnhal.ipc.transport.channel",
-    "nnhal.ipc.transport.fate",
+    "nnhal.ipc.transport.peer_end",
 )
 STEPPED = ("nnhal.ipc.client.", "nnhal.ipc.service.", "nnhal.hal.background", "nnhal.hal.request", "nnhal.hal.fence")
 _STEP = "__between_statements__"
@@ -113,7 +113,7 @@ _INSTEAD: dict[int, Any] = {
     )
 }
 _NAMED: dict[str, dict[str, Any]] = {
-    "nnhal.ipc.transport.fate": {"_libc": kernel.libc},
+    "nnhal.ipc.transport.peer_end": {"_libc": kernel.libc},
     "nnhal.hal.fence": {"_libc": lambda: kernel.libc},
     "nnhal.hal.background": {"_idle": _EachProcess("idle workers")},
     "nnhal.ipc.service.connection": {"set": OrderedSet},

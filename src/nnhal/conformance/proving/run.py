@@ -11,8 +11,8 @@ from typing import NamedTuple
 from nnhal.base.codes import type_name
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.records import Record, replace
+from nnhal.conformance.device_under_test import Bundle, Subject
 from nnhal.conformance.pool import TaskResult, Work, run_all
-from nnhal.conformance.subject import Bundle, Subject
 from nnhal.conformance.verdict import outcome_of_text
 from nnhal.hal.choices import Proved, VariantChoice
 from nnhal.hal.device import Device

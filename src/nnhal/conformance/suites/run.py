@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.names import suggestion
 from nnhal.base.records import replace
+from nnhal.conformance.device_under_test import Bundle
 from nnhal.conformance.parallel import run_vectors
 from nnhal.conformance.place import place_first
 from nnhal.conformance.pool import Work, run_all
 from nnhal.conformance.repro import write as write_vector
 from nnhal.conformance.selection import Selection, is_sampled, name_of, planned
 from nnhal.conformance.specs.archive import own_specification
-from nnhal.conformance.subject import Bundle
 from nnhal.conformance.suite import BAD, Outcome
 from nnhal.conformance.suites.suite import PREPARING, Case, CaseOutcome, Suite, SuiteRun
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome

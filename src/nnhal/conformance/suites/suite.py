@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.records import Record, field
+from nnhal.conformance.device_under_test import Subject
 from nnhal.conformance.selection import require_share
-from nnhal.conformance.subject import Subject
 from nnhal.hal.device import Device
 
 VERDICTS = "passed", "failed", "crashed", "hung", "skipped", "unsupported"

@@ -9,10 +9,10 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.draw import Call
+from nnhal.conformance.execution_paths import WAYS, by_callbacks, not_used
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.state import SECOND, data_sets
 from nnhal.conformance.validate.trial import NotAsked, Trial
-from nnhal.conformance.ways import WAYS, by_callbacks, not_used
 from nnhal.hal.answers import allocated_by, checked_info, fenced_by
 from nnhal.hal.chain import checked_burst
 from nnhal.hal.device import Prepared

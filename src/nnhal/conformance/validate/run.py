@@ -9,11 +9,11 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.names import suggestion
 from nnhal.base.records import replace
 from nnhal.conformance.control import CONTROL
+from nnhal.conformance.device_under_test import Bundle, Subject
 from nnhal.conformance.draw import cells
 from nnhal.conformance.place import place_first
 from nnhal.conformance.pool import TaskResult, Work, run_all
 from nnhal.conformance.selection import is_sampled, require_share
-from nnhal.conformance.subject import Bundle, Subject
 from nnhal.conformance.validate.check import CHECKS, DRIVER, CheckOutcome
 from nnhal.conformance.validate.table import of_operation, of_the_driver
 from nnhal.conformance.validate.trial import AFTER, DRAWING

@@ -1,9 +1,9 @@
 """All checks: importing this module imports each family, which adds its checks to `CHECKS`."""
 
-from nnhal.conformance.validate import kept, limits, numbers, other_ways, outputs, queries, state
+from nnhal.conformance.validate import cache_checks, limits, numbers, other_ways, outputs, queries, state
 from nnhal.conformance.validate.check import CHECKS, ContractCheck
 
-FAMILIES = queries, outputs, numbers, state, limits, other_ways, kept
+FAMILIES = queries, outputs, numbers, state, limits, other_ways, cache_checks
 
 for _family in FAMILIES:  # in this order, not in that of their imports
     for _name in [name for name, each in CHECKS.items() if each.look.__module__ == _family.__name__]:

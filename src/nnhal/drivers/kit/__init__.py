@@ -24,20 +24,20 @@ from typing import TYPE_CHECKING
 from nnhal.base.lazily import exports
 
 if TYPE_CHECKING:
-    from nnhal.drivers.kit.forms import Forms, Refused
+    from nnhal.drivers.kit.instance_pool import Member, Team
     from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask, kept_graph
     from nnhal.drivers.kit.numbers import Window, bounds, stored_bounds, window
     from nnhal.drivers.kit.proof import ProvedDevice
     from nnhal.drivers.kit.shapes import for_each_shape
-    from nnhal.drivers.kit.team import Member, Team
+    from nnhal.drivers.kit.variants import Forms, Refused
     from nnhal.hal.choices import Proved
     from nnhal.ops.weighted import product_scales
 
 _EXPORTS = {
-    **dict.fromkeys(("Forms", "Refused"), "nnhal.drivers.kit.forms"),
+    **dict.fromkeys(("Forms", "Refused"), "nnhal.drivers.kit.variants"),
     **dict.fromkeys(("LoweringTable", "LoweringTask", "kept_graph"), "nnhal.drivers.kit.lowering"),
     **dict.fromkeys(("Window", "bounds", "stored_bounds", "window"), "nnhal.drivers.kit.numbers"),
-    **dict.fromkeys(("Member", "Team"), "nnhal.drivers.kit.team"),
+    **dict.fromkeys(("Member", "Team"), "nnhal.drivers.kit.instance_pool"),
     "Proved": "nnhal.hal.choices",
     "ProvedDevice": "nnhal.drivers.kit.proof",
     "for_each_shape": "nnhal.drivers.kit.shapes",

@@ -20,8 +20,8 @@ from nnhal.base.codes import operation_name, type_name
 from nnhal.base.errors import Unmappable
 from nnhal.base.operands import Array, UnknownValue, Value
 from nnhal.base.records import Record
-from nnhal.drivers.kit.forms import UNPROVED, Forms, Refused
-from nnhal.drivers.kit.gated import GatedSequence, gated_sequences
+from nnhal.drivers.kit.gru import GatedSequence, gated_sequences
+from nnhal.drivers.kit.variants import UNPROVED, Forms, Refused
 from nnhal.hal.device import YES, Considered, Hints, Verdict, hidden_constant
 from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import validate

@@ -9,7 +9,7 @@ from nnhal.base.answers import safe_repr
 from nnhal.base.digests import blake2b
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.records import replace
-from nnhal.drivers.kit.forms import Forms, Refused
+from nnhal.drivers.kit.variants import Forms, Refused
 from nnhal.hal.answers import wants_exact
 from nnhal.hal.choices import Proofs, Proved, VariantChoice
 from nnhal.hal.device import NUMERICS, Device, Hints

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from nnhal.base.operands import Shape, UnknownValue, Value, fixed
-from nnhal.drivers.kit.forms import Refused
+from nnhal.drivers.kit.variants import Refused
 from nnhal.ops.common import IN_A_ROW, padding, type_range
 from nnhal.ops.schema import Bound
 

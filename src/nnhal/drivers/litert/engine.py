@@ -16,8 +16,8 @@ from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, Operati
 from nnhal.base.installed import version_of
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
+from nnhal.drivers.kit.instance_pool import Member, Team
 from nnhal.drivers.kit.native import borrowed_array, keep_alive_in_forks
-from nnhal.drivers.kit.team import Member, Team
 from nnhal.drivers.litert.flatbuffer import FlatbufferWriter
 from nnhal.drivers.litert.greeting import drop_greeting
 from nnhal.drivers.litert.recipe import Recipe, save

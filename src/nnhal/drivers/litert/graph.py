@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from nnhal.base.codes import Lifetime, OperandType, type_name
 from nnhal.base.operands import Array, Shape, Value, fixed, quantised
 from nnhal.base.records import Record, replace
-from nnhal.drivers.kit.forms import Refused
+from nnhal.drivers.kit.variants import Refused
 from nnhal.drivers.litert.flatbuffer import TENSOR_TYPES, FlatbufferWriter
 from nnhal.drivers.litert.recipe import Lowered
 from nnhal.model.graph import CONSTANTS, Model, consumers

@@ -6,7 +6,7 @@ itself, from a model that does nothing else.
 
 from collections.abc import Callable
 
-from nnhal.drivers.kit.quiet import filter_stderr
+from nnhal.drivers.kit.engine_log import filter_stderr
 
 GREETING = b"INFO: Created TensorFlow Lite XNNPACK delegate for CPU."
 

@@ -9,8 +9,8 @@ from functools import partial
 from nnhal.base.errors import UnsupportedModel
 from nnhal.base.operands import dtype_of, fixed
 from nnhal.base.records import replace
-from nnhal.drivers.kit.forms import UNPROVED, Forms
 from nnhal.drivers.kit.lowering import kept_graph
+from nnhal.drivers.kit.variants import UNPROVED, Forms
 from nnhal.drivers.litert import elementwise, layers, recurrent, reductions, shapes
 from nnhal.drivers.litert.graph import Graph, has_eight_bits
 from nnhal.drivers.litert.recipe import Lowered, Recipe, Settings

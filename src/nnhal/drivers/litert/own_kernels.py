@@ -7,7 +7,7 @@ import numpy as np
 from nnhal.base.codes import Activation, OperandType, OperationType, Padding
 from nnhal.base.errors import NnhalError
 from nnhal.base.operands import Array, ChannelQuant
-from nnhal.drivers.kit.forms import Forms
+from nnhal.drivers.kit.variants import Forms
 from nnhal.drivers.litert.engine import LitertModel
 from nnhal.drivers.litert.lowering import recipe_of
 from nnhal.drivers.litert.recipe import Settings

@@ -9,8 +9,8 @@ import numpy as np
 from nnhal.base.codes import Activation, OperandType
 from nnhal.base.operands import Array, Shape, Value
 from nnhal.base.records import replace
-from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
+from nnhal.drivers.kit.variants import Refused
 from nnhal.drivers.litert.graph import FLOATS, MOST, QUANTS, SIGN, EngineTensor, Graph, require_scales
 from nnhal.model.graph import Operation
 from nnhal.ops.common import ACTIVATION_RANGE, decode, encode, type_range

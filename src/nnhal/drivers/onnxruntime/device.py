@@ -8,10 +8,10 @@ from nnhal.base.cores import usable_cores
 from nnhal.base.errors import InvalidArgument
 from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape, kept_graph
-from nnhal.drivers.kit.forms import UNPROVED, Forms
 from nnhal.drivers.kit.onnx import TABLE, OnnxGraph, OnnxTask
 from nnhal.drivers.kit.proof import ProvedDevice
-from nnhal.drivers.onnxruntime.kept import restore
+from nnhal.drivers.kit.variants import UNPROVED, Forms
+from nnhal.drivers.onnxruntime.cache_entry import restore
 from nnhal.drivers.onnxruntime.session import CPU, OnnxSession, engine, version
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict

@@ -14,10 +14,10 @@ from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, Operati
 from nnhal.base.installed import version_of
 from nnhal.base.operands import Array
 from nnhal.drivers.kit import Member, Team
+from nnhal.drivers.kit.engine_log import filter_stderr
 from nnhal.drivers.kit.native import keep_alive_in_forks
 from nnhal.drivers.kit.onnx import BuiltGraph
-from nnhal.drivers.kit.quiet import filter_stderr
-from nnhal.drivers.onnxruntime.kept import save
+from nnhal.drivers.onnxruntime.cache_entry import save
 from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
 from nnhal.hal.memory_use import MemoryUse

@@ -13,10 +13,10 @@ import numpy as np
 from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
 from nnhal.base.installed import version_of
 from nnhal.base.operands import Array
+from nnhal.drivers.kit.instance_pool import Member, Team
 from nnhal.drivers.kit.native import borrowed_array, keep_alive_in_forks
-from nnhal.drivers.kit.team import Member, Team
-from nnhal.drivers.openvino.apart import copy_shared_transpose_inputs
 from nnhal.drivers.openvino.fused import keep_fused_apart
+from nnhal.drivers.openvino.unwritten_memory import copy_shared_transpose_inputs
 from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.drivers.openvino.apart import CURVES, PAIRS, ComputedNodes, kind
+from nnhal.drivers.openvino.unwritten_memory import CURVES, PAIRS, ComputedNodes, kind
 
 ELEMENTWISE = (
     CURVES

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.operands import Array, Shape
-from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.native import borrowed_array
 from nnhal.drivers.kit.real.constants import KnownConstants
 from nnhal.drivers.kit.real.engine import Node, WindowAttributes
+from nnhal.drivers.kit.variants import Refused
 from nnhal.drivers.openvino.engine import opset, ov
 
 LAYERS = frozenset({"avg_pool", "convolution", "convolution_backprop_data", "group_convolution"})

@@ -17,7 +17,7 @@ from nnhal.base.sealed import Store
 from nnhal.drivers.reference import Interpreter, Reference
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
-from nnhal.hal.later import Later
+from nnhal.hal.late_cache import Later
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.graph import CONSTANTS, Location, Model
 from nnhal.model.parts import extract_part

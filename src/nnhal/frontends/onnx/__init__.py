@@ -23,12 +23,12 @@ from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.base.values import dimensions, shapes_by_name
-from nnhal.frontends.beside import BESIDE
 from nnhal.frontends.by_shape import OpenInputs
-from nnhal.frontends.common.fixed import Values, arrays, fitted, is_all_fixed
+from nnhal.frontends.common.constant_inputs import Values, arrays, fitted, is_all_fixed
+from nnhal.frontends.common.messages import Left, shape_hint, shapes_needed_message, unsupported
 from nnhal.frontends.common.terms import Term
-from nnhal.frontends.common.told import Left, shape_hint, shapes_needed_message, unsupported
 from nnhal.frontends.common.write import ModelWriter
+from nnhal.frontends.external_data import BESIDE
 from nnhal.frontends.onnx.file import DTYPES, OnnxEdge, OnnxFile, OnnxTensor
 from nnhal.frontends.onnx.graph import PLAIN, TYPES, FileContext, NodeGraph
 from nnhal.frontends.onnx.lowering import lower, lower_open

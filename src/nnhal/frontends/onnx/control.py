@@ -9,15 +9,15 @@ from nnhal.base.codes import OperandType
 from nnhal.base.operands import Shape, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.common.places import moved
-from nnhal.frontends.common.spans import ANY, hull
+from nnhal.frontends.common.element_moves import moved
+from nnhal.frontends.common.integer_ranges import ANY, hull
 from nnhal.frontends.common.terms import OpenDimension, Term, UnsupportedOperator, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE
 from nnhal.frontends.onnx.elementwise import FLOATS
 from nnhal.frontends.onnx.file import OnnxFileGraph
 from nnhal.frontends.onnx.graph import NodeGraph, OperationList
 from nnhal.frontends.onnx.movement import joined
-from nnhal.frontends.onnx.order import inner_graphs
+from nnhal.frontends.onnx.node_order import inner_graphs
 from nnhal.frontends.onnx.task import NodeTask, node
 from nnhal.ops.schema import B8, I32
 

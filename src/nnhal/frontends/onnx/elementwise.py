@@ -6,11 +6,11 @@ import numpy as np
 
 from nnhal.base.codes import Activation, OperandType
 from nnhal.base.operands import Value
-from nnhal.frontends.common.places import broadcast
-from nnhal.frontends.common.reals import RealArithmetic, floor_remainder
+from nnhal.frontends.common.element_moves import broadcast
+from nnhal.frontends.common.integer_arithmetic import modulo as remainder
+from nnhal.frontends.common.integer_arithmetic import plain, power, truncated_quotient
+from nnhal.frontends.common.real_functions import RealArithmetic, floor_remainder
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.whole import modulo as remainder
-from nnhal.frontends.common.whole import plain, power, truncated_quotient
 from nnhal.frontends.common.writing import number
 from nnhal.frontends.onnx.file import KINDS
 from nnhal.frontends.onnx.graph import TYPES

@@ -2,7 +2,7 @@
 
 import math
 
-from nnhal.frontends.common.reals import (
+from nnhal.frontends.common.real_functions import (
     RealArithmetic,
     cosine_of,
     gelu_of,

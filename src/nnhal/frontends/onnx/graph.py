@@ -23,8 +23,8 @@ from nnhal.frontends.common.terms import (
 )
 from nnhal.frontends.common.writing import INT32_RANGE
 from nnhal.frontends.onnx.file import DTYPES, OnnxFile, OnnxFileGraph, OnnxNode, OnnxTensor
-from nnhal.frontends.onnx.order import reads
-from nnhal.frontends.onnx.trial import Trials
+from nnhal.frontends.onnx.node_order import reads
+from nnhal.frontends.onnx.open_sizes import Trials
 from nnhal.model.graph import EdgeForm
 from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, bind

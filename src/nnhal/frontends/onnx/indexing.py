@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.places import NOWHERE, moved
-from nnhal.frontends.common.rows import index_offsets, row_numbers
+from nnhal.frontends.common.element_moves import NOWHERE, moved
+from nnhal.frontends.common.row_gathers import index_offsets, row_numbers
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS
 from nnhal.frontends.onnx.fold import FAILURES

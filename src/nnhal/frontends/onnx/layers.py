@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.places import transposed
-from nnhal.frontends.common.reals import RealArithmetic
+from nnhal.frontends.common.element_moves import transposed
+from nnhal.frontends.common.real_functions import RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, reshaped_constant
 from nnhal.frontends.onnx.elementwise import FLOATS, floats, in_own_type, single_floats

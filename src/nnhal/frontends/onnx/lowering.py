@@ -27,7 +27,7 @@ from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table
 from nnhal.frontends.onnx.file import OWN_DOMAINS, AttributeReference, OnnxFunction, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.fold import MOVES, folded
 from nnhal.frontends.onnx.graph import TYPES, NodeGraph
-from nnhal.frontends.onnx.order import inner_graphs
+from nnhal.frontends.onnx.node_order import inner_graphs
 from nnhal.frontends.onnx.positions import lower_by_places
 from nnhal.frontends.onnx.refusals import why_refused
 from nnhal.frontends.onnx.task import NODES, FlatNode, NodeEntry, NodeTask, RowNode

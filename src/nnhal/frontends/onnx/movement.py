@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nnhal.base.operands import Value
-from nnhal.frontends.common.places import NOWHERE, moved, transposed
+from nnhal.frontends.common.element_moves import NOWHERE, moved, transposed
 from nnhal.frontends.common.terms import EmittedOperation, OpenDimension, Term, constant, stored
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE, MOST_DIMENSIONS
 from nnhal.frontends.onnx.file import DTYPES

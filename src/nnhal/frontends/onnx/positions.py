@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from nnhal.frontends.common.places import moved
+from nnhal.frontends.common.element_moves import moved
 from nnhal.frontends.common.terms import UnsupportedOperator
 from nnhal.frontends.onnx.fold import FAILURES, MOVES, CannotFoldNode
 from nnhal.frontends.onnx.task import NodeTask

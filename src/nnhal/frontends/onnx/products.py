@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from nnhal.base.operands import Array, Shape, Value
-from nnhal.frontends.common.places import broadcast, transposed
+from nnhal.frontends.common.element_moves import broadcast, transposed
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.onnx.elementwise import floats
 from nnhal.frontends.onnx.task import NodeTask, node

@@ -16,7 +16,7 @@ from nnhal.base.names import short
 from nnhal.base.operands import Array
 from nnhal.frontends.common.budget import Budget, Cost
 from nnhal.frontends.common.terms import Blob
-from nnhal.frontends.onnx.beside import ExternalDataFiles
+from nnhal.frontends.onnx.external_data import ExternalDataFiles
 from nnhal.frontends.onnx.file import (
     DTYPES,
     KINDS,
@@ -29,7 +29,7 @@ from nnhal.frontends.onnx.file import (
     OnnxNode,
     OnnxTensor,
 )
-from nnhal.frontends.onnx.order import arranged
+from nnhal.frontends.onnx.node_order import arranged
 from nnhal.frontends.onnx.wire import BYTES, FIXED32, VARINT, fields, float_at, numbers, signed, varint
 from nnhal.model.validate import MAX_DEPTH
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.common.reals import RealArithmetic
+from nnhal.frontends.common.real_functions import RealArithmetic
 from nnhal.frontends.common.terms import Blob, Term, constant
 from nnhal.frontends.onnx.dynamic import in_steps
 from nnhal.frontends.onnx.elementwise import floats

@@ -9,8 +9,8 @@ import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Value
-from nnhal.frontends.common.places import NOWHERE, axis_moved, broadcast, merged, moved
-from nnhal.frontends.common.reals import RealArithmetic
+from nnhal.frontends.common.element_moves import NOWHERE, axis_moved, broadcast, merged, moved
+from nnhal.frontends.common.real_functions import RealArithmetic
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.writing import MOST_DIMENSIONS
 from nnhal.frontends.onnx.elementwise import in_own_type, single_floats

@@ -10,12 +10,12 @@ from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.common.places import broadcast, merged
+from nnhal.frontends.common.element_moves import broadcast, merged
 from nnhal.frontends.common.terms import UNTYPED, EmittedOperation, OpenDimension, Term, UnsupportedOperator, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, OperationWriter, reshaped_constant
 from nnhal.frontends.onnx.file import AttributeReference, OnnxFileGraph, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.graph import KIND_OF, TYPES, NodeGraph
-from nnhal.frontends.onnx.wide import span_of
+from nnhal.frontends.onnx.int64 import span_of
 from nnhal.ops import OPS
 from nnhal.ops.schema import F32, I32, bind
 

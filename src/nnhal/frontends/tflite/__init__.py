@@ -21,9 +21,9 @@ from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.base.values import dimensions, shapes_by_name
 from nnhal.frontends.by_shape import OpenInputs
-from nnhal.frontends.common.fixed import Values, arrays, fitted, is_all_fixed
+from nnhal.frontends.common.constant_inputs import Values, arrays, fitted, is_all_fixed
+from nnhal.frontends.common.messages import Left, shape_hint, shapes_needed_message, unsupported
 from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator
-from nnhal.frontends.common.told import Left, shape_hint, shapes_needed_message, unsupported
 from nnhal.frontends.common.write import ModelWriter
 from nnhal.frontends.source import Source, is_onnx, open_source
 from nnhal.frontends.tflite.file import DTYPES, File, FileSubgraph, SignatureDef

@@ -6,9 +6,9 @@ import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Value
-from nnhal.frontends.common import whole
-from nnhal.frontends.common.places import broadcast
-from nnhal.frontends.common.reals import floor_remainder
+from nnhal.frontends.common import integer_arithmetic
+from nnhal.frontends.common.element_moves import broadcast
+from nnhal.frontends.common.real_functions import floor_remainder
 from nnhal.frontends.common.terms import PLAIN_SCALE, UNTYPED, Term, constant, stored
 from nnhal.frontends.common.writing import ASYMMETRIC, number
 from nnhal.frontends.tflite.task import FUSED, OperatorTask, entry
@@ -32,7 +32,7 @@ def divide(t: OperatorTask) -> None:
     """Round integer quotients towards 0, as TFLite does; NNAPI rounds down."""
     x, y, code = t.x(0), t.x(1), t.options("DivOptions")("FusedActivationFunction")
     if x.value.type == I32:
-        bounded(t, code, whole.truncated_quotient(t, x, y))
+        bounded(t, code, integer_arithmetic.truncated_quotient(t, x, y))
     else:
         t.fused(code, "DIV", x, y)
 
@@ -120,7 +120,7 @@ def power(t: OperatorTask) -> None:
     """Write POW, which NNAPI has for floats only."""
     x, y = t.x(0), t.x(1)
     if x.value.type == I32:
-        t.result(0, whole.power(t, x, y))
+        t.result(0, integer_arithmetic.power(t, x, y))
     else:
         t.give("POW", x, y)
 
@@ -202,7 +202,7 @@ def cast(t: OperatorTask) -> None:
     elif kind == Q8S and to in FLOATS and plain:
         t.give("DEQUANTIZE", x)
     elif kind == I32 and to == Q8 and not (x.span and 0 <= x.span[0] <= x.span[1] <= 255):
-        t.give("CAST", whole.modulo(t, x, 256))  # NNAPI's CAST saturates
+        t.give("CAST", integer_arithmetic.modulo(t, x, 256))  # NNAPI's CAST saturates
     else:
         t.give("CAST", x)
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from nnhal.frontends.common.reals import ATAN, TINY, RealArithmetic, cosine_of, gelu_of, rounded, sign_of
+from nnhal.frontends.common.real_functions import ATAN, TINY, RealArithmetic, cosine_of, gelu_of, rounded, sign_of
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.writing import ASYMMETRIC
 from nnhal.frontends.tflite.task import OperatorTask, entry

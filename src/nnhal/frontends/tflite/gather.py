@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from nnhal.base.operands import Value
-from nnhal.frontends.common.places import axis_moved, broadcast
-from nnhal.frontends.common.rows import added, batched, count_below, index_offsets, row_numbers
+from nnhal.frontends.common.element_moves import axis_moved, broadcast
+from nnhal.frontends.common.row_gathers import added, batched, count_below, index_offsets, row_numbers
 from nnhal.frontends.common.terms import constant
 from nnhal.frontends.tflite.positions import lower_by_places
 from nnhal.frontends.tflite.task import OperatorTask, entry

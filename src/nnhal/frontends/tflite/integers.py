@@ -5,9 +5,9 @@ import math
 import numpy as np
 
 from nnhal.base.operands import Value
-from nnhal.frontends.common.places import NOWHERE, moved
+from nnhal.frontends.common.element_moves import NOWHERE, moved
+from nnhal.frontends.common.integer_arithmetic import TOP, parity, plain
 from nnhal.frontends.common.terms import PLAIN_SCALE, Term, constant
-from nnhal.frontends.common.whole import TOP, parity, plain
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import B8, F32, I32, Q8, Q8S
 

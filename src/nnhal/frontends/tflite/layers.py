@@ -7,7 +7,7 @@ import numpy as np
 from nnhal.base.codes import Padding
 from nnhal.base.operands import ChannelQuant, Value
 from nnhal.base.records import replace
-from nnhal.frontends.common.places import broadcast
+from nnhal.frontends.common.element_moves import broadcast
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, reshaped_constant
 from nnhal.frontends.tflite.reader import Fields

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nnhal.base.operands import Value
-from nnhal.frontends.common.places import transposed
+from nnhal.frontends.common.element_moves import transposed
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import MOST_DIMENSIONS
 from nnhal.frontends.tflite.reader import Fields

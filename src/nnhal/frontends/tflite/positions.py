@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.places import NOWHERE, broadcast, merged, moved
+from nnhal.frontends.common.element_moves import NOWHERE, broadcast, merged, moved
 from nnhal.frontends.common.terms import Term, UnsupportedOperator, stored
 from nnhal.frontends.common.writing import MOST_DIMENSIONS, MOST_PLACES
 from nnhal.frontends.tflite.file import Operator, Options

@@ -9,9 +9,9 @@ import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.places import NOWHERE, moved
+from nnhal.frontends.common.element_moves import NOWHERE, moved
+from nnhal.frontends.common.integer_arithmetic import modulo, plain, towards_zero
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.whole import modulo, plain, towards_zero
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS
 from nnhal.frontends.tflite.fold import CannotFold
 from nnhal.frontends.tflite.positions import dilate, pad_edges

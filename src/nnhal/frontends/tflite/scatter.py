@@ -7,9 +7,9 @@ import numpy as np
 
 from nnhal.base.codes import MAX_RANK, OperandType, type_name
 from nnhal.base.operands import Value
-from nnhal.frontends.common.places import broadcast
-from nnhal.frontends.common.reals import lowest
-from nnhal.frontends.common.rows import count_below, index_offsets, row_numbers
+from nnhal.frontends.common.element_moves import broadcast
+from nnhal.frontends.common.real_functions import lowest
+from nnhal.frontends.common.row_gathers import count_below, index_offsets, row_numbers
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.tflite.reduction import halved
 from nnhal.frontends.tflite.task import OperatorTask, entry

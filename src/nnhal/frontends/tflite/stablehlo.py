@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.operands import Value
-from nnhal.frontends.common.places import axis_moved, broadcast
+from nnhal.frontends.common.element_moves import axis_moved, broadcast
+from nnhal.frontends.common.integer_arithmetic import truncated_quotient
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.whole import truncated_quotient
 from nnhal.frontends.tflite.functions import cosine
 from nnhal.frontends.tflite.scatter import COMBINED, combined
 from nnhal.frontends.tflite.task import OperatorTask, entry

@@ -12,8 +12,8 @@ from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator, con
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE, MOST_DIMENSIONS, OperationWriter
 from nnhal.frontends.tflite.file import OMITTED, Operator
 from nnhal.frontends.tflite.graph import ImportGraph
+from nnhal.frontends.tflite.int64 import CARRIES, span_of
 from nnhal.frontends.tflite.reader import Fields
-from nnhal.frontends.tflite.wide import CARRIES, span_of
 from nnhal.ops.schema import F32, I32
 
 SHAPES = {"FILL": 0, "RESHAPE": 1, "BROADCAST_TO": 1}  # the input that is the shape of the output

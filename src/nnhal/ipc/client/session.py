@@ -49,7 +49,7 @@ from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_from_wire
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel, Descriptors, Message, NoProtocol, end_of
-from nnhal.ipc.transport.fate import DYING_MS, ended, pidfd
+from nnhal.ipc.transport.peer_end import DYING_MS, ended, pidfd
 
 GREETING_NS = 30_000_000_000  # a driver may import a large engine first
 SETTLE_NS = 2_000_000_000  # after an interrupt, for a driver that writes to the caller's memory to notice it

@@ -34,7 +34,7 @@ from nnhal.ipc.service.quota import DECODED, ENDS, LONGEST, WORKERS, Claim, Clie
 from nnhal.ipc.service.scope import CallScope, ObjectCloser, Workers
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel, Descriptors, pair
-from nnhal.ipc.transport.fate import peer_of, watch_peer
+from nnhal.ipc.transport.peer_end import peer_of, watch_peer
 
 HELLO_TIMEOUT_NS = 10_000_000_000
 TURNED_AWAY = 8  # clients at once that receive the reason

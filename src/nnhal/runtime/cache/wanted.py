@@ -15,7 +15,7 @@ from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import SupportReport
 from nnhal.hal.device import Device, Hints
 from nnhal.model.graph import Model
-from nnhal.runtime.lanes import DeadlineExecutor
+from nnhal.runtime.deadline_executor import DeadlineExecutor
 
 MOST = 1 << 30  # the default quota of a folder, in bytes
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from nnhal.base.errors import DeadObject, NnhalError
 from nnhal.base.records import replace
+from nnhal.conformance.device_under_test import ANY
 from nnhal.conformance.pool import LOADING
-from nnhal.conformance.subject import ANY
 from nnhal.conformance.suites.crash.client import BURST, COMPILE, EXECUTE, ClientOrders, connected
 from nnhal.conformance.suites.crash.processes import ClientProcess, ended, resources_of, service
 from nnhal.conformance.suites.stress.graphs import difference

@@ -10,10 +10,10 @@ from nnhal.base.answers import driver_call
 from nnhal.base.errors import MissedDeadline
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import Outputs
+from nnhal.conformance.execution_paths import WAYS
 from nnhal.conformance.suites.stress.graphs import FLOAT, QUANT, SINGLE, StressGraph, difference, supported
 from nnhal.conformance.suites.suite import PREPARING, Context, NotApplicable, NotSupported
 from nnhal.conformance.switching import switching_often
-from nnhal.conformance.ways import WAYS
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Device, Hints, Prepared, where_of
 from nnhal.hal.request import UNLIMITED, Control

@@ -11,9 +11,9 @@ from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import arrays_of, model_of
+from nnhal.conformance.execution_paths import not_used
 from nnhal.conformance.suites.vts.promise import Probe, promise
 from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, copies
-from nnhal.conformance.ways import not_used
 from nnhal.hal.answers import allocated_by
 from nnhal.hal.binding import flat_bytes
 from nnhal.hal.device import Prepared

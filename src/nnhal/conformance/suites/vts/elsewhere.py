@@ -15,9 +15,9 @@ import numpy as np
 from nnhal.base.errors import DeadObject, NnhalError, error_text
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
+from nnhal.conformance.device_under_test import ANY
 from nnhal.conformance.differential import Outputs, model_of
 from nnhal.conformance.draw import cells, draw
-from nnhal.conformance.subject import ANY
 from nnhal.conformance.suites.process_state import State, state_of_this_process
 from nnhal.conformance.suites.suite import SuiteRun
 from nnhal.conformance.validate.trial import PLAIN, RequirementNotMet

@@ -8,9 +8,9 @@ from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError
 from nnhal.base.levels import V1_3
 from nnhal.conformance.differential import arrays_of
+from nnhal.conformance.execution_paths import not_used
 from nnhal.conformance.suites.vts.promise import Probe, promise
 from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, copies
-from nnhal.conformance.ways import not_used
 from nnhal.hal.answers import checked_info, fenced_by
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.device import Prepared

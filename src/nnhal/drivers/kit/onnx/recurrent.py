@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.codes import RecurrentActivation as Kind
-from nnhal.drivers.kit.gated import GatedSequence
+from nnhal.drivers.kit.gru import GatedSequence
 from nnhal.drivers.kit.onnx.graph import FLOATS, TABLE, OnnxTask, entry
 from nnhal.ops.lstm import EPSILON
 

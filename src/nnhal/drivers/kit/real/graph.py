@@ -10,14 +10,14 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from nnhal.base.kept import cached_property
+from nnhal.base.lazy import cached_property
 from nnhal.base.operands import Array, Value, fixed
-from nnhal.drivers.kit.forms import Refused
-from nnhal.drivers.kit.gated import GatedSequence
+from nnhal.drivers.kit.gru import GatedSequence
 from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
 from nnhal.drivers.kit.numbers import bounds, has_many_ties
 from nnhal.drivers.kit.real.engine import Node, Primitives, WindowAttributes
 from nnhal.drivers.kit.sums import Stage, mean_windows, padding_correction, stages, summed
+from nnhal.drivers.kit.variants import Refused
 from nnhal.model.graph import CONSTANTS, Model, Operation
 from nnhal.model.validate import validate
 from nnhal.ops.common import decode, encode, type_range

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nnhal.base.codes import RecurrentActivation as Kind
-from nnhal.drivers.kit.gated import GatedSequence
+from nnhal.drivers.kit.gru import GatedSequence
 from nnhal.drivers.kit.real.engine import Node
 from nnhal.drivers.kit.real.graph import FLOATS, RealTask, entry, whole_grus
 from nnhal.ops.lstm import EPSILON, scratch_size

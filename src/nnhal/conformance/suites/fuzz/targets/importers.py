@@ -11,7 +11,7 @@ import numpy as np
 from nnhal import api
 from nnhal.base.errors import MissedDeadline, NnhalError, OutOfMemory, UnsupportedModel
 from nnhal.base.operands import Array
-from nnhal.conformance.subject import ANY
+from nnhal.conformance.device_under_test import ANY
 from nnhal.conformance.suites.fuzz import onnx_changes, tflite_changes
 from nnhal.conformance.suites.fuzz.inputs import changed, corpus_of
 from nnhal.conformance.suites.fuzz.target import FuzzTarget, ProcessSpent, WrongAnswer

@@ -8,7 +8,7 @@ bits, the operator is refused.
 from collections.abc import Callable
 from typing import Protocol
 
-from nnhal.frontends.common.spans import ANY, Span, corners, hull, magnitude, total, within
+from nnhal.frontends.common.integer_ranges import ANY, Span, corners, hull, magnitude, total, within
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.graph import ImportGraph

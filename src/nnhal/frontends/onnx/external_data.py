@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from nnhal.base.errors import BadFile
 from nnhal.base.memory import Memory
 from nnhal.base.names import short
-from nnhal.frontends.beside import read_beside
 from nnhal.frontends.common.budget import Budget
 from nnhal.frontends.common.terms import Blob
+from nnhal.frontends.external_data import read_beside
 
 MOST_FILES = 1024
 SPARE = 1 << 20  # unused bytes that a file may have, plus as many as it uses

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from nnhal.base.operands import Shape
-from nnhal.frontends.common.spans import ANY, Span, corners, hull, magnitude, total, within
+from nnhal.frontends.common.integer_ranges import ANY, Span, corners, hull, magnitude, total, within
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.onnx.file import OnnxNode
 

@@ -21,15 +21,15 @@ from nnhal.base.memory import Memory
 from nnhal.base.records import Record
 from nnhal.base.sealed import sealed
 from nnhal.base.version import __version__
-from nnhal.frontends.behind import TrailingArchive
-from nnhal.frontends.beside import BESIDE, read_beside
+from nnhal.frontends.external_data import BESIDE, read_beside
+from nnhal.frontends.trailing_archive import TrailingArchive
 from nnhal.hal.cache.files import CacheContent, CacheFiles, os_reason
 from nnhal.hal.cache.keeper import identity, load_content, store_content
 from nnhal.hal.claims import SupportReport
 from nnhal.hal.code import code_of_nnhal
 from nnhal.hal.device import Device, OperationGroup, Verdict, identity_of
 from nnhal.model.graph import Model
-from nnhal.model.kept import pack_model, unpack_model
+from nnhal.model.serialized import pack_model, unpack_model
 from nnhal.runtime.cache.folder import CacheFolder
 from nnhal.runtime.cache.making import NewEntry, NothingCached
 from nnhal.runtime.cache.manifest import NoEntry

@@ -12,7 +12,7 @@ import pytest
 import nnhal
 from nnhal.base.errors import BadState, Closed, ContractBroken, DriverFailed, OperationFailed
 from nnhal.hal.request import UNLIMITED, Argument, Control, Request, Signature, Timing
-from nnhal.runtime.lanes import DeadlineExecutor
+from nnhal.runtime.deadline_executor import DeadlineExecutor
 from tests.runtime.test_execution import wait_until
 
 LONG = 60  # seconds after which something counts as hanging

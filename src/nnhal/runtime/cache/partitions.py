@@ -13,7 +13,7 @@ from typing import Any
 from nnhal.base.codes import FOREIGN_OPERATIONS
 from nnhal.base.digests import blake2b
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, bounded_text, error_text
-from nnhal.base.kept import cached_property
+from nnhal.base.lazy import cached_property
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.records import Record, replace
@@ -31,10 +31,10 @@ from nnhal.ops.schema import OPS
 from nnhal.runtime.cache.folder import CacheFolder, OpenFiles
 from nnhal.runtime.cache.making import EntryBeingWritten, NewEntry, NothingCached
 from nnhal.runtime.cache.manifest import EntryBlocked, NoEntry
-from nnhal.runtime.cache.own import IMPORTED, RuntimeEntries, cached_import, cached_support
+from nnhal.runtime.cache.runtime_entries import IMPORTED, RuntimeEntries, cached_import, cached_support
 from nnhal.runtime.cache.tokens import token_of
 from nnhal.runtime.cache.wanted import CacheOutcome, CacheSettings, CacheState
-from nnhal.runtime.lanes import DeadlineExecutor
+from nnhal.runtime.deadline_executor import DeadlineExecutor
 
 _log = logger("compilation")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.places import axis_moved
+from nnhal.frontends.common.element_moves import axis_moved
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import INT32_RANGE, OperationWriter
 from nnhal.ops.schema import I32

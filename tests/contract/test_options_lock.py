@@ -16,8 +16,8 @@ import nnhal
 from nnhal.base.errors import Cancelled, ContractBroken, MissedDeadline, OperationFailed
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Device, Hints, Prepared
+from nnhal.hal.options_lock import LockTicket, OptionsLock
 from nnhal.hal.request import Control
-from nnhal.hal.turns import LockTicket, OptionsLock
 from nnhal.ipc import names
 from nnhal.ipc.client.process import ReconnectingDevice
 from nnhal.runtime import discovery, isolation

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from nnhal.base.codes import Activation
-from nnhal.base.kept import cached_property
+from nnhal.base.lazy import cached_property
 from nnhal.base.operands import Shape, fixed
 from nnhal.base.records import Record
 from nnhal.model.graph import Model, Operation
