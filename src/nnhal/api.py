@@ -227,23 +227,27 @@ def compile(
     if relaxed is not None and relaxed != model.relaxed:
         model = replace(model, relaxed=relaxed)
     told = preference, priority, threads, point_in_time(deadline), options
-    wishes = CompileOptions(tuple(chosen), fallback, *told, caching, Strategy.asked(placement), _interpreting, numerics)
+    settings = CompileOptions(
+        tuple(chosen), fallback, *told, caching, Strategy.asked(placement), _interpreting, numerics
+    )
     tuning = _tuning(tune)
     if not isinstance(model, OpenModel):
-        return _compiled(model, wishes, tuning, read)
+        return _compiled(model, settings, tuning, read)
     from nnhal.runtime.by_shape import CompiledByShape
 
     def prepare(sized: Model, until: int | None) -> Compiled:
         points = [point for point in (until, point_in_time(deadline)) if point is not None]
-        own = replace(wishes, deadline=min(points, default=None), caching=caching.for_shapes(sized))
+        own = replace(settings, deadline=min(points, default=None), caching=caching.for_shapes(sized))
         return _compiled(sized, own, tuning)
 
     return CompiledByShape(model, prepare, variants)
 
 
-def _compiled(model: Model, wishes: CompileOptions, tuning: Tune | None, read: CacheOutcome | None = None) -> Compiled:
+def _compiled(
+    model: Model, settings: CompileOptions, tuning: Tune | None, read: CacheOutcome | None = None
+) -> Compiled:
     with ExitStack() as undo:
-        compiled = Compiled(compile_plan(model, wishes, undo, tuning), read)
+        compiled = Compiled(compile_plan(model, settings, undo, tuning), read)
         # The compiled model owns the plan from here on; an interrupt just before closes both, which is harmless
         undo.pop_all()
         return compiled

@@ -487,16 +487,16 @@ def test_what_is_let_go_of_is_told_in_messages_of_no_more_than_the_wire_takes(se
 
 def test_a_wish_is_told_once_when_it_ends_unless_it_was_forgotten(service: Service) -> None:
     session = service.session
-    wishes = {number: threading.Event() for number in (101, 102, 103)}
-    for number, event in wishes.items():
+    events = {number: threading.Event() for number in (101, 102, 103)}
+    for number, event in events.items():
         session.watch_cancellation(number, event)
     session.watch_cancellation(104, None)
     session.unwatch_cancellation(102)
     session.unwatch_cancellation(999)
-    wishes[102].set()
-    wishes[101].set()
+    events[102].set()
+    events[101].set()
     wait_until(lambda: bool(service.all(wire.Cancel)), "it is told")
-    wishes[103].set()
+    events[103].set()
     wait_until(lambda: len(service.all(wire.Cancel)) == 2, "the other is told")
     assert [call.objects for call in service.all(wire.Cancel)] == [(101,), (103,)] and not session._wishes
 

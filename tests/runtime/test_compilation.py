@@ -111,7 +111,7 @@ def test_arguments_that_cannot_be_are_refused_and_nothing_falls_back(arguments, 
 
 def test_an_endless_deadline_is_none():
     compiled = nnhal.compile(sums(), devices="reference", deadline=float("inf"))
-    assert compiled._caller.plan.wishes.deadline is None
+    assert compiled._caller.plan.settings.deadline is None
 
 
 # ----------------------------------------------------------------------------------------------------- warnings
@@ -273,9 +273,9 @@ def test_a_process_that_does_not_answer_what_it_supports_misses_the_deadline(mon
 def test_a_device_is_not_asked_to_prepare_after_the_deadline():
     asked, model = [], sums()
     device = saying("late", prepare=lambda *_: asked.append(1))
-    wishes = CompileOptions((device,), "forbid", deadline=time.monotonic_ns() - 1)
+    settings = CompileOptions((device,), "forbid", deadline=time.monotonic_ns() - 1)
     with pytest.raises(MissedDeadline, match="device late: preparing its part: the deadline passed before"):
-        prepare(device, extract_part(model, [0]), wishes)
+        prepare(device, extract_part(model, [0]), settings)
     assert not asked
 
 
@@ -579,10 +579,10 @@ def test_a_device_that_fails_to_say_takes_nothing_and_its_lateness_is_the_caller
 
     device, model = saying("silent", supports=supports), sums(2)
     deadline = None if seconds is None else time.monotonic_ns() + int(seconds * 1e9)
-    wishes = SimpleNamespace(deadline=deadline, hints=lambda device: Hints(deadline=deadline))
+    settings = SimpleNamespace(deadline=deadline, hints=lambda device: Hints(deadline=deadline))
     if heard:
         with pytest.raises(MissedDeadline):
-            compilation._asked_again(device, "silent", SimpleNamespace(model=model), wishes)
+            compilation._asked_again(device, "silent", SimpleNamespace(model=model), settings)
     else:
-        found = compilation._asked_again(device, "silent", SimpleNamespace(model=model), wishes)
+        found = compilation._asked_again(device, "silent", SimpleNamespace(model=model), settings)
         assert list(found) == [0, 1] and all("failed to answer" in why for why in found.values())

@@ -216,9 +216,9 @@ def test_options_of_an_isolated_device_are_not_for_the_cpu_of_the_same_name():
     with nnhal.compile(
         sums(), devices="reference", isolation="process", fallback="allow", driver_options={"reference": {"a": 1}}
     ) as compiled:
-        wishes = compiled._caller.plan.wishes
-        assert wishes.hints(compiled._caller.plan.steps[0].device).options == {"a": 1}
-        assert wishes.hints(discovery.cpu()).options == {}
+        settings = compiled._caller.plan.settings
+        assert settings.hints(compiled._caller.plan.steps[0].device).options == {"a": 1}
+        assert settings.hints(discovery.cpu()).options == {}
 
 
 def test_a_driver_by_a_relative_path_loads_in_a_process_of_its_own(tmp_path, monkeypatch):

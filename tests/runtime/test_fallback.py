@@ -233,7 +233,7 @@ def test_what_fails_as_a_whole_says_so():
 def test_a_step_that_fails_on_the_cpu_too_is_tried_with_the_whole_model(monkeypatch):
     for_nothing(monkeypatch)
     compiled = of_two(broken)
-    monkeypatch.setattr(compiled._caller.spares, "get", once_failing(compiled._caller.spares.get))
+    monkeypatch.setattr(compiled._caller.fallbacks, "get", once_failing(compiled._caller.fallbacks.get))
     result, report = compiled.run(X, B, measure=True, out=(out := np.empty(4, np.float32)))
     assert result is out and out.tolist() == [2, 3, 4, 5]
     assert [f.step for f in compiled.placement.live] == [WHOLE, 1] and compiled.placement.live.total == 2
@@ -258,7 +258,7 @@ def test_where_the_cpu_fails_as_well_its_error_has_the_first_as_its_cause(monkey
     def none(number: int) -> Any:
         raise OperationFailed("no room")
 
-    monkeypatch.setattr(compiled._caller.spares, "get", none)
+    monkeypatch.setattr(compiled._caller.fallbacks, "get", none)
     with pytest.raises(OperationFailed, match="no room") as caught:
         compiled(X, B)
     assert "broken" in str(caught.value.__cause__)
@@ -300,14 +300,14 @@ def test_a_step_is_prepared_for_the_cpu_once_and_closed_with_the_model(monkeypat
     monkeypatch.setattr(type(cpu), "prepare", prepare)
     for _ in range(3):
         compiled(X, B)
-    assert list(compiled._caller.spares.made()) == [WHOLE]
+    assert list(compiled._caller.fallbacks.made()) == [WHOLE]
     compiled.close()
     assert closed == [1]
 
 
 def test_what_takes_over_is_prepared_though_the_deadline_of_the_compilation_has_passed():
     compiled = whole(broken, deadline=LONG)
-    force_setattr(compiled._caller.plan.wishes, "deadline", 1)
+    force_setattr(compiled._caller.plan.settings, "deadline", 1)
     assert compiled(X, B).tolist() == [1, 2, 3, 4]
 
 

@@ -140,8 +140,8 @@ def test_of_two_groups_that_wait_for_each_other_one_stands():
     npu = offer("npu", 1.0, "n" * 6, group(0.01, place["RELU"], place["LOGISTIC"]))
     dsp = offer("dsp", 1.0, "n" * 6, group(0.01, place["TANH"], place["FLOOR"]))
     found = partition(model, [offer("cpu", 1.0, "y" * 6), npu, dsp])
-    standing = [c for c in found.choices if c.together]
-    assert len(standing) == 2 and len({c.device for c in standing}) == 1
+    scheduled = [c for c in found.choices if c.together]
+    assert len(scheduled) == 2 and len({c.device for c in scheduled}) == 1
 
 
 def test_devices_that_each_need_of_what_others_want_share_it():

@@ -142,8 +142,8 @@ def test_steps_that_fell_back_come_in_order_and_what_one_raises_names_its_device
         made.memory = lambda: use
         return SimpleNamespace(device=Cpu(), prepared=made)
 
-    spares = {2: prepared(MemoryUse(2)), WHOLE: prepared(MemoryUse(0)), 1: prepared(MemoryUse(1))}
-    caller = SimpleNamespace(lines=[], spares=SimpleNamespace(made=lambda: spares), kept=lambda: 5)
+    fallbacks = {2: prepared(MemoryUse(2)), WHOLE: prepared(MemoryUse(0)), 1: prepared(MemoryUse(1))}
+    caller = SimpleNamespace(lines=[], fallbacks=SimpleNamespace(made=lambda: fallbacks), kept=lambda: 5)
     found = memory_of(caller)
     assert [(s.step, s.device, s.use.weights_copied) for s in found.steps] == [
         (WHOLE, "spare", 0),
@@ -151,7 +151,7 @@ def test_steps_that_fell_back_come_in_order_and_what_one_raises_names_its_device
         (2, "spare", 2),
     ]
     assert found.between == 5
-    spares[1].prepared.memory = lambda: 1 / 0
+    fallbacks[1].prepared.memory = lambda: 1 / 0
     with pytest.raises(DriverFailed, match="device spare: memory"):
         memory_of(caller)
 

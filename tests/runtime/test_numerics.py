@@ -128,7 +128,7 @@ def test_a_cache_tells_exact_and_fast_compilations_apart(tmp_path: Path) -> None
 def test_measurements_tell_them_apart() -> None:
     """What was learnt of one says nothing of the other."""
     plans = [nnhal.compile(fully_connected(), devices=["litert"], cache_dir=False, numerics=n) for n in NUMERICS]
-    identities = {plan._caller.plan.judge.identity("litert") for plan in plans}
+    identities = {plan._caller.plan.placer.identity("litert") for plan in plans}
     assert len(identities) == len(plans)
     for plan in plans:
         plan.close()

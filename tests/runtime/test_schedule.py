@@ -158,11 +158,11 @@ def test_what_stands_in_one_step_with_enough_of_its_group_runs_as_one():
     held, few = FusionGroup("a", (0, 1, 4), 2, 0.5), FusionGroup("a", (2, 3), 2, 0.5)
     claimed = {"a": {**dict.fromkeys((0, 1, 4), held), **dict.fromkeys((2, 3), few)}}
     schedule = Schedule(graph("- - - - -"), claimed)
-    found = schedule.standing([StepPlan("a", (0, 1, 2)), StepPlan("b", (3,)), StepPlan("a", (4,))])
+    found = schedule.scheduled([StepPlan("a", (0, 1, 2)), StepPlan("b", (3,)), StepPlan("a", (4,))])
     assert found == {n: ScheduledGroup(held, (0, 1)) for n in (0, 1)}
-    assert schedule.standing([StepPlan("b", (0, 1, 2, 3, 4))]) == {}
+    assert schedule.scheduled([StepPlan("b", (0, 1, 2, 3, 4))]) == {}
     one = FusionGroup("a", (0,), 1, 0.5)
-    assert Schedule(graph("- -"), {"a": {0: one}}).standing([StepPlan("a", (0, 1))]) == {0: ScheduledGroup(one, (0,))}
+    assert Schedule(graph("- -"), {"a": {0: one}}).scheduled([StepPlan("a", (0, 1))]) == {0: ScheduledGroup(one, (0,))}
 
 
 def test_what_does_not_run_is_in_no_step():

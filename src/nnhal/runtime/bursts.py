@@ -94,7 +94,7 @@ class _OneByOne(Runner):
     """Runs a plan through the bursts of its partitions."""
 
     def __init__(self, compiled: Caller, lines: list[PartitionRunner], bursts: list[Burst]) -> None:
-        super().__init__(compiled.plan, compiled.whole, lines, compiled.spares)
+        super().__init__(compiled.plan, compiled.whole, lines, compiled.fallbacks)
         self._compiled, self._bursts, self._turn = compiled, bursts, ExclusiveUse()
 
     def run(self, job: Job) -> None:

@@ -79,7 +79,7 @@ class Caller:
         under: "Caller | None" = None,
     ) -> None:
         self.plan, self.edge, self.whole = plan, edge, whole
-        self.use, self.lines, self.spares, self.kept = use, runner.lines, runner.spares, runner.kept
+        self.use, self.lines, self.fallbacks, self.kept = use, runner.lines, runner.fallbacks, runner.kept
         self.closed = ""  # the reason, or ""
         self._runner, self._calls, self._advice, self._under = runner, use.calls, advice, under
         self._plain, self._room = edge.plain, edge.room

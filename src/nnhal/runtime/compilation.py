@@ -169,18 +169,18 @@ class Plan(Record, frozen=True):
     """A compiled model: its partitions in execution order, its placement, and its fallbacks.
 
     keys: the devices, by their labels. live: counts executions that fall back. configuration: the current options.
-    judge: made the placement, and records execution times.
+    placer: made the placement, and records execution times.
     """
 
     model: Model
     partition: Partition
     steps: tuple[Step, ...]
-    wishes: CompileOptions
+    settings: CompileOptions
     events: tuple[str, ...]
     keys: Mapping[str, DeviceKey]
     live: ExecutionStats
     configuration: Configuration
-    judge: Placer
+    placer: Placer
 
     def without_constants(self) -> "Plan":
         """Return the plan for executions: if a partition has consumed its constants, the whole model has none either.
@@ -225,14 +225,14 @@ class Failure(Record, frozen=True):
     error: Exception
 
 
-Attempt = Callable[[Placer, ExitStack], "Plan | Failure"]  # prepares a partition made by that judge
+Attempt = Callable[[Placer, ExitStack], "Plan | Failure"]  # prepares a partition made by that placer
 Tune = Callable[
     [Model, Sequence[Offer], Placer, Attempt, int | None], Placer
-]  # measures until a deadline; returns a judge with the measured times
+]  # measures until a deadline; returns a placer with the measured times
 
 
 @trace.traced_function("runtime", "compilation", "compile", lambda model: model.name)
-def compile_plan(model: Model, wishes: CompileOptions, undo: ExitStack, tune: Tune | None = None) -> Plan:
+def compile_plan(model: Model, settings: CompileOptions, undo: ExitStack, tune: Tune | None = None) -> Plan:
     """Partition and prepare. undo: closes what was prepared if an error follows. tune: measures placements before.
 
     Raises UnsupportedModel, DeviceUnavailable, MissedDeadline, InvalidArgument if the driver rejects its options, or
@@ -240,38 +240,38 @@ def compile_plan(model: Model, wishes: CompileOptions, undo: ExitStack, tune: Tu
     """
     validate(model)
     events: list[str] = []
-    kept = _kept(model, wishes.caching)
+    kept = _kept(model, settings.caching)
     if running.session is not None:
-        wishes = replace(wishes, capture=running.session.compiling(model, wishes.caching.token))
+        settings = replace(settings, capture=running.session.compiling(model, settings.caching.token))
     with ExitStack() as held:
-        candidates = _candidates(model, wishes, events, kept, held)
-        plan = compiled_on(candidates, model, wishes, events, kept, undo, tune)
-    if wishes.capture is not None:
-        wishes.capture.placed(plan.placement.to_dict(), [step.capture for step in plan.steps])
+        candidates = _candidates(model, settings, events, kept, held)
+        plan = compiled_on(candidates, model, settings, events, kept, undo, tune)
+    if settings.capture is not None:
+        settings.capture.placed(plan.placement.to_dict(), [step.capture for step in plan.steps])
     return plan
 
 
 def compiled_on(
     candidates: Sequence[Candidate],
     model: Model,
-    wishes: CompileOptions,
+    settings: CompileOptions,
     events: list[str],
     kept: CompilationCache,
     undo: ExitStack,
     tune: Tune | None = None,
 ) -> Plan:
     """Partition and prepare, with fallbacks. Raises as `compile_plan` does."""
-    offers, judge = placer_of(candidates, model, wishes, tune=tune is not None)
+    offers, placer = placer_of(candidates, model, settings, tune=tune is not None)
     try:
         if tune is not None:
 
-            def attempt(judge: Placer, undo: ExitStack) -> Plan | Failure:
-                return _attempt(model, wishes, candidates, offers, judge, events, kept, undo)
+            def attempt(placer: Placer, undo: ExitStack) -> Plan | Failure:
+                return _attempt(model, settings, candidates, offers, placer, events, kept, undo)
 
-            judge = tune(model, offers, judge, attempt, wishes.deadline)
-            if judge.measured is None or not judge.measured.tuned:  # nothing could be measured
-                offers = placer_of(candidates, model, wishes)[0]
-        plan = _attempt(model, wishes, candidates, offers, judge, events, kept, undo)
+            placer = tune(model, offers, placer, attempt, settings.deadline)
+            if placer.measured is None or not placer.measured.tuned:  # nothing could be measured
+                offers = placer_of(candidates, model, settings)[0]
+        plan = _attempt(model, settings, candidates, offers, placer, events, kept, undo)
     except UnsupportedModel as refused:
         failures = [c.failed for c in candidates if c.failed is not None]
         for failed in failures:
@@ -283,91 +283,92 @@ def compiled_on(
         raise refused from failures[0]
     if isinstance(plan, Plan):
         return plan
-    if wishes.fallback == "forbid":
+    if settings.fallback == "forbid":
         raise plan.error
-    judge.failed(model, plan.label, plan.operations, "preparation", plan.error)
+    placer.failed(model, plan.label, plan.operations, "preparation", plan.error)
     where = f"operations {_span(plan.operations)}"
-    _note(wishes, events, f"{plan.label} failed to prepare {where}: {plan.error}; placing them elsewhere")
+    _note(settings, events, f"{plan.label} failed to prepare {where}: {plan.error}; placing them elsewhere")
     lost, why = frozenset(plan.operations), f"failed to prepare: {plan.error}"
     again = [
         replace(o, excluded=o.excluded | lost, excluded_why=why) if o.device == plan.label else o
-        for o in placer_of(candidates, model, wishes, lost)[0]
+        for o in placer_of(candidates, model, settings, lost)[0]
     ]
     culprit = plan
     try:
-        plan = _attempt(model, wishes, candidates, again, judge, events, kept, undo)
+        plan = _attempt(model, settings, candidates, again, placer, events, kept, undo)
     except UnsupportedModel as unplaced:
         plan = replace(culprit, error=unplaced)
     if isinstance(plan, Plan):
         return plan
-    _note(wishes, events, f"{plan.label} failed to prepare as well: {plan.error}; the whole model goes to the CPU")
+    _note(settings, events, f"{plan.label} failed to prepare as well: {plan.error}; the whole model goes to the CPU")
     cpu = _taking_over(model, next(c for c in candidates if c.device is discovery.cpu()).offer)
-    anywhere = replace(judge, strategy=Strategy())  # the device of a manual placement failed
-    whole = _attempt(model, wishes, candidates, [cpu], anywhere, events, kept, undo)
+    anywhere = replace(placer, strategy=Strategy())  # the device of a manual placement failed
+    whole = _attempt(model, settings, candidates, [cpu], anywhere, events, kept, undo)
     if isinstance(whole, Plan):
         return whole
     raise whole.error
 
 
 def _candidates(
-    model: Model, wishes: CompileOptions, events: list[str], kept: CompilationCache, held: ExitStack
+    model: Model, settings: CompileOptions, events: list[str], kept: CompilationCache, held: ExitStack
 ) -> list[Candidate]:
     """Ask the chosen devices, and the fallback CPU. held: releases their reusable work."""
-    devices, cpu = list(wishes.devices), discovery.cpu()
+    devices, cpu = list(settings.devices), discovery.cpu()
     chosen = any(device is cpu for device in devices)
-    if wishes.fallback != "forbid" and not chosen:
+    if settings.fallback != "forbid" and not chosen:
         devices.append(cpu)
     keys = [key_of(device) for device in devices]
     named = list(zip(devices, keys, labels(keys), strict=True))
-    return query_devices(named, model, wishes, events, kept, held)
+    return query_devices(named, model, settings, events, kept, held)
 
 
 def query_devices(
     named: Sequence[tuple[Device, DeviceKey, str]],
     model: Model,
-    wishes: CompileOptions,
+    settings: CompileOptions,
     events: list[str],
     kept: CompilationCache,
     held: ExitStack,
 ) -> list[Candidate]:
     """Ask each device about a model, and the runtime about its control flow. named: devices, their keys, labels."""
-    found = [_asked(*each, model, wishes, events, kept, held) for each in named]
+    found = [_asked(*each, model, settings, events, kept, held) for each in named]
     for n, candidate in enumerate(found):
-        if candidate.device is discovery.cpu() and not any(each is candidate.device for each in wishes.devices):
+        if candidate.device is discovery.cpu() and not any(each is candidate.device for each in settings.devices):
             found[n] = replace(candidate, offer=_taking_over(model, candidate.offer))
     if any(operation.type in CONTROL_FLOW for operation in model.main.operations):
-        found += wishes.interpreting(model, wishes, found, events, kept, held)
+        found += settings.interpreting(model, settings, found, events, kept, held)
     return found
 
 
 def placer_of(
     candidates: Sequence[Candidate],
     model: Model,
-    wishes: CompileOptions,
+    settings: CompileOptions,
     lost: Collection[int] = (),
     *,
     tune: bool = False,
 ) -> tuple[list[Offer], Placer]:
-    """Return the devices' offers with what is known about them, and the judge. lost: operations that the runtime failed at.
+    """Return the devices' offers with what is known about them, and the placer. lost: operations that the runtime failed at.
 
     tune: whether placements are about to be measured.
     """
-    options = {identity_of(c.device).name: wishes.hints(c.device).options for c in candidates}
-    asking = PlacementKey(wishes.preference, wishes.threads, {name: given for name, given in options.items() if given})
+    options = {identity_of(c.device).name: settings.hints(c.device).options for c in candidates}
+    given = {name: each for name, each in options.items() if each}
+    placement_key = PlacementKey(settings.preference, settings.threads, given)
     keys = {c.offer.device: c.key for c in candidates}
-    forgive = wishes.fallback == "forbid"
+    forgive = settings.fallback == "forbid"
 
     def known(shared: Collection[int]) -> tuple[list[Offer], Placer]:
         offers = offers_of(candidates, {*lost, *shared})
-        return with_measurements(model, offers, keys, wishes.strategy, asking, forgive=forgive, tune=tune)
+        return with_measurements(model, offers, keys, settings.strategy, placement_key, forgive=forgive, tune=tune)
 
-    shared = _shared(candidates, model, wishes.strategy, tune)
-    offers, judge = known(shared)
-    if judge.measured is not None and judge.measured.tuned:
-        then = _shared(candidates, model, wishes.strategy, True)  # as they were when it was tuned
+    shared = _shared(candidates, model, settings.strategy, tune)
+    offers, placer = known(shared)
+    if placer.measured is not None and placer.measured.tuned:
+        then = _shared(candidates, model, settings.strategy, True)  # as they were when it was tuned
         if {*then} != {*shared}:
             return known(then)
-    return offers, judge
+    return offers, placer
 
 
 def _shared(candidates: Sequence[Candidate], model: Model, strategy: Strategy, tune: bool) -> Collection[int]:
@@ -403,7 +404,7 @@ def _asked(
     key: DeviceKey,
     label: str,
     model: Model,
-    wishes: CompileOptions,
+    settings: CompileOptions,
     events: list[str],
     kept: CompilationCache,
     held: ExitStack,
@@ -415,10 +416,10 @@ def _asked(
     def ask() -> SupportReport:
         nonlocal stated
         stated = driver_capabilities(device)
-        if wishes.numerics == EXACT and not can_be_exact(device):
+        if settings.numerics == EXACT and not can_be_exact(device):
             why = "numerics are exact, which the device does not declare"
             return SupportReport(model, [Verdict(False, why)] * len(model.main.operations))
-        hints = wishes.hints(device)
+        hints = settings.hints(device)
         claims = kept.considered(device, hints, key.isolation, lambda: consider_support(device, model, hints))
         held.callback(claims.release_work)
         return claims
@@ -426,10 +427,12 @@ def _asked(
     failed = None
     try:
         what = f"compilation: device {label}: what it supports"
-        claims = run_with_deadline(wishes.deadline, what, ask, late=SupportReport.release_work)
+        claims = run_with_deadline(settings.deadline, what, ask, late=SupportReport.release_work)
     except Exception as error:
         raise_application_error(error)
-        if (wishes.deadline is not None and isinstance(error, MissedDeadline)) or (stated and is_argument_error(error)):
+        if (settings.deadline is not None and isinstance(error, MissedDeadline)) or (
+            stated and is_argument_error(error)
+        ):
             raise
         failed = as_error(error, f"device {key.name}")
         gone = isinstance(error, GONE)
@@ -438,7 +441,7 @@ def _asked(
             if gone
             else f"the driver failed to answer: {error_text(error).removeprefix(f'device {key.name}: ')}"
         )
-        _note(wishes, events, f"{label} takes nothing: {why}")
+        _note(settings, events, f"{label} takes nothing: {why}")
         stated, claims = None, SupportReport(model, [Verdict(False, why)] * len(model.main.operations))
     own = identity_of(device)
     step = costs.STEP if key.isolation == "none" else costs.STEP_ELSEWHERE
@@ -457,10 +460,10 @@ def _taking_over(model: Model, offer: Offer) -> Offer:
     return replace(offer, excluded=own, excluded_why="operations of extensions never fall back")
 
 
-def _note(wishes: CompileOptions, events: list[str], text: str) -> None:
+def _note(settings: CompileOptions, events: list[str], text: str) -> None:
     events.append(text)
     _log.info("%s", text)
-    if wishes.fallback == "warn":
+    if settings.fallback == "warn":
         warn_of_fallback(text)
 
 
@@ -481,27 +484,27 @@ def _span(operations: Sequence[int]) -> str:
 
 def _attempt(
     model: Model,
-    wishes: CompileOptions,
+    settings: CompileOptions,
     candidates: Sequence[Candidate],
     offers: Sequence[Offer],
-    judge: Placer,
+    placer: Placer,
     events: list[str],
     kept: CompilationCache,
     undo: ExitStack,
 ) -> Plan | Failure:
     """Partition and prepare every partition; if one fails, close the others."""
     by_label = {c.offer.device: c for c in candidates}
-    found, parts = partition_model(model, wishes, by_label, offers, judge)
+    found, parts = partition_model(model, settings, by_label, offers, placer)
     chosen = {choice.operation: choice.device for choice in found.choices if choice.device}
-    log_ignored_rules(wishes.strategy, model, {n: d for n, d in chosen.items() if not by_label[d].interprets})
+    log_ignored_rules(settings.strategy, model, {n: d for n, d in chosen.items() if not by_label[d].interprets})
     steps: list[Step] = []
     for planned, part in zip(found.steps, parts, strict=True):
         candidate = by_label[planned.device]
-        hints = candidate.claims.hints(wishes.hints(candidate.device), planned.operations)
+        hints = candidate.claims.hints(settings.hints(candidate.device), planned.operations)
         try:
             whole = part.model is model
             entry = kept.entry(candidate.key.isolation, None if whole else planned.operations)
-            steps.append(prepare(candidate.device, part, wishes, planned.device, undo, hints, entry))
+            steps.append(prepare(candidate.device, part, settings, planned.device, undo, hints, entry))
         except MissedDeadline:
             raise
         except Exception as error:
@@ -513,11 +516,19 @@ def _attempt(
     used = [step.device for step in found.steps]
     keys = {label: c.key for label, c in by_label.items() if not c.interprets or label in used}
     configured = [
-        Configured(n, s.device, s.prepared, wishes.hints(s.device).options) for n, s in zip(used, steps, strict=True)
+        Configured(n, s.device, s.prepared, settings.hints(s.device).options) for n, s in zip(used, steps, strict=True)
     ]
     configured += [each for step in steps for i in step.inside for each in i.plan.configuration.steps]
     return Plan(
-        model, found, tuple(steps), wishes, tuple(events), keys, ExecutionStats(used), Configuration(configured), judge
+        model,
+        found,
+        tuple(steps),
+        settings,
+        tuple(events),
+        keys,
+        ExecutionStats(used),
+        Configuration(configured),
+        placer,
     )
 
 
@@ -531,7 +542,7 @@ def _kept(model: Model, caching: CacheSettings) -> CompilationCache:
 
 @trace.traced_function("runtime", "preparation", "place operations")
 def partition_model(
-    model: Model, wishes: CompileOptions, by_label: Mapping[str, Candidate], offers: Sequence[Offer], judge: Placer
+    model: Model, settings: CompileOptions, by_label: Mapping[str, Candidate], offers: Sequence[Offer], placer: Placer
 ) -> tuple[Partition, list[Part]]:
     """Return the partitioning and its parts.
 
@@ -539,13 +550,13 @@ def partition_model(
     rejects is placed again.
     """
     for attempt in count():
-        found = judge.partition(model, offers)
+        found = placer.partition(model, offers)
         parts = [extract_part(model, planned.operations) for planned in found.steps]
         refused: dict[str, dict[int, Verdict]] = {}
         for planned, part in zip(found.steps, parts, strict=True):
             device = by_label[planned.device].device
             if part.model is not model and layout_of(device) is not None:
-                reasons = _asked_again(device, planned.device, part, wishes)
+                reasons = _asked_again(device, planned.device, part, settings)
                 if attempt >= ROUNDS and reasons:
                     others = dict.fromkeys(range(len(planned.operations)), "others of its part were refused")
                     reasons = others | reasons
@@ -569,20 +580,20 @@ def _silent_on_others(found: Partition, runtime: str) -> Partition:
     return replace(found, choices=tuple(choices))
 
 
-def _asked_again(device: Device, label: str, part: Part, wishes: CompileOptions) -> dict[int, str]:
+def _asked_again(device: Device, label: str, part: Part, settings: CompileOptions) -> dict[int, str]:
     """Return why a device rejects operations of a part alone, by number. If it fails to answer, it rejects all of it."""
 
     def ask() -> SupportReport:
-        return consider_support(device, part.model, wishes.hints(device))
+        return consider_support(device, part.model, settings.hints(device))
 
     try:
         what = f"compilation: device {label}: what it supports"
-        claims = run_with_deadline(wishes.deadline, what, ask, late=SupportReport.release_work)
+        claims = run_with_deadline(settings.deadline, what, ask, late=SupportReport.release_work)
         claims.release_work()
         return claims.refused()
     except Exception as error:
         raise_application_error(error)
-        if wishes.deadline is not None and isinstance(error, MissedDeadline):
+        if settings.deadline is not None and isinstance(error, MissedDeadline):
             raise
         why = f"the driver failed to answer: {error_text(as_error(error, f'device {label}'))}"
         return dict.fromkeys(range(len(part.model.main.operations)), why)
@@ -606,7 +617,7 @@ def is_argument_error(error: Exception) -> bool:
 def prepare(
     device: Device,
     part: Part,
-    wishes: CompileOptions,
+    settings: CompileOptions,
     label: str = "",
     undo: ExitStack | None = None,
     hints: Hints | None = None,
@@ -614,19 +625,19 @@ def prepare(
 ) -> Step:
     """Prepare one part on one device. If an in-process driver finishes too late, its result is closed.
 
-    label: the device's label. undo: closes it. hints: those of the wishes by default. entry: in the cache. Without a
+    label: the device's label. undo: closes it. hints: those of the settings by default. entry: in the cache. Without a
     fallback, a partition whose driver has consumed the constants keeps none.
     """
     laid = with_layout(part.model, layout_of(device))
-    if wishes.fallback == "forbid":
+    if settings.fallback == "forbid":
         own = part.model.again()
         laid = replace(laid, model=own if laid.model is part.model else laid.model.again())
         part = replace(part, model=own)
     name = identity_of(device).name
     what = f"compilation: device {name}: preparing its part"
-    given = hints or wishes.hints(device)
+    given = hints or settings.hints(device)
     start = time.monotonic_ns()
-    if wishes.deadline is not None and start > wishes.deadline:
+    if settings.deadline is not None and start > settings.deadline:
         raise MissedDeadline(f"{what}: the deadline passed before")
 
     lane = DeadlineExecutor(f"device {label or name}")
@@ -638,9 +649,11 @@ def prepare(
     def work() -> None:
         outcomes.append(entry.prepare_in(lane, device, laid.model, given, label or name))
 
-    capture = None if wishes.capture is None else _captured(wishes.capture, device, laid.model, given, label or name)
+    capture = (
+        None if settings.capture is None else _captured(settings.capture, device, laid.model, given, label or name)
+    )
     try:
-        run_with_deadline(None if device.timely else wishes.deadline, what, work, late=lambda _: lane.close())
+        run_with_deadline(None if device.timely else settings.deadline, what, work, late=lambda _: lane.close())
     except BaseException as error:
         if capture is not None:
             capture.failed(error, time.monotonic_ns() - start)
@@ -651,7 +664,7 @@ def prepare(
     _log.debug("%s prepared %d operations in %.1f ms", name, len(part.model.main.operations), spent / 1e6)
     if layout := layout_of(device):
         _log.info("%s has its part in %s, with %d transposes inserted", label or name, layout, laid.transposes)
-    consumed = wishes.fallback == "forbid" and release_weights(lane.prepared, laid.model, lane.where)
+    consumed = settings.fallback == "forbid" and release_weights(lane.prepared, laid.model, lane.where)
     if consumed and laid.model is not part.model:
         release_weights(lane.prepared, part.model, lane.where)
     inside = lane.prepared.inside if isinstance(lane.prepared, PreparedPlans) else ()

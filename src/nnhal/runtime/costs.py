@@ -154,21 +154,21 @@ class Prices:
 
     def _strays(self, steps: Sequence[StepPlan]) -> list[int]:
         """Return operations that are placed without the group that they need there."""
-        standing = self._schedule.standing(steps)
+        scheduled = self._schedule.scheduled(steps)
         return [
             n
             for device, operations in steps
             if device in self._claimed
             for n in operations
-            if n not in standing and device not in self._alone[n]
+            if n not in scheduled and device not in self._alone[n]
         ]
 
     # -------------------------------------------------------------------------------------------------------- prices
 
     def partition_cost(self, step: StepPlan, *, starting: bool = True) -> float:
         """Return the price of one valid partition, without transfers, and on request without its fixed cost."""
-        standing = self._schedule.standing([step]) if step.device in self._claimed else {}
-        running = self._running(((n, step.device) for n in step.operations), standing)
+        scheduled = self._schedule.scheduled([step]) if step.device in self._claimed else {}
+        running = self._running(((n, step.device) for n in step.operations), scheduled)
         return running + (self._starting[step.device] if starting else 0.0)
 
     def is_supported(self, step: StepPlan) -> bool:
@@ -187,14 +187,15 @@ class Prices:
     def of(self, devices: Sequence[str], steps: Sequence[StepPlan]) -> float:
         """Return the price of a valid assignment."""
         starting = sum(self._starting[device] for device, _ in steps) + self._crossings(self._writer, devices)
-        return starting + self._running(enumerate(devices), self._schedule.standing(steps))
+        return starting + self._running(enumerate(devices), self._schedule.scheduled(steps))
 
-    def _running(self, placed: Iterable[tuple[int, str]], standing: Mapping[int, ScheduledGroup]) -> float:
+    def _running(self, placed: Iterable[tuple[int, str]], scheduled: Mapping[int, ScheduledGroup]) -> float:
         """Return the price of the operations on their devices, groups as one."""
-        if not standing:
+        if not scheduled:
             return sum(self._alone[n][device] for n, device in placed)
         return sum(
-            self._in_group(standing[n].together, n) if n in standing else self._alone[n][device] for n, device in placed
+            self._in_group(scheduled[n].together, n) if n in scheduled else self._alone[n][device]
+            for n, device in placed
         )
 
     def _crossings(self, operands: Iterable[int], devices: Sequence[str]) -> float:
@@ -266,7 +267,7 @@ class Prices:
         return not missing or missing <= self._as_one(members, device).keys()
 
     def _as_one(self, members: Sequence[int], device: str) -> dict[int, ScheduledGroup]:
-        return self._schedule.standing([StepPlan(device, tuple(members))]) if device in self._claimed else {}
+        return self._schedule.scheduled([StepPlan(device, tuple(members))]) if device in self._claimed else {}
 
     def _price(self, members: Sequence[int], device: str, operands: Iterable[int], devices: Sequence[str]) -> float:
         """Return the price of a partition's operations on a device, and of the operands transferred."""

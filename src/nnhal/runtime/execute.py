@@ -104,14 +104,14 @@ class Runner:
         plan: Plan,
         whole: "ModelSignature",
         lines: Sequence[PartitionRunner] | None = None,
-        spares: "FallbackPartitions | None" = None,
+        fallbacks: "FallbackPartitions | None" = None,
     ) -> None:
-        """lines, spares: of another runner of the plan, with other functions that run."""
+        """lines, fallbacks: of another runner of the plan, with other functions that run."""
         self.plan = plan
         labels = [step.device for step in plan.partition.steps]
         self.lines = lines or [PartitionRunner(step, label) for step, label in zip(plan.steps, labels, strict=True)]
         self._live, self._ran, self._turns = plan.live, plan.live.ran, plan.configuration.turns
-        self.spares = spares or FallbackPartitions(plan)
+        self.fallbacks = fallbacks or FallbackPartitions(plan)
         main = plan.model.main
         self._known = [argument.fixed for argument in whole.signature.outputs]
         self._places = {operand: place for place, operand in enumerate(main.outputs)}
@@ -270,7 +270,7 @@ class Runner:
         request.fell_back = ""  # it counts once
         step = self.plan.partition.steps[number]
         self._note(job, number, f"partition {number} failed on {line.label}: {error}; trying it on the CPU")
-        spare = self.spares.get(number)
+        spare = self.fallbacks.get(number)
         timing = _on_host(spare, request, job.control)
         self._keep_against(step, error)
         return identity_of(spare.device).name, timing
@@ -279,12 +279,12 @@ class Runner:
         """Record a device's failure for later compilations, unless the CPU fails too or the device is not at fault."""
         if step not in self._against:
             self._against.add(step)
-            self.plan.judge.failed(self.plan.model, step.device, step.operations, "execution", error)
+            self.plan.placer.failed(self.plan.model, step.device, step.operations, "execution", error)
 
     def _may_fall_back(self, steps: Sequence[Step]) -> bool:
         """Whether a fallback is permitted: not from the CPU, and never with operations of extensions."""
         cpu = discovery.cpu()
-        if self.plan.wishes.fallback == "forbid" or all(s.device is cpu for s in steps):
+        if self.plan.settings.fallback == "forbid" or all(s.device is cpu for s in steps):
             return False
         parts = [step.part.model for step in steps]
         operations = ((model, o) for model in parts for o in model.main.operations)
@@ -301,7 +301,7 @@ class Runner:
         read = {n: buffers[i] for n, i in enumerate(main.inputs) if i in buffers}
         written = {n: buffers[i] for n, i in enumerate(main.outputs) if i in buffers}
         try:
-            spare = self.spares.get(WHOLE)
+            spare = self.fallbacks.get(WHOLE)
             request = spare.prepared.request(job.given, job.rooms, input_buffers=read, output_buffers=written)
             _on_host(spare, request, job.control)
         except NnhalError as second:
@@ -317,7 +317,7 @@ class Runner:
         self._live.fell_back(step, text)
         if job.report is not None:
             job.report.fallbacks.append(text)
-        if self.plan.wishes.fallback == "warn":
+        if self.plan.settings.fallback == "warn":
             warn_of_fallback(text)
 
     def _fell_back_inside(self, job: Job, step: int, text: str) -> None:
@@ -333,7 +333,7 @@ class Runner:
         """Close every prepared model, after its running executions have returned."""
         for line in self.lines:
             line.lane.close()
-        self.spares.close()
+        self.fallbacks.close()
         self._frames.clear()
 
 
@@ -355,7 +355,7 @@ class FallbackPartitions:
     def _made(self, number: int) -> Step:
         model = self._plan.model
         part = extract_part(model, live_operands(model)) if number == WHOLE else self._plan.steps[number].part
-        return prepare(discovery.cpu(), part, replace(self._plan.wishes, deadline=None))
+        return prepare(discovery.cpu(), part, replace(self._plan.settings, deadline=None))
 
     def close(self) -> None:
         for step in self._steps.forget():

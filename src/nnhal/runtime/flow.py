@@ -63,9 +63,9 @@ class ControlFlow(Interpreting):
     name, version, type = "runtime", __version__, DeviceType.OTHER
     timely = True
 
-    def __init__(self, wishes: CompileOptions, events: list[str]) -> None:
+    def __init__(self, settings: CompileOptions, events: list[str]) -> None:
         """events: receives the fallbacks during the preparation of subgraphs."""
-        self._wishes, self._events = wishes, events
+        self._wishes, self._events = settings, events
 
     def supports(self, model: Model) -> list[Verdict]:
         """Reject everything: `with_interpreter` decides, by the answers of other devices."""
@@ -93,7 +93,7 @@ class ControlFlow(Interpreting):
 
 def with_interpreter(
     model: Model,
-    wishes: CompileOptions,
+    settings: CompileOptions,
     candidates: Sequence[Candidate],
     events: list[str],
     kept: CompilationCache,
@@ -103,9 +103,9 @@ def with_interpreter(
 
     held: releases the devices' reusable work.
     """
-    wishes = replace(wishes, strategy=replace(wishes.strategy, inside=True))
+    settings = replace(settings, strategy=replace(settings.strategy, inside=True))
     device, verdicts, found = (
-        ControlFlow(wishes, events),
+        ControlFlow(settings, events),
         [_NO] * len(model.main.operations),
         dict[int, tuple[Branch, Branch]](),
     )
@@ -126,8 +126,8 @@ def with_interpreter(
             verdicts[n] = Verdict(False, f"there are {many} subgraphs inside, must be at most {MOST}")
             continue
         parts = parts_of(model, n)
-        first, second = (_asked(model, n, each, wishes, candidates, events, kept, held) for each in parts)
-        verdicts[n], prices[n] = _verdict((first, second), wishes, whole)
+        first, second = (_asked(model, n, each, settings, candidates, events, kept, held) for each in parts)
+        verdicts[n], prices[n] = _verdict((first, second), settings, whole)
         if verdicts[n].ok:
             found[n] = first, second
     if not said:
@@ -230,7 +230,7 @@ def _asked(
     model: Model,
     n: int,
     subgraph: NamedPart,
-    wishes: CompileOptions,
+    settings: CompileOptions,
     candidates: Sequence[Candidate],
     events: list[str],
     kept: CompilationCache,
@@ -243,7 +243,9 @@ def _asked(
     values = validate(model).subgraphs[subgraph.number + 1].values
     shapes = tuple(None if (v := values[i]) is None else v.shape for i in whole.inputs)
     named = [(c.device, c.key, c.offer.device) for c in candidates if c.failed is None]
-    return Branch(subgraph.name, inner, reads, shapes, query_devices(named, inner, wishes, events, keeps, held), keeps)
+    return Branch(
+        subgraph.name, inner, reads, shapes, query_devices(named, inner, settings, events, keeps, held), keeps
+    )
 
 
 def _prices(branch: Branch, found: Partition, preference: Preference, cpu: str) -> tuple[float, float]:
@@ -272,7 +274,7 @@ def _cost(choice: Choice, device: str) -> float:
 
 
 def _verdict(
-    branches: tuple[Branch, Branch], wishes: CompileOptions, whole: Sequence[Candidate]
+    branches: tuple[Branch, Branch], settings: CompileOptions, whole: Sequence[Candidate]
 ) -> tuple[Verdict, tuple[float, float]]:
     """Return whether the runtime interprets an operation, and the sums of `_prices` over its subgraphs.
 
@@ -284,16 +286,16 @@ def _verdict(
     for each in branches:
         by_label = {c.offer.device: c for c in each.candidates}
         try:
-            offers, judge = placer_of(each.candidates, each.model, wishes)
-            found, _ = partition_model(each.model, wishes, by_label, offers, judge)
+            offers, placer = placer_of(each.candidates, each.model, settings)
+            found, _ = partition_model(each.model, settings, by_label, offers, placer)
         except UnsupportedModel as error:
             return Verdict(False, f"{each.name}: {error}"), (0.0, 0.0)
         used[each.name] = list(dict.fromkeys(step.device for step in found.steps))
         alone.update(None if by_label[device].interprets else device for device in used[each.name])
         if whole:
-            price, other = _prices(each, found, wishes.preference, whole[0].offer.device)
+            price, other = _prices(each, found, settings.preference, whole[0].offer.device)
             own, elsewhere = own + price, elsewhere + other
-    if whole and wishes.strategy.single and (len(alone) > 1 or None in alone):
+    if whole and settings.strategy.single and (len(alone) > 1 or None in alone):
         return Verdict(False, f"{whole[0].offer.device} takes it whole, and all is to be on one device"), (
             own,
             elsewhere,

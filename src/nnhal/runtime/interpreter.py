@@ -200,9 +200,9 @@ class _Inner(Runner):
     """Runs a plan inside an execution of another, which handles option changes and the fallback as a whole."""
 
     def __init__(
-        self, inside: InnerPlan, whole: ModelSignature, lines: Sequence[PartitionRunner] | None, spares: Any
+        self, inside: InnerPlan, whole: ModelSignature, lines: Sequence[PartitionRunner] | None, fallbacks: Any
     ) -> None:
-        super().__init__(inside.plan, whole, lines, spares)
+        super().__init__(inside.plan, whole, lines, fallbacks)
         self._turns = self._only = None
         self._what = f"{inside.name} of operation #{inside.operation}"
 
@@ -228,7 +228,7 @@ class _Branch:
         """lines, of: other functions for the partitions of another runner."""
         self.inside = inside
         self.whole = ModelSignature(inside.plan.model)
-        self.runner = _Inner(inside, self.whole, lines, None if of is None else of.spares)
+        self.runner = _Inner(inside, self.whole, lines, None if of is None else of.fallbacks)
 
     def operand(self, n: int) -> int | None:
         """Return the operand of its model that is value `n` of its inputs; None if it does not read that."""

@@ -63,7 +63,7 @@ def memory_of(caller: Caller) -> ModelMemory:
 def _steps(caller: Caller) -> Iterator[StepMemory]:
     for number, line in enumerate(caller.lines):
         yield StepMemory(number, line.label, checked_memory_use(line.prepared, line.signature.where))
-    spares: Mapping[int, Any] = caller.spares.made()
-    for number, spare in sorted(spares.items()):
+    fallbacks: Mapping[int, Any] = caller.fallbacks.made()
+    for number, spare in sorted(fallbacks.items()):
         name = identity_of(spare.device).name
         yield StepMemory(number, name, checked_memory_use(spare.prepared, f"device {name}"))

@@ -491,12 +491,12 @@ def _moved(
     Args:
         tuned: How many measured placements the chosen one is the fastest of; 0 if it is predicted.
     """
-    standing, found = schedule.standing(steps), []
+    scheduled, found = schedule.scheduled(steps), []
     for choice, device in zip(choices, devices, strict=True):
         best, there = choice.device, choice.costs.get(choice.device, math.inf)
         others = {other: text for other, text in choice.others.items() if other != device}
-        if choice.operation in standing:
-            together, members = standing[choice.operation]
+        if choice.operation in scheduled:
+            together, members = scheduled[choice.operation]
             why = f"fused: {device} runs {len(members)} operations as one"
             why += "" if terms.measured else f", {terms.declared(together.cost)}"
             if best and best != device:

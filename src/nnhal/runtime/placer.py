@@ -60,17 +60,17 @@ class Placer(Record, frozen=True):
     name: str
     keys: Mapping[str, DeviceKey]
     strategy: Strategy
-    asking: PlacementKey
+    placement_key: PlacementKey
     measured: Measured | None = None
 
     def partition(self, model: Model, offers: Sequence[Offer]) -> Partition:
         """Place each operation."""
-        return placed(model, offers, self.asking.preference, self.strategy, self.measured)
+        return placed(model, offers, self.placement_key.preference, self.strategy, self.measured)
 
     def identity(self, label: str) -> str:
         """Return a device's identity with its options; "" for one that another process cannot have."""
         key = self.keys[label]
-        return identity_of(key, self.asking.options.get(key.name, {}))
+        return identity_of(key, self.placement_key.options.get(key.name, {}))
 
     def record_tuned(self, found: Mapping[Steps, float]) -> None:
         """Record the seconds of the assignments that tuning measured, in place of those of an earlier tuning.
@@ -78,7 +78,7 @@ class Placer(Record, frozen=True):
         Not if later compilations cannot ask the same question: see `tuning_key`.
         """
         identities = _with_runtime({label: self.identity(label) for label in self.keys}, self.keys)
-        key = tuning_key(self.name, identities, self.strategy, self.asking)
+        key = tuning_key(self.name, identities, self.strategy, self.placement_key)
         if not key:
             return
         from nnhal.runtime.measured import record
@@ -98,7 +98,7 @@ class Placer(Record, frozen=True):
         from nnhal.runtime.measured import record
 
         why = bounded_text(" ".join(str(error).split()), 500)
-        name = self.name or _key_of(model, self.asking)
+        name = self.name or _key_of(model, self.placement_key)
         failure = record.StoredFailure(identity, name, tuple(operations), phase, why, label)
         queue_write(lambda: record.record_failure(failure))
 
@@ -117,14 +117,14 @@ def identity_of(key: DeviceKey, options: Mapping[str, object] | None = None) -> 
     return blake2b("\0".join(facts).encode(), digest_size=8).hexdigest()
 
 
-def tuning_key(name: str, identities: Mapping[str, str], strategy: Strategy, asking: PlacementKey) -> str:
+def tuning_key(name: str, identities: Mapping[str, str], strategy: Strategy, placement_key: PlacementKey) -> str:
     """Return the key of tuned placements: the model, its settings and the rules.
 
     "" if another process cannot have a device or the placing function, or if the preference is not time.
     """
     if not all(identities.values()) or strategy.decide is not None:
         return ""
-    if asking.preference != Preference.FAST_SINGLE_ANSWER:
+    if placement_key.preference != Preference.FAST_SINGLE_ANSWER:
         return ""
     rules = [(identities.get(rule.device), rule.operation, rule.name, rule.type) for rule in strategy.rules]
     return blake2b(f"{name} {strategy.single} {rules}".encode(), digest_size=16).hexdigest()
@@ -159,12 +159,12 @@ def with_measurements(
     offers: Sequence[Offer],
     keys: Mapping[str, DeviceKey],
     strategy: Strategy,
-    asking: PlacementKey,
+    placement_key: PlacementKey,
     *,
     forgive: bool,
     tune: bool,
 ) -> tuple[list[Offer], Placer]:
-    """Return the offers with what is known about their devices, and the judge.
+    """Return the offers with what is known about their devices, and the placer.
 
     keys: by label. forgive: whether to ignore earlier failures, because there is no fallback. tune: whether placements
     are about to be measured.
@@ -173,12 +173,14 @@ def with_measurements(
     wait_for_writes(SOON)
     if not is_measured() and not tune:
         _log.info("%s", HINT)
-        return list(offers), Placer("", keys, strategy, asking, Measured() if strategy.kind == "measured" else None)
+        return list(offers), Placer(
+            "", keys, strategy, placement_key, Measured() if strategy.kind == "measured" else None
+        )
     from nnhal.runtime.measured import record
 
-    options = {label: asking.options.get(key.name, {}) for label, key in keys.items()}
+    options = {label: placement_key.options.get(key.name, {}) for label, key in keys.items()}
     identities = {label: identity_of(key, options[label]) for label, key in keys.items()}
-    name = _key_of(model, asking)
+    name = _key_of(model, placement_key)
     profile = record.profile()
     found = list(offers) if forgive else _without_failures(model, offers, identities, name, strategy)
     known = set() if profile is None else {label for label, key in keys.items() if _profiled(profile, key)}
@@ -186,25 +188,25 @@ def with_measurements(
     tuned: dict[Steps, float] = {}
     # With "single", times of single devices count that were measured without it.
     for each in () if tune else (strategy, replace(strategy, single=False)):
-        tuned = tuned or _tuned(tuning_key(name, named, each, asking), named, keys)
+        tuned = tuned or _tuned(tuning_key(name, named, each, placement_key), named, keys)
     if strategy.kind == "stated" or not (known or tuned or tune or strategy.kind == "measured"):
         _log.info("%s", HINT)
-        return found, Placer(name, keys, strategy, asking)
+        return found, Placer(name, keys, strategy, placement_key)
     if profile is None or not known:
-        return found, Placer(name, keys, strategy, asking, Measured(tuned=tuned))
-    found = [_predicted(o, model, profile, keys[o.device], asking) if o.device in known else o for o in found]
+        return found, Placer(name, keys, strategy, placement_key, Measured(tuned=tuned))
+    found = [_predicted(o, model, profile, keys[o.device], placement_key) if o.device in known else o for o in found]
     crossings = _crossings(profile, {o.device: keys[o.device] for o in found})
     cpu = profile.devices.get(discovery.CPU)
     unknown = any(offer.predicted is None for offer in found)
-    measured = Measured(crossings, tuned, _seconds(cpu, model, asking) if unknown and cpu is not None else None)
-    return found, Placer(name, keys, strategy, asking, measured)
+    measured = Measured(crossings, tuned, _seconds(cpu, model, placement_key) if unknown and cpu is not None else None)
+    return found, Placer(name, keys, strategy, placement_key, measured)
 
 
-def _key_of(model: Model, asking: PlacementKey) -> str:
+def _key_of(model: Model, placement_key: PlacementKey) -> str:
     """Return a 32-character key for a model, whatever its name, and its settings."""
     from nnhal.model.stored import pack_device_view
 
-    asked = f"{int(asking.preference)} {asking.threads}".encode()
+    asked = f"{int(placement_key.preference)} {placement_key.threads}".encode()
     return blake2b(pack_device_view(replace(model, name="")) + asked, digest_size=16).hexdigest()
 
 
@@ -235,9 +237,11 @@ def _without_failures(
     ]
 
 
-def _predicted(offer: Offer, model: Model, profile: "MachineProfile", key: DeviceKey, asking: PlacementKey) -> Offer:
+def _predicted(
+    offer: Offer, model: Model, profile: "MachineProfile", key: DeviceKey, placement_key: PlacementKey
+) -> Offer:
     device = profile.devices[key.name]
-    seconds = _seconds(device, model, asking)
+    seconds = _seconds(device, model, placement_key)
     if seconds is None:
         return offer
     here = device.steps.get("none", costs.STEP)
@@ -245,17 +249,17 @@ def _predicted(offer: Offer, model: Model, profile: "MachineProfile", key: Devic
     return replace(offer, predicted=seconds, step=step)
 
 
-def _seconds(device: "DeviceProfile", model: Model, asking: PlacementKey) -> list[float] | None:
+def _seconds(device: "DeviceProfile", model: Model, placement_key: PlacementKey) -> list[float] | None:
     """Return the predicted cost of each operation, in the preference's unit; None without enough measurements."""
     from nnhal.runtime.measured.families import work_of_operations
 
-    seconds = device.predicted(work_of_operations(model), asking.threads)
+    seconds = device.predicted(work_of_operations(model), placement_key.threads)
     if seconds is None:
         return None
     factor = 1.0
-    if asking.preference == Preference.LOW_POWER:
+    if placement_key.preference == Preference.LOW_POWER:
         factor = device.cores()
-    elif asking.preference == Preference.SUSTAINED_SPEED:
+    elif placement_key.preference == Preference.SUSTAINED_SPEED:
         factor = device.sustained()
     return [each * factor for each in seconds]
 

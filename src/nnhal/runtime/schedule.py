@@ -68,7 +68,7 @@ class Schedule:
             self._take_apart(units, waiting, every=attempt == ATTEMPTS - 1)
         return self._run(devices, units)[0]
 
-    def standing(self, steps: Sequence[StepPlan]) -> dict[int, ScheduledGroup]:
+    def scheduled(self, steps: Sequence[StepPlan]) -> dict[int, ScheduledGroup]:
         """Return the operations that run in a group."""
         return {
             n: each

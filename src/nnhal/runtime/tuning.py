@@ -83,13 +83,13 @@ def _tune(
     seconds: float,
     model: Model,
     offers: Sequence[Offer],
-    judge: Placer,
+    placer: Placer,
     attempt: Attempt,
     deadline: int | None,
 ) -> Placer:
-    measured = judge.measured or Measured()
+    measured = placer.measured or Measured()
     inputs = random_inputs(ModelInterface(model).inputs)
-    chosen = _chosen(_expected(model, offers, judge, measured))
+    chosen = _chosen(_expected(model, offers, placer, measured))
     if deadline is not None:  # the other half is for preparing the winner
         seconds = min(seconds, (deadline - time.monotonic_ns()) / 2e9)
     end = time.perf_counter() + seconds
@@ -99,22 +99,22 @@ def _tune(
             if number and time.perf_counter() > end:
                 _log.info("tuning: %d of %d candidates were measured in time", len(candidates), len(chosen))
                 break
-            candidate = _made(each, judge, attempt, inputs, stack, None if deadline is None else end)
+            candidate = _made(each, placer, attempt, inputs, stack, None if deadline is None else end)
             if candidate is not None and (candidate.took or candidate.run_round()):
                 candidates.append(candidate)
                 _log.info("tuning: %s: %.3g ms", candidate.compiled.placement.summary(), candidate.took[0] / 1e6)
         candidates = _rounds(candidates, end)
         found = {c.steps: min(c.took) / 1e9 for c in candidates}
     if found:
-        judge.record_tuned(found)
-    return replace(judge, measured=replace(measured, tuned=found))
+        placer.record_tuned(found)
+    return replace(placer, measured=replace(measured, tuned=found))
 
 
-def _expected(model: Model, offers: Sequence[Offer], judge: Placer, measured: Measured) -> list[Expectation]:
+def _expected(model: Model, offers: Sequence[Offer], placer: Placer, measured: Measured) -> list[Expectation]:
     """Return the assignments that the application permits."""
-    wanted = manual_placement(model, offers, judge.strategy)
-    found = expectations(model, restrict_offers(offers, wanted), judge.asking.preference, measured)
-    return [each for each in found if len({*each.devices} - {""}) == 1] if judge.strategy.single else found
+    wanted = manual_placement(model, offers, placer.strategy)
+    found = expectations(model, restrict_offers(offers, wanted), placer.placement_key.preference, measured)
+    return [each for each in found if len({*each.devices} - {""}) == 1] if placer.strategy.single else found
 
 
 def _chosen(found: Sequence[Expectation]) -> list[Expectation]:
@@ -130,14 +130,14 @@ def _chosen(found: Sequence[Expectation]) -> list[Expectation]:
 
 def _made(
     each: Expectation,
-    judge: Placer,
+    placer: Placer,
     attempt: Attempt,
     inputs: Sequence[Array],
     stack: ExitStack,
     end: float | None,
 ) -> _Contender | None:
     """Prepare a candidate and run it once; None if a device fails or the time is over."""
-    fixed = replace(judge, strategy=Strategy(decide=lambda model, offers: each.devices))
+    fixed = replace(placer, strategy=Strategy(decide=lambda model, offers: each.devices))
     with ExitStack() as undo:
         try:
             plan = attempt(fixed, undo)
@@ -156,17 +156,17 @@ def _made(
 
 def _rounds(candidates: Sequence[_Contender], end: float) -> list[_Contender]:
     """Return the candidates that completed all rounds."""
-    standing = running = list(candidates)
+    scheduled = running = list(candidates)
     for number in range(ROUNDS):
         if time.perf_counter() > end or len(running) < 2:
             break
         fallen = [c for c in running if not c.run_round()]
-        standing = [c for c in standing if c not in fallen]
+        scheduled = [c for c in scheduled if c not in fallen]
         running = [c for c in running if c not in fallen]
         best = min((min(c.took) for c in running), default=0.0)
         if number >= LEAST:
             running = [c for c in running if min(c.took) <= FAR * best]
-    return standing
+    return scheduled
 
 
 def random_inputs(specs: Sequence[Spec]) -> list[Array]:
