@@ -44,7 +44,10 @@ def usual_shapes(name: str) -> Mapping[str, tuple[int, ...]] | None:
 
 def has_random_weights(name: str) -> bool:
     """Return whether a model looks like a trained one and has random weights."""
-    return not _fetched(name) and "random weights" in _maker().description(name)
+    if name in (*zoo.names(), *zoo.onnx_names()):
+        return False
+    maker = _maker()
+    return name in maker.names() and "random weights" in maker.description(name)
 
 
 def _maker() -> Any:
