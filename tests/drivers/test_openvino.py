@@ -18,8 +18,8 @@ from nnhal.base.codes import Preference
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, MissedDeadline, OperationFailed
 from nnhal.base.operands import Array
 from nnhal.drivers.kit.forms import Refused
+from nnhal.drivers.kit.operations import WindowAttributes
 from nnhal.drivers.kit.real import RealGraph, RealTask
-from nnhal.drivers.kit.real.engine import WindowAttributes
 from nnhal.drivers.openvino import engine
 from nnhal.drivers.openvino.device import TABLE, OpenVINO
 from nnhal.drivers.openvino.maths import MathOperations

@@ -1,5 +1,6 @@
 """Moves of elements as the numbers that engines need: orders of dimensions, positions, slices and shares."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -28,8 +29,8 @@ def block_move(a: Bound) -> BlockMove:
     if name == "CHANNEL_SHUFFLE":
         sizes = list(a.input.known)
         axis = a.axis % len(sizes)
-        cut = [*sizes[:axis], a.groups, sizes[axis] // a.groups, *sizes[axis + 1 :]]
-        return BlockMove(cut, (*range(axis), axis + 1, axis, *range(axis + 2, len(cut))), sizes)
+        cut = [math.prod(sizes[:axis]), a.groups, sizes[axis] // a.groups, math.prod(sizes[axis + 1 :])]
+        return BlockMove(cut, (0, 2, 1, 3), sizes)
     n, h, w, c = a.batch, a.height, a.width, a.depth
     if name == "DEPTH_TO_SPACE":
         b = a.block

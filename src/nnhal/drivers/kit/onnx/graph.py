@@ -1,33 +1,36 @@
-"""The ONNX graph under construction: the tensor of each operand, and the task of an entry of the table.
+"""The ONNX graph under construction: the tensor of each operand.
 
 Inside the graph float16 is float32, and both asymmetric 8-bit types are uint8: the signed one has its sign bit
 inverted, and a zero point that is greater by 128.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnhal.base.codes import Activation, Lifetime, OperandType, type_name
-from nnhal.base.operands import Array, Shape, Value, fixed
-from nnhal.drivers.kit import LoweringTable, LoweringTask, Refused, bounds
-from nnhal.model.graph import CONSTANTS, Model, Operation, describe
+from nnhal.base.codes import Lifetime, OperandType, type_name
+from nnhal.base.operands import Array, Value, fixed
+from nnhal.drivers.kit import Refused
+from nnhal.drivers.kit.onnx.primitives import OnnxPrimitives
+from nnhal.model.graph import CONSTANTS, Model, describe
 from nnhal.model.validate import validate
-from nnhal.ops.common import ACTIVATION_RANGE
-from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM, Bound
+from nnhal.ops.common import decode
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM
 
 OPSET, IR = 18, 9
 SIGN = np.uint8(128)
 NUMBERS = {"f4": 1, "u1": 2, "i1": 3, "i4": 6, "i8": 7, "b1": 9, "f2": 10, "f8": 11}  # ONNX's numbers of element types
-FLOATS, QUANTS, HALVES = frozenset((F32, F16)), frozenset((Q8, Q8S)), frozenset((F16, OperandType.FLOAT16))
-MOVED = FLOATS | QUANTS | {I32}
-KNOWN = MOVED | HALVES | {B8, Q8SYMM, Q8PC, OperandType.FLOAT32, OperandType.INT32, OperandType.BOOL}
+HALVES = frozenset((F16, OperandType.FLOAT16))
+KNOWN = HALVES | {F32, I32, Q8, Q8S, B8, Q8SYMM, Q8PC, OperandType.FLOAT32, OperandType.INT32, OperandType.BOOL}
 FAR = (
     2.0**24
 )  # the farthest from 1 that scales may be: beyond, products leave float32, and the engine loses an activation's bounds
 AWAY = 1 + 2.0**-22  # factor for halves of a quantisation step: ONNX rounds them to even, the definition away from 0
+# the elements of nodes whose type is not that of their first input
+RESULTS: dict[str, Any] = {"DequantizeLinear": np.float32, "QuantizeLinear": np.uint8, "MatMulInteger": np.int32}
+RESULTS |= dict.fromkeys(["ArgMax", "ArgMin", "TopK"], np.int64)
+RESULTS |= dict.fromkeys(["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN"], np.bool_)
 EXTERNAL = 512  # a constant of at least this many bytes stays in its memory
 
 
@@ -57,12 +60,11 @@ class OnnxGraph:
         self._same: dict[Any, str] = {}
         self._inputs: dict[int, str] = {}
         self._folded: dict[int, Array] = {}
-        self.reshaped: dict[str, str] = {}  # tensors, by name: the tensor with the same elements in another shape
-        self.gates: dict[str, str] = {}  # tensors, by name: the tensor of which each is the LOGISTIC
+        self._dtypes: dict[str, np.dtype[Any]] = {}
+        self._decoded: dict[str, Value] = {}  # real values of constants, by name
         # tensors, by name: the tensor and the bounds of which each is the clipped one
         self.within: dict[str, tuple[str, float, float]] = {}
-        # tensors of one value, by name: that value, and the number if it is known
-        self.filled: dict[str, tuple[str, Array | None]] = {}
+        self.engine = OnnxPrimitives(self)
 
     def nodes(self, kind: str, inputs: Sequence[Any], count: int, **attributes: Any) -> list[str]:
         """Write a node; return the names of its outputs.
@@ -72,15 +74,34 @@ class OnnxGraph:
         names = [x if isinstance(x, str) else self.constant(x) for x in inputs]
         outputs = [f"{kind} {len(self._nodes)}.{n}" for n in range(count)]
         self._nodes.append((kind, names, outputs, attributes))
+        for number, output in enumerate(outputs):
+            self._dtypes[output] = np.dtype(attributes["to"] if kind == "Cast" else self._result(kind, names, number))
         return outputs
+
+    def _result(self, kind: str, inputs: list[str], number: int) -> Any:
+        """Return the type of the elements of a node's output."""
+        if kind == "TopK" and number == 0:
+            return self.dtype(inputs[0])
+        return RESULTS.get(kind) or self.dtype(inputs[kind == "Where"])
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return the type of a tensor's elements; float32 for the result of a refused operation."""
+        array = self._arrays.get(name)
+        return self._dtypes.get(name, np.dtype(np.float32)) if array is None else array.dtype
+
+    def elements(self, name: str) -> Array | None:
+        """Return the elements of a constant, and real ones of a quantised constant; None for other tensors."""
+        value = self._decoded.get(name)
+        return self._arrays.get(name) if value is None else decode(value, value.array)
 
     def node(self, kind: str, *inputs: Any, **attributes: Any) -> str:
         return self.nodes(kind, inputs, 1, **attributes)[0]
 
-    def constant(self, data: Any) -> str:
+    def constant(self, data: Any, dtype: Any = None) -> str:
         """Write a constant tensor; equal small ones are shared."""
-        whole = np.int64 if isinstance(data, list | tuple) else np.float32 if type(data) in (int, float) else None
-        array = np.asarray(data, whole)
+        if dtype is None:
+            dtype = np.int64 if isinstance(data, list | tuple) else np.float32 if type(data) in (int, float) else None
+        array = np.asarray(data, dtype)
         key = (array.dtype.str, array.shape, array.tobytes() if array.nbytes < EXTERNAL else id(array))
         if key not in self._same:
             self._same[key] = f"constant {len(self._arrays)}"
@@ -88,13 +109,16 @@ class OnnxGraph:
             self._arrays[self._same[key]] = array
         return self._same[key]
 
-    def operand(self, index: int) -> str:
+    def value(self, index: int) -> Value:
+        return require_known(self.values[index])
+
+    def held(self, index: int) -> str:
         """Return the tensor of an operand, in the engine's type."""
         if index not in self._names:
             self._names[index] = self._given(index)
         return self._names[index]
 
-    def put(self, index: int, name: str) -> None:
+    def hold(self, index: int, name: str) -> None:
         """Let this tensor represent the operand."""
         require_known(self.values[index])
         self._names[index] = name
@@ -102,7 +126,7 @@ class OnnxGraph:
     def fold(self, index: int, data: Array) -> None:
         """Give the operand known real values."""
         self._folded[index] = data
-        self.put(index, self.constant(data))
+        self.hold(index, self.constant(data))
 
     def known(self, index: int) -> Array | None:
         """Return the stored elements of an operand, float16 as float32; None if they are known only at execution."""
@@ -118,17 +142,18 @@ class OnnxGraph:
         if operand.lifetime != Lifetime.SUBGRAPH_INPUT:
             return f"refused {index}"  # its maker was refused, so this graph is never finished
         self._inputs[index] = f"in {index}"
+        self._dtypes[f"in {index}"] = edge_dtype(value)
         return self._crossing(value, self._inputs[index], np.float32)
 
     def _crossing(self, value: Value, name: str, half_to: Any) -> str:
         """Convert a tensor between the types inside the graph and those of its ends."""
         if value.type in HALVES:
-            return self.node("Cast", name, to=number_of(half_to))
+            return self.node("Cast", name, to=np.dtype(half_to))
         return self.node("BitwiseXor", name, SIGN) if value.type == Q8S else name
 
     def real(self, index: int, unit: float | None = None) -> str:
         """Return the real values of an operand, in float32; a quantised one may have another unit than its scale."""
-        value, name = require_known(self.values[index]), self.operand(index)
+        value, name = require_known(self.values[index]), self.held(index)
         if not value.quantised:
             return name
         zero, how = np.array(zero_point(value), engine_dtype(value)), {}
@@ -141,7 +166,13 @@ class OnnxGraph:
         key = ("real", name, scale.tobytes(), zero.tobytes(), *how.values())
         if key not in self._same:
             self._same[key] = self.node("DequantizeLinear", name, scale, zero, **how)
+            if unit is None and value.data is not None:
+                self._decoded[self._same[key]] = value
         return self._same[key]
+
+    def steps(self, index: int) -> str:
+        """Return the distance from the zero point, in float32; real values if the operand is not quantised."""
+        return self.real(index, 1.0)
 
     def finish(self) -> BuiltGraph:
         """Return the model, all of whose shapes are known by now."""
@@ -150,7 +181,7 @@ class OnnxGraph:
         main = self.model.main
         ends: list[tuple[str, Any, tuple[int, ...]]] = []
         for number, index in enumerate(main.outputs):
-            value, name = require_known(self.values[index]), self.operand(index)
+            value, name = require_known(self.values[index]), self.held(index)
             shape = fixed(value.shape)
             if shape is None:
                 what = describe(self.model, main, index)
@@ -165,7 +196,7 @@ class OnnxGraph:
             [helper.make_tensor_value_info(name, number_of(dtype), shape) for *_, name, dtype, shape in some]
             for some in (starts, ends)
         ]
-        protos = [helper.make_node(kind, ins, outs, **how) for kind, ins, outs, how in nodes]
+        protos = [helper.make_node(kind, ins, outs, **as_attributes(how)) for kind, ins, outs, how in nodes]
         arrays = {name: array for name, array in self._arrays.items() if name in needed}
         weights = [tensor_proto(name, array) for name, array in arrays.items()]
         graph = helper.make_graph(protos, "nnhal", *infos, weights)
@@ -199,6 +230,11 @@ class OnnxGraph:
                 read.add(name)
             found.append((kind, names, outputs, how))
         return found
+
+
+def as_attributes(how: dict[str, Any]) -> dict[str, Any]:
+    """Return attributes as ONNX has them: a type of elements is a number."""
+    return {name: number_of(value) if name == "to" else value for name, value in how.items()}
 
 
 def external(array: Array) -> bool:
@@ -255,105 +291,3 @@ def zero_point(value: Value) -> int:
 def number_of(dtype: Any) -> int:
     """Return ONNX's number of an element type."""
     return NUMBERS[np.dtype(dtype).str[1:]]
-
-
-class Nodes:
-    """Writes nodes by their names: `o.Add(x, 1.0)`."""
-
-    def __init__(self, graph: OnnxGraph) -> None:
-        self._graph = graph
-
-    def __getattr__(self, kind: str) -> Callable[..., str]:
-        return partial(self._graph.node, kind)
-
-
-class OnnxTask(LoweringTask):
-    """One operation to lower, with its tensors by the arguments' names, and nodes to write."""
-
-    def __init__(self, graph: OnnxGraph, a: Bound, operation: Operation) -> None:
-        super().__init__(a, operation)
-        self.graph, self.o, self.nodes = graph, Nodes(graph), graph.nodes
-
-    def x(self, name: str) -> str:
-        """Return the stored tensor of an argument."""
-        return self.graph.operand(self.place(name))
-
-    def maybe(self, name: str) -> str | None:
-        """Return the stored tensor of an argument; None if it is omitted."""
-        return self.x(name) if self.a.form_has(name) and self.places(name) else None
-
-    def real(self, name: str) -> str:
-        """Return the real values of an argument, in float32."""
-        return self.graph.real(self.place(name))
-
-    def steps(self, name: str) -> str:
-        """Return the distance from the zero point, in float32; real values if the argument is not quantised."""
-        return self.graph.real(self.place(name), 1.0)
-
-    def reals(self) -> list[str]:
-        """Return the real values of all tensor arguments."""
-        return [self.graph.real(place) for argument, _ in self.a.inputs for place in self.places(argument.name)]
-
-    def known(self, name: str) -> Array | None:
-        """Return an argument's elements if they are known, see `OnnxGraph.known`."""
-        return self.graph.known(self.place(name))
-
-    def cast(self, x: str, dtype: Any) -> str:
-        return self.o.Cast(x, to=number_of(dtype))
-
-    def reshaped(self, x: str, sizes: Shape | Sequence[int | None]) -> str:
-        """Reshape a tensor; one dimension may be open. A tensor that is itself a reshape is replaced by its source."""
-        if list(sizes).count(None) > 1:
-            sizes = Value(F32, tuple(sizes)).known
-        x = self.graph.reshaped.get(x, x)
-        y = self.o.Reshape(x, [-1 if n is None else n for n in sizes], allowzero=int(None not in sizes))
-        self.graph.reshaped[y] = x
-        return y
-
-    def shape(self, number: int = 0) -> Shape:
-        """Return the inferred shape of an output."""
-        return Value(F32, self.a.shapes[number]).dims
-
-    def put(self, y: str, number: int = 0) -> None:
-        """Give an output as it is stored."""
-        self.graph.put(self.operation.outputs[number], y)
-
-    def give(self, y: str, within: tuple[float, float] | None = None) -> None:
-        """Give the output by its real values, before its activation."""
-        low, high = within or bounds(self.a)
-        if (low, high) != ACTIVATION_RANGE[Activation.NONE]:
-            x, least, most = self.graph.within.get(y, (y, low, high))  # every activation's bounds include 0 to 1
-            low, high = max(low, least), min(high, most)
-            y = self.o.Relu(x) if (low, high) == ACTIVATION_RANGE[Activation.RELU] else self.o.Clip(x, low, high)
-            self.graph.within[y] = x, low, high
-        self.put(self.quantised(y, self.a.out.scale))
-
-    def quantised(self, y: str, unit: float) -> str:
-        """Round real values in a unit to quantisation steps of the output, halves away from 0.
-
-        The values are unchanged if the output is not quantised.
-        """
-        value = require_known(self.a.out)
-        zero = np.uint8(zero_point(value) if value.quantised else 0)
-        return self.o.QuantizeLinear(y, unit / AWAY, zero) if value.quantised else y
-
-    def image(self, x: str) -> str:
-        """Return a picture with channels first."""
-        return x if self.a.nchw else self.o.Transpose(x, perm=(0, 3, 1, 2))
-
-    def as_given(self, y: str) -> str:
-        """Return a picture with channels first in the operation's layout."""
-        return y if self.a.nchw else self.o.Transpose(y, perm=(0, 2, 3, 1))
-
-
-BOXES = "ONNX's box operators have other rules"
-SEEDS = "ONNX has no such random numbers, hashes or integer cells"
-TABLE: LoweringTable[OnnxTask] = LoweringTable(
-    "ONNX Runtime",
-    FLOATS | QUANTS,
-    {"IF": "the runtime itself runs branches", "WHILE": "ONNX Runtime cannot end a loop at its timeout"}
-    | dict.fromkeys(["AXIS_ALIGNED_BBOX_TRANSFORM", "BOX_WITH_NMS_LIMIT", "DETECTION_POSTPROCESSING"], BOXES)
-    | dict.fromkeys(["GENERATE_PROPOSALS", "HEATMAP_MAX_KEYPOINT", "ROI_ALIGN", "ROI_POOLING"], BOXES)
-    | dict.fromkeys(["LSH_PROJECTION", "QUANTIZED_16BIT_LSTM", "QUANTIZED_LSTM", "RANDOM_MULTINOMIAL"], SEEDS),
-)
-entry = TABLE.entry

@@ -6,7 +6,8 @@ import numpy as np
 
 from nnhal.base.codes import RecurrentActivation as Kind
 from nnhal.drivers.kit.gated import GatedSequence
-from nnhal.drivers.kit.onnx.graph import FLOATS, TABLE, OnnxTask, entry
+from nnhal.drivers.kit.onnx.task import TABLE, OnnxTask, entry
+from nnhal.drivers.kit.operations.task import FLOATS
 from nnhal.ops.lstm import EPSILON
 
 MOST_STEPS = 64  # the most that are unrolled
@@ -78,7 +79,7 @@ def lstm(t: OnnxTask, x: str, steps: int, way: str, *, crossed: bool = False, ba
         inputs = {number: t.o.Concat(name, aux[number], axis=1) for number, name in inputs.items()}
     weights = t.o.Concat(*inputs.values(), axis=0)
     recurrent = t.o.Concat(*gates(t, way, "state_to_").values(), axis=0)
-    state, memory = t.x(f"{way}state"), t.x(f"{way}cell_state")
+    state, memory = t.stored(f"{way}state"), t.stored(f"{way}cell_state")
     plain = t.maybe(f"{way}projection") is None and t.maybe(f"{way}norm_cell") is None and a.cell_clip == 0
     if plain and a.activation_kind in FUSED:
         both = t.o.Concat(*biases.values(), np.zeros(4 * units, np.float32), axis=0)
@@ -138,8 +139,8 @@ def normalised(t: OnnxTask, x: str, weight: str) -> str:
 @entry("LSTM", types=FLOATS)
 def lstm_step(t: OnnxTask) -> None:
     """Write a sequence of one step; the content of the scratch output is undefined."""
-    y, states = lstm(t, t.o.Unsqueeze(t.x("input"), [0]), 1, "")
-    scratch = t.o.Concat(*[t.x("cell_state")] * (4 if t.maybe("input_to_input") else 3), axis=1)
+    y, states = lstm(t, t.o.Unsqueeze(t.stored("input"), [0]), 1, "")
+    scratch = t.o.Concat(*[t.stored("cell_state")] * (4 if t.maybe("input_to_input") else 3), axis=1)
     set_outputs(t, [scratch, *states, t.o.Squeeze(y, [0])])
 
 
@@ -149,20 +150,20 @@ def lstm_step(t: OnnxTask) -> None:
 def gru(t: OnnxTask, s: GatedSequence) -> None:
     """Write ONNX's own operator for steps that the model spells out."""
     (weights, bias), (again, more) = (zip(*layers, strict=True) for layers in (s.of_input, s.of_state))
-    joined = [t.o.Concat(*map(t.graph.operand, some), axis=0) for some in (weights, again, (*bias, *more))]
+    joined = [t.o.Concat(*map(t.graph.held, some), axis=0) for some in (weights, again, (*bias, *more))]
     x, state = (
-        t.reshaped(t.graph.operand(i), (steps, s.batch, size))
+        t.o.reshape(t.graph.held(i), (steps, s.batch, size))
         for i, steps, size in ((s.input, s.steps, s.size), (s.state, 1, s.units))
     )
     how = {"hidden_size": s.units, "linear_before_reset": int(s.reset_behind)}
     (y,) = t.nodes("GRU", [x, *first_of_one(t, joined), "", state], 1, **how)
     if s.steps == 1:
-        t.graph.put(s.last, t.reshaped(t.o.Add(y, nan_mask(t, x, state, s)), (s.batch, s.units)))
+        t.graph.hold(s.last, t.o.reshape(t.o.Add(y, nan_mask(t, x, state, s)), (s.batch, s.units)))
         return
     y = t.o.Add(t.o.Squeeze(y, [1]), nan_mask(t, x, state, s))
-    t.graph.put(s.last, t.o.Gather(y, np.array(s.steps - 1, np.int64), axis=0))
+    t.graph.hold(s.last, t.o.Gather(y, np.array(s.steps - 1, np.int64), axis=0))
     if s.states is not None:
-        t.graph.put(s.states, y)
+        t.graph.hold(s.states, y)
 
 
 def nan_mask(t: OnnxTask, x: str, state: str, s: GatedSequence) -> str:
@@ -188,9 +189,9 @@ TABLE.gated = gru
 def rnn(t: OnnxTask, x: str, steps: int, way: str, *, crossed: bool = False, back: bool = False) -> Direction:
     """Write one direction of a simple cell."""
     names = ("weights", "recurrent_weights", "bias", "hidden_state")
-    weights, recurrent, bias, state = (t.x(way + name) for name in names)
+    weights, recurrent, bias, state = (t.stored(way + name) for name in names)
     if crossed:
-        weights = t.o.Concat(weights, t.x(f"{way}aux_weights"), axis=1)
+        weights = t.o.Concat(weights, t.stored(f"{way}aux_weights"), axis=1)
     kind, units = FUSED.get(t.a.activation_kind), getattr(t.a, f"{way}units")
     if kind is not None and steps > 1:
         both = t.o.Concat(bias, np.zeros(units, np.float32), axis=0)
@@ -205,7 +206,7 @@ def rnn(t: OnnxTask, x: str, steps: int, way: str, *, crossed: bool = False, bac
 
 @entry("RNN", types=FLOATS)
 def rnn_step(t: OnnxTask) -> None:
-    _, states = rnn(t, t.o.Unsqueeze(t.x("input"), [0]), 1, "")
+    _, states = rnn(t, t.o.Unsqueeze(t.stored("input"), [0]), 1, "")
     set_outputs(t, states * 2)
 
 
@@ -220,7 +221,7 @@ def time_first(t: OnnxTask, x: str) -> str:
 @entry("UNIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN", types=FLOATS)
 def one_way(t: OnnxTask) -> None:
     steps, kernel = t.a.input.known[not t.a.time_major], lstm if t.name.endswith("LSTM") else rnn
-    y, states = kernel(t, time_first(t, t.x("input")), steps, "")
+    y, states = kernel(t, time_first(t, t.stored("input")), steps, "")
     set_outputs(t, [time_first(t, y), *states])
 
 
@@ -229,9 +230,9 @@ def two_ways(t: OnnxTask) -> None:
     """Run forwards and backwards. Both read the auxiliary input in addition to the input, or the second reads only it."""
     kernel, aux_weights = (lstm, "aux_to_forget") if t.name.endswith("LSTM") else (rnn, "aux_weights")
     crossed, aux = t.maybe(f"fw_{aux_weights}") is not None, t.maybe("aux_input")
-    ahead = behind = time_first(t, t.x("input"))
+    ahead = behind = time_first(t, t.stored("input"))
     if crossed:
-        ahead = behind = t.o.Concat(ahead, time_first(t, t.x("aux_input")), axis=2)
+        ahead = behind = t.o.Concat(ahead, time_first(t, t.stored("aux_input")), axis=2)
     elif aux is not None:
         behind = time_first(t, aux)
     how: dict[str, Any] = {"crossed": crossed}
@@ -245,7 +246,7 @@ def two_ways(t: OnnxTask) -> None:
 def set_outputs(t: OnnxTask, outputs: list[str]) -> None:
     """Give as many outputs as the operation has."""
     for number, y in enumerate(outputs[: len(t.operation.outputs)]):
-        t.put(y, number)
+        t.hold(y, number)
 
 
 @entry("SVDF", types=FLOATS)
@@ -253,12 +254,12 @@ def svdf(t: OnnxTask) -> None:
     """Push the newest value of each filter into its memory, and apply the time filter to that memory."""
     a = t.a
     filters, memory, places = a.filters, a.memory_size, a.state_size // max(1, a.filters)
-    kept = t.o.Slice(t.reshaped(t.x("state"), [a.batch, filters, places]), [0], [memory - 1], [2])
-    feature = t.o.MatMul(t.x("input"), turned(t, t.x("weights_feature")))
+    kept = t.o.Slice(t.o.reshape(t.stored("state"), [a.batch, filters, places]), [0], [memory - 1], [2])
+    feature = t.o.MatMul(t.stored("input"), turned(t, t.stored("weights_feature")))
     window = t.o.Concat(kept, t.o.Unsqueeze(feature, [2]), axis=2)
-    products = t.reshaped(t.o.Mul(window, t.x("weights_time")), [a.batch, filters // a.rank, a.rank * memory])
+    products = t.o.reshape(t.o.Mul(window, t.stored("weights_time")), [a.batch, filters // a.rank, a.rank * memory])
     y = t.o.ReduceSum(products, [2], keepdims=0)
     pushed = t.o.Slice(window, [1], [memory], [2])
     pushed = t.o.Pad(pushed, [0, 0, 0, 0, 0, 1], 0.0) if places == memory else pushed
-    t.put(t.reshaped(pushed, [a.batch, a.state_size]))
-    t.put(activated(t, t.o.Add(y, t.x("bias")) if t.places("bias") else y), 1)
+    t.hold(t.o.reshape(pushed, [a.batch, a.state_size]))
+    t.hold(activated(t, t.o.Add(y, t.stored("bias")) if t.places("bias") else y), 1)

@@ -9,8 +9,8 @@ import numpy as np
 
 from nnhal.base.codes import RecurrentActivation as Kind
 from nnhal.drivers.kit.gated import GatedSequence
-from nnhal.drivers.kit.real.engine import Node
-from nnhal.drivers.kit.real.graph import FLOATS, RealTask, entry, whole_grus
+from nnhal.drivers.kit.operations.primitives import Node
+from nnhal.drivers.kit.operations.task import FLOATS, GraphTask, entry, whole_grus
 from nnhal.ops.lstm import EPSILON, scratch_size
 from nnhal.ops.recurrent import size
 
@@ -19,10 +19,10 @@ GATES = ("forget", "input", "cell", "output")
 BOUNDS = {Kind.RELU1: (-1.0, 1.0), Kind.RELU6: (0.0, 6.0)}
 States = tuple[Node, ...]  # the output of the previous step first
 Step = Callable[[States, Node], States]
-Cell = Callable[[RealTask, str, bool], tuple[Step, States]]
+Cell = Callable[[GraphTask, str, bool], tuple[Step, States]]
 
 
-def with_activation(t: RealTask, x: Node) -> Node:
+def with_activation(t: GraphTask, x: Node) -> Node:
     """Apply the operation's activation to a node."""
     kind = t.a.activation_kind
     if kind in BOUNDS:
@@ -30,17 +30,17 @@ def with_activation(t: RealTask, x: Node) -> Node:
     return x if kind == Kind.NONE else t.op(kind.name.lower(), x)
 
 
-def times(t: RealTask, x: Node, weights: Node) -> Node:
+def times(t: GraphTask, x: Node, weights: Node) -> Node:
     """Multiply rows by transposed weights."""
     return t.o.matmul(x, weights, False, True)
 
 
-def joined_weights(t: RealTask, name: str, aux: str, crossed: bool) -> Node:
+def joined_weights(t: GraphTask, name: str, aux: str, crossed: bool) -> Node:
     """Return weights, followed by those of the auxiliary input if it is read too."""
     return t.o.concat([t.x(name), t.x(aux)], 1) if crossed else t.x(name)
 
 
-def rnn_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, States]:
+def rnn_cell(t: GraphTask, way: str = "", crossed: bool = False) -> tuple[Step, States]:
     """Return one step of a fully connected cell, and its state."""
     own = joined_weights(t, f"{way}weights", f"{way}aux_weights", crossed)
     again, bias = t.x(f"{way}recurrent_weights"), t.x(f"{way}bias")
@@ -52,7 +52,7 @@ def rnn_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, S
     return step, (t.x(f"{way}hidden_state"),)
 
 
-def lstm_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, States]:
+def lstm_cell(t: GraphTask, way: str = "", crossed: bool = False) -> tuple[Step, States]:
     """Return one step of an LSTM cell with all its optional parts, and its states."""
     own = [gate for gate in GATES if t.places(f"{way}input_to_{gate}")]
     ahead = {g: joined_weights(t, f"{way}input_to_{g}", f"{way}aux_to_{g}", crossed) for g in own}
@@ -95,7 +95,7 @@ def lstm_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, 
     return step, (t.x(f"{way}state"), t.x(f"{way}cell_state"))
 
 
-def unroll_cell(t: RealTask, x: Node, cell: Cell, way: str = "", crossed: bool = False) -> tuple[Node, States]:
+def unroll_cell(t: GraphTask, x: Node, cell: Cell, way: str = "", crossed: bool = False) -> tuple[Node, States]:
     """Run a cell over sequence `x`; return its outputs, in the layout of `x`, and the last states."""
     axis, back = (0 if t.a.time_major else 1), way == "bw_"
     count = t.a.input.known[axis]
@@ -112,14 +112,14 @@ def unroll_cell(t: RealTask, x: Node, cell: Cell, way: str = "", crossed: bool =
     return t.o.concat(outputs, axis), states
 
 
-def plain(t: RealTask, way: str) -> bool:
+def plain(t: GraphTask, way: str) -> bool:
     """Whether an LSTM cell has none of the optional parts."""
     parts = [f"{way}{part}_{gate}" for part in ("peep", "norm") for gate in GATES] + [f"{way}projection"]
     simple = not any(t.places(part) for part in parts) and t.places(f"{way}input_to_input")
     return bool(simple and t.a.activation_kind == Kind.TANH and not t.a.cell_clip)
 
 
-def fused(t: RealTask, x: Node, way: str, count: int) -> tuple[Node, States] | None:
+def fused(t: GraphTask, x: Node, way: str, count: int) -> tuple[Node, States] | None:
     """Run a plain LSTM over a sequence by the engine's own kernel; None if it has none."""
     weights = [t.o.concat([t.x(f"{way}{part}_{g}") for g in GATES], 0) for part in ("input_to", "state_to", "bias")]
     x = t.o.transpose(x, [1, 0, 2]) if t.a.time_major else x
@@ -131,7 +131,7 @@ def fused(t: RealTask, x: Node, way: str, count: int) -> tuple[Node, States] | N
 
 
 @whole_grus
-def gru(t: RealTask, s: GatedSequence) -> None:
+def gru(t: GraphTask, s: GatedSequence) -> None:
     """Use the engine's own kernel if it has one."""
     (weights, bias), (again, more) = (zip(*layers, strict=True) for layers in (s.of_input, s.of_state))
     held = t.graph.held
@@ -148,7 +148,7 @@ def gru(t: RealTask, s: GatedSequence) -> None:
 
 
 @entry("RNN", types=FLOATS)
-def rnn(t: RealTask) -> None:
+def rnn(t: GraphTask) -> None:
     """Write one step."""
     step, states = rnn_cell(t)
     (state,) = step(states, t.x("input"))
@@ -157,7 +157,7 @@ def rnn(t: RealTask) -> None:
 
 
 @entry("LSTM", types=FLOATS)
-def lstm(t: RealTask) -> None:
+def lstm(t: GraphTask) -> None:
     """Write one step; the content of the scratch output is undefined."""
     step, states = lstm_cell(t)
     state, memory = step(states, t.x("input"))
@@ -169,20 +169,14 @@ def lstm(t: RealTask) -> None:
 
 
 @entry("UNIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN", types=FLOATS)
-def sequence(t: RealTask) -> None:
+def sequence(t: GraphTask) -> None:
     """Run forwards."""
     y, states = unroll_cell(t, t.x("input"), lstm_cell if t.name.endswith("LSTM") else rnn_cell)
-    give(t, y, *states)
-
-
-def give(t: RealTask, *nodes: Node) -> None:
-    """Give as many outputs as the operation has."""
-    for number, node in enumerate(nodes[: len(t.operation.outputs)]):
-        t.hold(node, number)
+    t.hold_all(y, *states)
 
 
 @entry("BIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_RNN", types=FLOATS)
-def two_ways(t: RealTask) -> None:
+def two_ways(t: GraphTask) -> None:
     """Run forwards and backwards.
 
     If linked crosswise, both cells also read the auxiliary input; in parallel, the backward cell reads only the
@@ -196,11 +190,11 @@ def two_ways(t: RealTask) -> None:
     forwards, fw = unroll_cell(t, ahead, cell, "fw_", crossed)
     backwards, bw = unroll_cell(t, back, cell, "bw_", crossed)
     sequences = [t.o.concat([forwards, backwards], 2)] if t.a.merge_outputs else [forwards, backwards]
-    give(t, *sequences, *fw, *bw)
+    t.hold_all(*sequences, *fw, *bw)
 
 
 @entry("SVDF", types=FLOATS)
-def svdf(t: RealTask) -> None:
+def svdf(t: GraphTask) -> None:
     """Filter the features, push the result into a memory, and filter that over time."""
     a = t.a
     batch, filters, memory = a.batch, a.filters, a.memory_size
