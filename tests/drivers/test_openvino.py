@@ -551,7 +551,7 @@ def test_a_plain_lstm_has_any_number_of_steps_and_one_with_peepholes_64() -> Non
         )
 
     assert verdict(model(100, peep=False)) == "" and verdict(model(64, peep=True)) == ""
-    assert verdict(model(65, peep=True)) == "the sequence to unroll has 65 steps, must have at most 64"
+    assert "the sequence has 65 steps, must have at most 64" in verdict(model(65, peep=True))
 
 
 # ----------------------------------------------------------------------------------------------------- shared constants

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from nnhal.base.codes import RecurrentActivation
 from nnhal.base.operands import Array, Shape, UnknownValue
 from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.native import borrowed_array
-from nnhal.drivers.kit.operations.primitives import Node, WindowAttributes
+from nnhal.drivers.kit.operations.primitives import GATES, LstmLayer, Node, RnnLayer, WindowAttributes
 from nnhal.drivers.kit.real.constants import KnownConstants
 from nnhal.drivers.openvino.engine import opset, ov
 
@@ -407,8 +408,22 @@ class MathOperations(KnownConstants):
         more = {"coordinate_transformation_mode": how, "nearest_mode": "floor", "axes": self.whole([2, 3])}
         return self.o.interpolate(x, self.whole(sizes), kind, "sizes", **more)
 
-    def lstm(self, x: Node, states: Sequence[Node], weights: Sequence[Node], count: int, back: bool) -> Sequence[Node]:
-        return self._sequence(self.o.lstm_sequence, x, states, weights, count, "reverse" if back else "forward")
+    def recurrent(
+        self, x: Node, layer: LstmLayer | RnnLayer, count: int, back: bool, axis: int
+    ) -> Sequence[Node] | None:
+        """Write a plain LSTM: OpenVINO's kernels of other cells are not verified."""
+        if not isinstance(layer, LstmLayer) or layer.peepholes or len(layer.weights) < len(GATES):
+            return None
+        if layer.activation != RecurrentActivation.TANH:
+            return None
+        weights = [self.concat([part[gate] for gate in GATES], 0) for part in layer[:3]]
+        x = x if axis else self.transpose(x, [1, 0, 2])
+        direction, states = "reverse" if back else "forward", (layer.state, layer.memory)
+        y, *last = self._sequence(self.o.lstm_sequence, x, states, weights, count, direction)
+        return [y if axis else self.transpose(y, [1, 0, 2]), *last]
+
+    def recurrent_step(self, x: Node, layer: LstmLayer) -> None:
+        """Write nothing: several nodes are as fast as a sequence of one step."""
 
     def gru(self, x: Node, state: Node, weights: Sequence[Node], count: int, reset_behind: bool) -> Sequence[Node]:
         make = partial(self.o.gru_sequence, linear_before_reset=reset_behind)

@@ -8,17 +8,17 @@ several nodes.
 | `graph.py` | the ONNX graph under construction |
 | `primitives.py` | the primitives of `kit.operations`, made of ONNX's operators |
 | `task.py` | the task of an entry of the lowering table; the table |
-| `entries.py`, `recurrent.py` | entries that replace common ones |
+| `entries.py` | entries that replace common ones |
 
     graph = OnnxGraph(model)
     TABLE.lower(model, partial(OnnxTask, graph))
     graph.finish()  # a Built: the bytes of an ONNX model, its ends, and the constants that stay in their memory
 """
 
-from nnhal.drivers.kit.onnx import entries, recurrent
+from nnhal.drivers.kit.onnx import entries
 from nnhal.drivers.kit.onnx.graph import BuiltGraph, OnnxGraph
 from nnhal.drivers.kit.onnx.task import TABLE, OnnxTask
 
-FAMILIES = (entries, recurrent)  # their import fills the table
+FAMILIES = (entries,)  # their import fills the table
 
 __all__ = ["TABLE", "BuiltGraph", "OnnxGraph", "OnnxTask"]

@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from nnhal.drivers.kit.gated import GatedSequence
 from nnhal.drivers.kit.onnx.graph import AWAY, SIGN, engine_dtype, require_known, zero_point
 from nnhal.drivers.kit.onnx.primitives import moving
-from nnhal.drivers.kit.onnx.task import FORMS, OnnxTask, entry
+from nnhal.drivers.kit.onnx.task import FORMS, TABLE, OnnxTask, entry
 from nnhal.drivers.kit.operations import layers
 from nnhal.drivers.kit.operations.task import FLOATS, NUMBERS, QUANTS
 from nnhal.drivers.kit.sums import greatest_sum, require_32_bits
@@ -128,3 +129,42 @@ def instance_normalisation(t: OnnxTask) -> None:
     deviation = t.o.Sqrt(t.o.Add(variance, np.float64(a.epsilon)))
     y = t.o.Div(t.o.Mul(centred, np.float64(a.gamma)), deviation)
     t.give(t.o.convert(t.o.Add(y, np.float64(a.beta)), np.float32))
+
+
+# ------------------------------------------------------------------------------------------------------------------ GRU
+
+
+def gru(t: OnnxTask, s: GatedSequence) -> None:
+    """Write ONNX's own operator for steps that the model spells out."""
+    (weights, bias), (again, more) = (zip(*layers, strict=True) for layers in (s.of_input, s.of_state))
+    joined = [t.o.Concat(*map(t.graph.held, some), axis=0) for some in (weights, again, (*bias, *more))]
+    x, state = (
+        t.o.reshape(t.graph.held(i), (steps, s.batch, size))
+        for i, steps, size in ((s.input, s.steps, s.size), (s.state, 1, s.units))
+    )
+    how = {"hidden_size": s.units, "linear_before_reset": int(s.reset_behind)}
+    (y,) = t.nodes("GRU", [x, *(t.o.Unsqueeze(name, [0]) for name in joined), "", state], 1, **how)
+    if s.steps == 1:
+        t.graph.hold(s.last, t.o.reshape(t.o.Add(y, nan_mask(t, x, state, s)), (s.batch, s.units)))
+        return
+    y = t.o.Add(t.o.Squeeze(y, [1]), nan_mask(t, x, state, s))
+    t.graph.hold(s.last, t.o.Gather(y, np.array(s.steps - 1, np.int64), axis=0))
+    if s.states is not None:
+        t.graph.hold(s.states, y)
+
+
+def nan_mask(t: OnnxTask, x: str, state: str, s: GatedSequence) -> str:
+    """Return what ONNX Runtime's gates forget: NaN for each step from the first NaN on, else 0, as [steps, batch, 1]."""
+
+    def zeros(name: str) -> str:
+        return t.o.Mul(t.o.ReduceSum(t.o.Tanh(name), [2]), 0.0)
+
+    known = t.graph.known(s.state)
+    fixed = known is not None and np.isfinite(known).all()
+    if s.steps == 1:
+        return zeros(x if fixed else t.o.Concat(x, state, axis=2))
+    found = t.o.CumSum(zeros(x), np.array(0, np.int64))
+    return found if fixed else t.o.Add(found, zeros(state))
+
+
+TABLE.gated = gru

@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nnhal.base.codes import RecurrentActivation as Kind
 from nnhal.base.operands import Array, Shape, UnknownValue
 from nnhal.drivers.kit.forms import Refused
-from nnhal.drivers.kit.operations.primitives import WindowAttributes
+from nnhal.drivers.kit.operations.primitives import LstmLayer, RnnLayer, WindowAttributes
 
 KINDS = {"add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div", "power": "Pow", "select": "Where"}
 KINDS |= {"maximum": "Max", "minimum": "Min", "floor": "Floor", "ceiling": "Ceil", "abs": "Abs", "negative": "Neg"}
@@ -18,6 +19,8 @@ KINDS |= {"logical_and": "And", "logical_or": "Or", "logical_not": "Not"}
 KINDS |= {"equal": "Equal", "not_equal": "Equal", "less": "Less", "less_equal": "LessOrEqual", "greater": "Greater"}
 KINDS |= {"greater_equal": "GreaterOrEqual"}
 REDUCED = {"mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd", "sum": "ReduceSum"}
+FUSED = {Kind.RELU: "Relu", Kind.TANH: "Tanh", Kind.SIGMOID: "Sigmoid"}
+ORDER = ("input", "output", "forget", "cell")  # of gates
 LOGICAL = {"logical_or": "max", "logical_and": "min"}
 
 
@@ -41,7 +44,7 @@ class OnnxPrimitives:
     def __init__(self, graph: NodeWriter) -> None:
         self._graph, self.nodes, self.dtype, self.elements = graph, graph.nodes, graph.dtype, graph.elements
         self._sources: dict[str, str] = {}  # tensors, by name: the tensor with the same elements in another shape
-        self._transposed: dict[tuple[str, tuple[int, ...]], str] = {}  # constants, by name and order
+        self._transposed: dict[tuple[str, tuple[int, ...]], str] = {}  # by name and order
         self.gates: dict[str, str] = {}  # tensors, by name: the tensor of which each is the LOGISTIC
         self.filled: dict[str, str] = {}  # tensors of one value, by name: that value
 
@@ -206,8 +209,14 @@ class OnnxPrimitives:
         return self.Gemm(x, weights, *filter(None, [bias]), transB=1)
 
     def matmul(self, x: str, y: str, turn_x: bool = False, turn_y: bool = False, rank: int = 2) -> str:
-        order = [*range(rank - 2), rank - 1, rank - 2]
-        return self.MatMul(self.transpose(x, order) if turn_x else x, self.transpose(y, order) if turn_y else y)
+        order = *range(rank - 2), rank - 1, rank - 2
+        return self.MatMul(self._turned(x, order) if turn_x else x, self._turned(y, order) if turn_y else y)
+
+    def _turned(self, x: str, order: tuple[int, ...]) -> str:
+        """Transpose once for several readers: steps share weights, and directions share a sequence."""
+        if (x, order) not in self._transposed:
+            self._transposed[x, order] = self.transpose(x, order)
+        return self._transposed[x, order]
 
     def mean_pool(self, x: str, how: WindowAttributes, padded: bool = False) -> str:
         return self.AveragePool(x, **moving(how), **({"count_include_pad": 1} if padded else {}))
@@ -215,10 +224,53 @@ class OnnxPrimitives:
     def max_pool(self, x: str, how: WindowAttributes) -> str:
         return self.MaxPool(x, **moving(how))
 
-    def lstm(self, *_: Any) -> None:
-        """Write nothing: `recurrent` writes ONNX's own operators."""
+    def recurrent(self, x: str, layer: LstmLayer | RnnLayer, count: int, back: bool, axis: int) -> Sequence[str] | None:
+        """Write ONNX's own operator."""
+        kind = FUSED.get(layer.activation)
+        if kind is None or (isinstance(layer, RnnLayer) and count == 1):
+            return None
+        x = self._turned(x, (1, 0, 2)) if axis else x
+        if isinstance(layer, RnnLayer):
+            y, *last = self._rnn(x, layer, kind, back)
+        else:
+            y, *last = self._lstm(x, layer, kind, back)
+        y = self.Squeeze(y, [1])
+        return [self.transpose(y, [1, 0, 2]) if axis else y, *(self.Squeeze(state, [0]) for state in last)]
 
-    gru = lstm
+    def recurrent_step(self, x: str, layer: LstmLayer) -> Sequence[str] | None:
+        kind = FUSED.get(layer.activation)
+        if kind is None:
+            return None
+        return [self.Squeeze(state, [0]) for state in self._lstm(self.Unsqueeze(x, [0]), layer, kind, False)[1:]]
+
+    def _rnn(self, x: str, layer: RnnLayer, kind: str, back: bool) -> list[str]:
+        both = self.Concat(layer.bias, np.zeros(layer.units, np.float32), axis=0)
+        weights, recurrent, both, state = self._of_one(layer.weights, layer.recurrent, both, layer.state)
+        how = {"hidden_size": layer.units, "activations": [kind], "direction": "reverse" if back else "forward"}
+        return self.nodes("RNN", [x, weights, recurrent, both, "", state], 2, **how)
+
+    def _lstm(self, x: str, layer: LstmLayer, kind: str, back: bool) -> list[str]:
+        """Write an LSTM. A coupled input gate has the negated one of the forget gate: 1 - sigmoid(x) = sigmoid(-x)."""
+
+        def joined(part: dict[str, str], *more: Any) -> str:
+            known = part if "input" in part else {**part, "input": self.Neg(part["forget"])}
+            return self.Concat(*(known[gate] for gate in ORDER if gate in known), *more, axis=0)
+
+        both = joined(layer.bias, np.zeros(len(ORDER) * layer.units, np.float32))
+        peepholes = [joined(layer.peepholes)] if layer.peepholes else []
+        weights, recurrent, *others = self._of_one(
+            joined(layer.weights), joined(layer.recurrent), both, layer.state, layer.memory, *peepholes
+        )
+        how = {"hidden_size": layer.units, "activations": ["Sigmoid", kind, kind]}
+        how |= {"direction": "reverse" if back else "forward"}
+        return self.nodes("LSTM", [x, weights, recurrent, others[0], "", *others[1:]], 3, **how)
+
+    def _of_one(self, *names: str) -> list[str]:
+        """Add a dimension for the directions, of which there is one."""
+        return [self.Unsqueeze(name, [0]) for name in names]
+
+    def gru(self, *_: Any) -> None:
+        """Write nothing: `entries.gru` writes ONNX's own operator."""
 
 
 def moving(how: WindowAttributes) -> dict[str, Any]:

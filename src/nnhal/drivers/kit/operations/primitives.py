@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from nnhal.base.codes import RecurrentActivation
 from nnhal.base.operands import Array, Shape
 
 Node = Any
@@ -32,6 +33,37 @@ class WindowAttributes(NamedTuple):
         stride, reach = self.strides[axis], (window - 1) * self.dilations[axis] + 1
         total = max(0, (-(-size // stride) - 1) * stride + reach - size)
         return total // 2, total - total // 2
+
+
+GATES = ("forget", "input", "cell", "output")
+
+
+class LstmLayer(NamedTuple):
+    """One direction of an LSTM without projection, norm and clipping.
+
+    weights, recurrent: of the input and of the state, by gate: rows are units. Without an "input" gate, the input is
+    admitted as far as it is not forgotten. peepholes: empty if there are none. state, memory: before the first step.
+    """
+
+    weights: dict[str, Node]
+    recurrent: dict[str, Node]
+    bias: dict[str, Node]
+    peepholes: dict[str, Node]
+    state: Node
+    memory: Node
+    activation: RecurrentActivation
+    units: int
+
+
+class RnnLayer(NamedTuple):
+    """One direction of a fully connected cell, see `LstmLayer`."""
+
+    weights: Node
+    recurrent: Node
+    bias: Node
+    state: Node
+    activation: RecurrentActivation
+    units: int
 
 
 class Primitives(Protocol):
@@ -156,7 +188,7 @@ class Primitives(Protocol):
         """Repeat each pixel, to pictures of these sizes."""
 
     def convolution(self, x: Node, weights: Node, groups: int, how: WindowAttributes, bias: Node | None = None) -> Node:
-        """Convolve. weights: outputs, inputs of a group, height, width."""
+        """Convolve. weights: outputs, inputs of a group, height, width. bias: only if the task of the engine gives one."""
 
     def spread(
         self, x: Node, weights: Node, strides: Sequence[int], before: Sequence[int], after: Sequence[int]
@@ -167,7 +199,7 @@ class Primitives(Protocol):
         """
 
     def dense(self, x: Node, weights: Node, bias: Node | None = None) -> Node:
-        """Multiply rows by transposed weights."""
+        """Multiply rows by transposed weights. bias: as of `convolution`."""
 
     def matmul(self, x: Node, y: Node, turn_x: bool = False, turn_y: bool = False, rank: int = 2) -> Node:
         """Multiply matrices, either one transposed first. rank: of both."""
@@ -178,14 +210,16 @@ class Primitives(Protocol):
     def max_pool(self, x: Node, how: WindowAttributes) -> Node:
         """Return the greatest elements of windows."""
 
-    def lstm(
-        self, x: Node, states: Sequence[Node], weights: Sequence[Node], count: int, back: bool
+    def recurrent(
+        self, x: Node, layer: LstmLayer | RnnLayer, count: int, back: bool, axis: int
     ) -> Sequence[Node] | None:
-        """Write a plain LSTM over a sequence [batch, time, size]; return outputs and last states, or None if there is
-        none.
+        """Run a layer over a sequence along an axis, 0 or 1, by the engine's own kernel; None if there is none.
 
-        weights: of the input, of the state, and biases, each in the order forget, input, cell, output.
+        Return the outputs, in the layout of `x`, and the last states.
         """
+
+    def recurrent_step(self, x: Node, layer: LstmLayer) -> Sequence[Node] | None:
+        """Run one step by the engine's own kernel; return the states, None if there is none."""
 
     def gru(
         self, x: Node, state: Node, weights: Sequence[Node], count: int, reset_behind: bool
