@@ -5,7 +5,8 @@ several nodes.
 
 | file | contents |
 | --- | --- |
-| `graph.py` | the ONNX graph under construction |
+| `graph.py` | the model under conversion: the tensor of each operand |
+| `nodes.py` | the nodes and constants of the ONNX graph |
 | `primitives.py` | the primitives of `kit.operations`, made of ONNX's operators |
 | `task.py` | the task of an entry of the lowering table; the table |
 | `entries.py` | entries that replace common ones |

@@ -4,7 +4,6 @@ Inside the graph float16 is float32, and both asymmetric 8-bit types are uint8: 
 inverted, and a zero point that is greater by 128.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,10 +11,10 @@ import numpy as np
 from nnhal.base.codes import Lifetime, OperandType, type_name
 from nnhal.base.operands import Array, Value, fixed
 from nnhal.drivers.kit import Refused
+from nnhal.drivers.kit.onnx.nodes import EXTERNAL, NodeFacts
 from nnhal.drivers.kit.onnx.primitives import OnnxPrimitives
 from nnhal.model.graph import CONSTANTS, Model, describe
 from nnhal.model.validate import validate
-from nnhal.ops.common import decode
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM
 
 OPSET, IR = 18, 9
@@ -27,11 +26,6 @@ FAR = (
     2.0**24
 )  # the farthest from 1 that scales may be: beyond, products leave float32, and the engine loses an activation's bounds
 AWAY = 1 + 2.0**-22  # factor for halves of a quantisation step: ONNX rounds them to even, the definition away from 0
-# the elements of nodes whose type is not that of their first input
-RESULTS: dict[str, Any] = {"DequantizeLinear": np.float32, "QuantizeLinear": np.uint8, "MatMulInteger": np.int32}
-RESULTS |= dict.fromkeys(["ArgMax", "ArgMin", "TopK"], np.int64)
-RESULTS |= dict.fromkeys(["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN"], np.bool_)
-EXTERNAL = 512  # a constant of at least this many bytes stays in its memory
 
 
 class BuiltGraph(NamedTuple):
@@ -46,68 +40,18 @@ class BuiltGraph(NamedTuple):
     arrays: dict[str, Array]
 
 
-NodeFacts = tuple[str, list[str], list[str], dict[str, Any]]  # kind, inputs, outputs, attributes
-
-
 class OnnxGraph:
     """The main subgraph of a model under conversion to ONNX."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.values = model, list(validate(model).subgraphs[0].values)
-        self._nodes: list[NodeFacts] = []
-        self._arrays: dict[str, Array] = {}
+        self.engine = OnnxPrimitives()
+        self.constant = self.engine.constant
         self._names: dict[int, str] = {}
-        self._same: dict[Any, str] = {}
         self._inputs: dict[int, str] = {}
         self._folded: dict[int, Array] = {}
-        self._dtypes: dict[str, np.dtype[Any]] = {}
-        self._decoded: dict[str, Value] = {}  # real values of constants, by name
         # tensors, by name: the tensor and the bounds of which each is the clipped one
         self.within: dict[str, tuple[str, float, float]] = {}
-        self.engine = OnnxPrimitives(self)
-
-    def nodes(self, kind: str, inputs: Sequence[Any], count: int, **attributes: Any) -> list[str]:
-        """Write a node; return the names of its outputs.
-
-        Inputs are names, numbers (of float32), lists of whole numbers, or arrays.
-        """
-        names = [x if isinstance(x, str) else self.constant(x) for x in inputs]
-        outputs = [f"{kind} {len(self._nodes)}.{n}" for n in range(count)]
-        self._nodes.append((kind, names, outputs, attributes))
-        for number, output in enumerate(outputs):
-            self._dtypes[output] = np.dtype(attributes["to"] if kind == "Cast" else self._result(kind, names, number))
-        return outputs
-
-    def _result(self, kind: str, inputs: list[str], number: int) -> Any:
-        """Return the type of the elements of a node's output."""
-        if kind == "TopK" and number == 0:
-            return self.dtype(inputs[0])
-        return RESULTS.get(kind) or self.dtype(inputs[kind == "Where"])
-
-    def dtype(self, name: str) -> np.dtype[Any]:
-        """Return the type of a tensor's elements; float32 for the result of a refused operation."""
-        array = self._arrays.get(name)
-        return self._dtypes.get(name, np.dtype(np.float32)) if array is None else array.dtype
-
-    def elements(self, name: str) -> Array | None:
-        """Return the elements of a constant, and real ones of a quantised constant; None for other tensors."""
-        value = self._decoded.get(name)
-        return self._arrays.get(name) if value is None else decode(value, value.array)
-
-    def node(self, kind: str, *inputs: Any, **attributes: Any) -> str:
-        return self.nodes(kind, inputs, 1, **attributes)[0]
-
-    def constant(self, data: Any, dtype: Any = None) -> str:
-        """Write a constant tensor; equal small ones are shared."""
-        if dtype is None:
-            dtype = np.int64 if isinstance(data, list | tuple) else np.float32 if type(data) in (int, float) else None
-        array = np.asarray(data, dtype)
-        key = (array.dtype.str, array.shape, array.tobytes() if array.nbytes < EXTERNAL else id(array))
-        if key not in self._same:
-            self._same[key] = f"constant {len(self._arrays)}"
-            # this keeps the identity of the key; that of the argument may be reused
-            self._arrays[self._same[key]] = array
-        return self._same[key]
 
     def value(self, index: int) -> Value:
         return require_known(self.values[index])
@@ -142,14 +86,14 @@ class OnnxGraph:
         if operand.lifetime != Lifetime.SUBGRAPH_INPUT:
             return f"refused {index}"  # its maker was refused, so this graph is never finished
         self._inputs[index] = f"in {index}"
-        self._dtypes[f"in {index}"] = edge_dtype(value)
+        self.engine.dtypes[f"in {index}"] = edge_dtype(value)
         return self._crossing(value, self._inputs[index], np.float32)
 
     def _crossing(self, value: Value, name: str, half_to: Any) -> str:
         """Convert a tensor between the types inside the graph and those of its ends."""
         if value.type in HALVES:
-            return self.node("Cast", name, to=np.dtype(half_to))
-        return self.node("BitwiseXor", name, SIGN) if value.type == Q8S else name
+            return self.engine.node("Cast", name, to=np.dtype(half_to))
+        return self.engine.node("BitwiseXor", name, SIGN) if value.type == Q8S else name
 
     def real(self, index: int, unit: float | None = None) -> str:
         """Return the real values of an operand, in float32; a quantised one may have another unit than its scale."""
@@ -162,13 +106,13 @@ class OnnxGraph:
         else:
             scale, how = np.array(value.channel.scales, np.float32), {"axis": value.channel.axis}
             zero = np.full(scale.shape, zero)
-        # Operands of one tensor may differ in scale and zero point.
+        shared = self.engine.shared  # operands of one tensor may differ in scale and zero point
         key = ("real", name, scale.tobytes(), zero.tobytes(), *how.values())
-        if key not in self._same:
-            self._same[key] = self.node("DequantizeLinear", name, scale, zero, **how)
+        if key not in shared:
+            shared[key] = self.engine.node("DequantizeLinear", name, scale, zero, **how)
             if unit is None and value.data is not None:
-                self._decoded[self._same[key]] = value
-        return self._same[key]
+                self.engine.decoded[shared[key]] = value
+        return shared[key]
 
     def steps(self, index: int) -> str:
         """Return the distance from the zero point, in float32; real values if the operand is not quantised."""
@@ -186,7 +130,7 @@ class OnnxGraph:
             if shape is None:
                 what = describe(self.model, main, index)
                 raise Refused(f"the shape of output {what} is known only at execution, must be before")
-            self._nodes.append(("Identity", [self._crossing(value, name, np.float16)], [f"out {number}"], {}))
+            self.engine.written.append(("Identity", [self._crossing(value, name, np.float16)], [f"out {number}"], {}))
             ends.append((f"out {number}", edge_dtype(value), shape))
         nodes, needed = self._needed([name for name, *_ in ends])
         read = [(index, name) for index, name in self._inputs.items() if name in needed]
@@ -197,7 +141,7 @@ class OnnxGraph:
             for some in (starts, ends)
         ]
         protos = [helper.make_node(kind, ins, outs, **as_attributes(how)) for kind, ins, outs, how in nodes]
-        arrays = {name: array for name, array in self._arrays.items() if name in needed}
+        arrays = {name: array for name, array in self.engine.arrays.items() if name in needed}
         weights = [tensor_proto(name, array) for name, array in arrays.items()]
         graph = helper.make_graph(protos, "nnhal", *infos, weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
@@ -207,7 +151,7 @@ class OnnxGraph:
     def _needed(self, ends: list[str]) -> tuple[list[NodeFacts], set[str]]:
         """Return the nodes that the ends need, and the names of all their tensors."""
         needed, nodes = set(ends), []
-        for node in reversed(self._nodes):
+        for node in reversed(self.engine.written):
             if not needed.isdisjoint(node[2]):
                 needed.update(node[1], node[2])
                 nodes.append(node)
@@ -218,7 +162,7 @@ class OnnxGraph:
 
         If several readers share one, and ONNX Runtime moves a Transpose for one of them, it forgets the others.
         """
-        decoding = {n[2][0]: n for n in nodes if n[0] == "DequantizeLinear" and n[1][0] not in self._arrays}
+        decoding = {n[2][0]: n for n in nodes if n[0] == "DequantizeLinear" and n[1][0] not in self.engine.arrays}
         read: set[str] = set()
         found: list[NodeFacts] = []
         for kind, inputs, outputs, how in nodes:

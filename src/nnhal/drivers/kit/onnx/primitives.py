@@ -1,14 +1,14 @@
 """The primitives of `kit.operations`, made of ONNX's operators: those that are right and fast in ONNX Runtime."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import RecurrentActivation as Kind
 from nnhal.base.operands import Array, Shape, UnknownValue
 from nnhal.drivers.kit.forms import Refused
+from nnhal.drivers.kit.onnx.nodes import OnnxNodes
 from nnhal.drivers.kit.operations.primitives import LstmLayer, RnnLayer, WindowAttributes
 
 KINDS = {"add": "Add", "subtract": "Sub", "multiply": "Mul", "divide": "Div", "power": "Pow", "select": "Where"}
@@ -24,32 +24,19 @@ ORDER = ("input", "output", "forget", "cell")  # of gates
 LOGICAL = {"logical_or": "max", "logical_and": "min"}
 
 
-class NodeWriter(Protocol):
-    """The part of `OnnxGraph` that the primitives use."""
-
-    def node(self, kind: str, *inputs: Any, **attributes: Any) -> str: ...
-    def nodes(self, kind: str, inputs: Sequence[Any], count: int, **attributes: Any) -> list[str]: ...
-    def constant(self, data: Any, dtype: Any = None) -> str: ...
-    def dtype(self, name: str) -> np.dtype[Any]: ...
-    def elements(self, name: str) -> Array | None: ...
-
-
-class OnnxPrimitives:
-    """Writes primitives, and nodes by ONNX's names: `o.Add(x, 1.0)`. Inputs of nodes are as of `OnnxGraph.nodes`."""
+class OnnxPrimitives(OnnxNodes):
+    """An ONNX graph under construction."""
 
     name = "ONNX Runtime"
     forgets_nan = frozenset({"reduce_max", "reduce_min"})
     merges_factors = needs_elements = unknown_sizes = False
 
-    def __init__(self, graph: NodeWriter) -> None:
-        self._graph, self.nodes, self.dtype, self.elements = graph, graph.nodes, graph.dtype, graph.elements
+    def __init__(self) -> None:
+        super().__init__()
         self._sources: dict[str, str] = {}  # tensors, by name: the tensor with the same elements in another shape
         self._transposed: dict[tuple[str, tuple[int, ...]], str] = {}  # by name and order
         self.gates: dict[str, str] = {}  # tensors, by name: the tensor of which each is the LOGISTIC
         self.filled: dict[str, str] = {}  # tensors of one value, by name: that value
-
-    def __getattr__(self, kind: str) -> Callable[..., str]:
-        return partial(self._graph.node, kind)
 
     def convert(self, node: str, dtype: Any) -> str:
         return self.Cast(node, to=np.dtype(dtype))
@@ -77,7 +64,7 @@ class OnnxPrimitives:
             return self.convert(nodes[0], self.dtype(nodes[1]))
         if kind == "divide" and self.dtype(nodes[0]) == np.int32:
             return self.whole_quotient(*nodes)
-        return self._graph.node(KINDS[kind], *nodes)
+        return self.node(KINDS[kind], *nodes)
 
     def whole_quotient(self, x: str, y: str) -> str:
         """Round integers towards minus infinity, in float64: it holds them and never rounds a quotient up to the next."""
@@ -127,12 +114,12 @@ class OnnxPrimitives:
 
     def transpose(self, x: str, order: Sequence[int]) -> str:
         """Transpose; a constant is written in the other order."""
-        known = self.elements(x)
+        known = self.arrays.get(x)
         if known is None:
             return self.Transpose(x, perm=list(order))
         key = x, tuple(order)
         if key not in self._transposed:
-            self._transposed[key] = self._graph.constant(np.ascontiguousarray(known.transpose(order)))
+            self._transposed[key] = self.constant(np.ascontiguousarray(known.transpose(order)))
         return self._transposed[key]
 
     def concat(self, parts: Sequence[str], axis: int) -> str:
@@ -175,7 +162,7 @@ class OnnxPrimitives:
         """Reduce truth values as numbers."""
         if kind in LOGICAL:
             return self.convert(self.reduce(LOGICAL[kind], self.convert(x, np.int32), axes, keep), np.bool_)
-        return self._graph.node(REDUCED[kind], x, list(axes), keepdims=int(keep), noop_with_empty_axes=1)
+        return self.node(REDUCED[kind], x, list(axes), keepdims=int(keep), noop_with_empty_axes=1)
 
     def top(self, x: str, count: int, axis: int) -> str:
         return self.nodes("TopK", [x, [count]], 2, axis=axis)[1]

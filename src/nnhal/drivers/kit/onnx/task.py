@@ -36,7 +36,7 @@ class OnnxTask(GraphTask):
 
     def __init__(self, graph: OnnxGraph, a: Bound, operation: Operation) -> None:
         super().__init__(graph, graph.engine, a, operation)
-        self.nodes = graph.nodes
+        self.nodes = graph.engine.nodes
 
     def xs(self) -> list[str]:
         """Return the real values of all tensor arguments.

@@ -26,7 +26,8 @@ def reshape(t: GraphTask) -> None:
 @entry("TRANSPOSE", exact=True)
 def transpose(t: GraphTask) -> None:
     """Without an order, reverse the dimensions."""
-    order = t.array("permutation").tolist() if t.places("permutation") else range(t.a.input.rank)[::-1]
+    given = t.places("permutation") or (t.o.needs_elements and t.a.permutation is not None)  # which may be empty
+    order = t.array("permutation").tolist() if given else range(t.a.input.rank)[::-1]
     t.hold(t.o.transpose(t.stored("input"), order))
 
 
