@@ -3,13 +3,19 @@
 import ast
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from nnhal.conformance.differential import as_code, compare_device
+from nnhal.conformance.draw import cells
+from nnhal.drivers import reference
 from nnhal.drivers.kit import operations
 from nnhal.drivers.kit.lowering import LoweringTable
 from nnhal.drivers.kit.onnx import TABLE as ONNX
 from nnhal.drivers.kit.onnx import entries
 from nnhal.drivers.kit.operations import ENTRIES, Primitives, RealPrimitives
+from tests.differential.drawing import seeds
+from tests.drivers.numpy_driver import NumpyDevice
 
 KIT = Path(operations.__file__).parent
 # operations that ONNX Runtime lowers in another way, and why; the tasks of `kit.onnx` call the common entries otherwise
@@ -24,6 +30,7 @@ REPLACED = {
     "INSTANCE_NORMALIZATION": "float64",
 }
 ONLY_ONNX = {"HASHTABLE_LOOKUP"}
+EVERY = 5  # of the types and classes of values of an operation
 
 
 def openvino_table() -> LoweringTable[operations.GraphTask]:
@@ -68,3 +75,12 @@ def test_each_primitive_is_used_by_a_common_entry_or_a_task() -> None:
 def test_the_replaced_entries_are_written_beside_each_other() -> None:
     functions = {ONNX.entries[name].lower for name in (*REPLACED, *ONLY_ONNX)}
     assert {function.__module__ for function in functions} == {entries.__name__}
+
+
+@pytest.mark.parametrize("name", sorted(ENTRIES))
+def test_the_common_entry_computes_as_defined_with_plain_primitives(name: str) -> None:
+    device, found = NumpyDevice(), []
+    for cell in list(cells([name]))[::EVERY]:
+        found += compare_device(device, reference.device(), cell, np.random.default_rng(seeds(cell)), 3)
+    assert name == "FILL" or "agrees" in {result.outcome for result in found}  # its drawn shape is given at execution
+    assert not [(result.reason, as_code(result.call)) for result in found if result.outcome == "differs"]

@@ -240,7 +240,8 @@ class OnnxPrimitives(OnnxNodes):
         """Write an LSTM. A coupled input gate has the negated one of the forget gate: 1 - sigmoid(x) = sigmoid(-x)."""
 
         def joined(part: dict[str, str], *more: Any) -> str:
-            known = part if "input" in part else {**part, "input": self.Neg(part["forget"])}
+            coupled = "input" not in part and "forget" in part
+            known = {**part, "input": self.Neg(part["forget"])} if coupled else part
             return self.Concat(*(known[gate] for gate in ORDER if gate in known), *more, axis=0)
 
         both = joined(layer.bias, np.zeros(len(ORDER) * layer.units, np.float32))

@@ -74,14 +74,18 @@ def transposed_convolution(t: GraphTask) -> None:
     if a.form_has("scheme"):
         t.array("output_shape")
     sizes = [(cut(a, axis), out_size(axis)(a), products_extent(a, axis)) for axis in "hw"]
-    t.require(all(before < reached for before, _, reached in sizes), "only padding is left of the output")
+    beyond = any(before >= reached for before, _, reached in sizes)
+    t.require(not (beyond and t.o.needs_elements), "only padding is left of the output")
     before, after = [before for before, *_ in sizes], [reached - before - size for before, size, reached in sizes]
 
     def product(x: Node, weights: Node, bias: Node | None = None) -> Node:
         weights = t.o.transpose(weights, [3, 0, 1, 2])
-        y = t.o.spread(t.image(x), weights, [a.stride_h, a.stride_w], before, [max(0, n) for n in after])
+        ends = ([0, 0], [0, 0]) if beyond else (before, [max(0, n) for n in after])
+        y = t.o.spread(t.image(x), weights, [a.stride_h, a.stride_w], *ends)
         if min(after) < 0:
             y = t.o.pad(y, [0] * 4, [0, 0, *(max(0, -n) for n in after)], t.f32(0))
+        if beyond:
+            y = t.o.slice(y, before, [first + size for first, size, _ in sizes], [1, 1], [2, 3])
         return y if bias is None else t.op("add", y, t.o.reshape(bias, [1, -1, 1, 1]))
 
     t.layer(product)

@@ -1,6 +1,6 @@
 """Entries of recurrent operations: an engine's own kernel if it means the same, otherwise unrolled time steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +44,20 @@ def joined(t: GraphTask, name: str, aux: str, crossed: bool) -> Node:
     return t.o.concat([t.x(name), t.x(aux)], 1) if crossed else t.x(name)
 
 
+def units_of(t: GraphTask, way: str) -> int:
+    """Return the units; 1 for a verdict about unknown sizes."""
+    if t.o.unknown_sizes:
+        return size(t.a, f"{way}units") or 1
+    units: int = getattr(t.a, f"{way}units")
+    return units
+
+
+def gates(t: GraphTask, stem: str, own: Sequence[str]) -> dict[str, Node]:
+    """Return the tensors of some gates. One of unknown sizes may look omitted, which only some engines accept."""
+    places = {gate: f"{stem}_{gate}" for gate in own}
+    return {gate: t.x(name) for gate, name in places.items() if t.o.needs_elements or t.places(name)}
+
+
 def rnn_cell(t: GraphTask, way: str = "", crossed: bool = False) -> RecurrentCell:
     """Return a fully connected cell."""
     again = t.x(f"{way}recurrent_weights")
@@ -59,11 +73,11 @@ def lstm_cell(t: GraphTask, way: str = "", crossed: bool = False) -> RecurrentCe
     """Return an LSTM cell with all its optional parts."""
     own = [gate for gate in GATES if t.places(f"{way}input_to_{gate}")]
     ahead = [joined(t, f"{way}input_to_{gate}", f"{way}aux_to_{gate}", crossed) for gate in own]
-    again, bias = ({gate: t.x(f"{way}{part}_{gate}") for gate in own} for part in ("state_to", "bias"))
+    again, bias = gates(t, f"{way}state_to", own), gates(t, f"{way}bias", own)
     peep, norm = ({gate: t.maybe(f"{way}{part}_{gate}") for gate in own} for part in ("peep", "norm"))
     recurrent, plain = t.o.concat([*again.values()], 0), all(weight is None for weight in norm.values())
     projection, shift = t.maybe(f"{way}projection"), t.maybe(f"{way}projection_bias")
-    units = getattr(t.a, f"{way}units")
+    units = units_of(t, way)
 
     def clipped(x: Node, most: float) -> Node:
         return t.o.clamp(x, -float(most), float(most)) if most > 0 else x
@@ -77,7 +91,8 @@ def lstm_cell(t: GraphTask, way: str = "", crossed: bool = False) -> RecurrentCe
             y = values[name]
             if peep[name] is not None:
                 y = t.op("add", y, t.op("multiply", memory, peep[name]))
-            return y if plain else t.op("add", t.op("multiply", normalised(t, y), norm[name]), bias[name])
+            y = y if norm[name] is None else t.op("multiply", normalised(t, y), norm[name])
+            return y if plain or name not in bias else t.op("add", y, bias[name])
 
         forget = t.op("sigmoid", gate("forget", memory))
         admit = t.op("sigmoid", gate("input", memory)) if "input" in own else t.op("subtract", t.f32(1), forget)
@@ -104,14 +119,17 @@ def require_output_size(t: GraphTask, way: str) -> None:
     """Refuse an LSTM whose projection may be omitted at execution, but only if sizes are right with it."""
     output, units = size(t.a, f"{way}output_size"), size(t.a, f"{way}units")
     unlike = t.maybe(f"{way}projection") is None and None not in (output, units) and output != units
-    t.require(not unlike, f"{way}projection may be omitted at execution, must be known when the model is prepared")
+    t.require(
+        not (unlike and t.o.needs_elements),
+        f"{way}projection may be omitted at execution, must be known when the model is prepared",
+    )
 
 
 def rnn_layer(t: GraphTask, way: str, crossed: bool) -> RnnLayer:
     """Return a fully connected layer as an engine's own kernel has it."""
     weights = joined(t, f"{way}weights", f"{way}aux_weights", crossed)
     again, bias, state = (t.x(f"{way}{name}") for name in ("recurrent_weights", "bias", "hidden_state"))
-    return RnnLayer(weights, again, bias, state, t.a.activation_kind, getattr(t.a, f"{way}units"))
+    return RnnLayer(weights, again, bias, state, t.a.activation_kind, units_of(t, way))
 
 
 def lstm_layer(t: GraphTask, way: str = "", crossed: bool = False) -> LstmLayer | None:
@@ -120,9 +138,9 @@ def lstm_layer(t: GraphTask, way: str = "", crossed: bool = False) -> LstmLayer 
         return None
     own = [gate for gate in GATES if t.places(f"{way}input_to_{gate}")]
     weights = {gate: joined(t, f"{way}input_to_{gate}", f"{way}aux_to_{gate}", crossed) for gate in own}
-    recurrent, bias = ({gate: t.x(f"{way}{part}_{gate}") for gate in own} for part in ("state_to", "bias"))
+    recurrent, bias = gates(t, f"{way}state_to", own), gates(t, f"{way}bias", own)
     peepholes = {gate: t.x(f"{way}peep_{gate}") for gate in own if t.maybe(f"{way}peep_{gate}") is not None}
-    states, units = (t.x(f"{way}state"), t.x(f"{way}cell_state")), getattr(t.a, f"{way}units")
+    states, units = (t.x(f"{way}state"), t.x(f"{way}cell_state")), units_of(t, way)
     return LstmLayer(weights, recurrent, bias, peepholes, *states, t.a.activation_kind, units)
 
 
