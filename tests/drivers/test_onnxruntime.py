@@ -15,7 +15,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import dtype_of
 from nnhal.drivers import onnxruntime
 from nnhal.drivers.kit.onnx import TABLE, BuiltGraph, OnnxGraph, OnnxTask
-from nnhal.drivers.kit.onnx.graph import EXTERNAL
+from nnhal.drivers.kit.onnx.nodes import EXTERNAL
 from nnhal.drivers.onnxruntime import session
 from nnhal.drivers.reference import Reference
 from nnhal.hal.chain import checked_prepared

@@ -10,8 +10,9 @@
 | `numbers.py` | windows with their padding, bounds of activations, scales of products, for every signature |
 | `proof.py` | a device that runs the kernel variants verified on this processor, or those that an option names |
 | `onnx/` | a model as ONNX, for engines that read ONNX |
+| `operations/` | each operation, lowered once to the primitives of an engine's graph |
 | `quiet.py` | keeps an engine's log lines off stderr |
-| `real/` | operations of all types, made of the primitives of an engine of float32 tensors |
+| `real/` | quantised operands as float32, for engines that compute with float32 tensors |
 | `shapes.py` | models with open shapes, for an engine that needs known ones |
 | `sums.py` | bounds of sums of products; long sums in stages |
 | `team.py` | instances of an engine that runs one execution at a time |

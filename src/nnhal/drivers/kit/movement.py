@@ -1,10 +1,10 @@
 """Moves of elements as the numbers that engines need: orders of dimensions, positions, slices and shares."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
-from nnhal.base.codes import MirrorPad
 from nnhal.base.operands import Array
 from nnhal.ops.resize import new_size, positions
 from nnhal.ops.schema import Bound
@@ -28,8 +28,8 @@ def block_move(a: Bound) -> BlockMove:
     if name == "CHANNEL_SHUFFLE":
         sizes = list(a.input.known)
         axis = a.axis % len(sizes)
-        cut = [*sizes[:axis], a.groups, sizes[axis] // a.groups, *sizes[axis + 1 :]]
-        return BlockMove(cut, (*range(axis), axis + 1, axis, *range(axis + 2, len(cut))), sizes)
+        cut = [math.prod(sizes[:axis]), a.groups, sizes[axis] // a.groups, math.prod(sizes[axis + 1 :])]
+        return BlockMove(cut, (0, 2, 1, 3), sizes)
     n, h, w, c = a.batch, a.height, a.width, a.depth
     if name == "DEPTH_TO_SPACE":
         b = a.block
@@ -69,13 +69,6 @@ def strided_slices(a: Bound) -> StridedSlices:
         found.ends.append(0 if not count else end if end >= 0 else -FAR)
         found.steps.append(step if count else 1)
     return found
-
-
-def mirror_indices(a: Bound) -> dict[int, Array]:
-    """Return the indices that MIRROR_PAD picks along each padded dimension."""
-    mode = "reflect" if a.mode == MirrorPad.REFLECT else "symmetric"
-    rows = enumerate(zip(a.input.known, a.paddings.array.reshape(-1, 2), strict=True))
-    return {axis: np.pad(np.arange(size), widths, mode=mode) for axis, (size, widths) in rows if widths.any()}  # type: ignore[call-overload]
 
 
 def nearest_indices(a: Bound, size: int, new: int) -> Array:

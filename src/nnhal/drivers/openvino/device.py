@@ -11,16 +11,20 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.operands import quantised
 from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape, kept_graph
+from nnhal.drivers.kit.operations import table_for
+from nnhal.drivers.kit.operations.elementwise import EVERY
 from nnhal.drivers.kit.proof import ProvedDevice
-from nnhal.drivers.kit.real import FAST, RealGraph, RealTask, table_for
+from nnhal.drivers.kit.real import FAST, FORMS, RealGraph, RealTask
 from nnhal.drivers.openvino.engine import OpenVINOModel, compiled, restored, settings, version
 from nnhal.drivers.openvino.maths import MathOperations
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
 from nnhal.model.graph import Model
+from nnhal.ops.schema import Q8SYMM, Q16A, Q16S
 
 ELSEWHERE = {"IF": "the runtime itself runs branches", "WHILE": "OpenVINO cannot end a loop at its timeout"}
-TABLE = table_for("OpenVINO", ELSEWHERE, eight_bits=True)
+CAST = {"CAST": EVERY | {Q8SYMM, Q16A, Q16S}}
+TABLE = table_for(RealTask, "OpenVINO", ELSEWHERE, forms=FORMS, types=CAST)
 MOST_THREADS = 4  # unless the application sets a number
 STATED = Performance(exec_time=0.06, power_usage=0.06)  # LiteRT declares 0.05; the processor determines which is faster
 EXACT = Performance(exec_time=0.1, power_usage=0.1)  # of quantised types, if they are computed in float32

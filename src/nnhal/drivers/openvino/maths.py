@@ -1,4 +1,7 @@
-"""The primitives that `kit.real` needs, made of OpenVINO's operations."""
+"""The primitives of `kit.operations`, made of OpenVINO's operations.
+
+The file is long because each primitive also avoids the faults of its operation.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -6,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.operands import Array, Shape
+from nnhal.base.codes import RecurrentActivation
+from nnhal.base.operands import Array, Shape, UnknownValue
 from nnhal.drivers.kit.native import borrowed_array
+from nnhal.drivers.kit.operations.primitives import GATES, LstmLayer, Node, RnnLayer, WindowAttributes
 from nnhal.drivers.kit.real.constants import KnownConstants
-from nnhal.drivers.kit.real.engine import Node, WindowAttributes
 from nnhal.drivers.kit.variants import Refused
 from nnhal.drivers.openvino.engine import opset, ov
 
@@ -19,6 +23,16 @@ NOT_FOLDED = LAYERS | {"elu", "gather_elements", "gru_sequence", "lstm_sequence"
 CHOICES = frozenset({"maximum", "minimum", "select"})
 UNCONVERTED = "nonconvertable_divide_0"  # OpenVINO's mark of divisions that it keeps
 TINY, SHIFT = np.finfo(np.float32).tiny, np.float32(2.0**32)
+LARGEST = 2.0**31 - 128  # the greatest float32 that an int32 holds
+# the two inputs' order: which one, 0 or not 0, is the greater; None: the other
+INTEGERS: dict[str, tuple[str, bool | None]] = {
+    "equal": ("equal", None),
+    "not_equal": ("not_equal", None),
+    "less": ("not_equal", False),
+    "greater": ("not_equal", True),
+    "less_equal": ("equal", True),
+    "greater_equal": ("equal", False),
+}
 PASSED_ON = frozenset({"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -75,6 +89,8 @@ class MathOperations(KnownConstants):
     """An `ov.Model` under construction. Constants must live as long as it or a model compiled from it."""
 
     name = "OpenVINO"
+    forgets_nan = frozenset({"exp", "maximum", "minimum", "reduce_max", "reduce_min", "softmax"})
+    merges_factors = needs_elements = unknown_sizes = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,11 +135,68 @@ class MathOperations(KnownConstants):
             return self.o.round(*nodes, "half_away_from_zero")
         if kind == "divide":
             return self.quotient(*nodes)
+        if kind == "reciprocal":
+            return self.quotient(self.number(1), *nodes)
+        if kind == "is_nan":
+            return self.o.not_equal(nodes[0], nodes[0])
         if kind == "abs" and len(self.shape(nodes[0]) or ()) == 1:  # after a concatenation it changes the inputs
             return self.squeeze(self.o.abs(self.unsqueeze(nodes[0], 0)), 0)
         if kind in CHOICES and self.dtype(nodes[-1]) == np.int32:
             return self._alone(getattr(self.o, kind)(*map(self._alone, nodes)))
         return getattr(self.o, kind)(*nodes)
+
+    def number(self, number: float, dtype: Any = np.float32) -> Node:
+        """Write a constant."""
+        return self.constant(np.array(number, dtype))
+
+    def require_normal(self, *nodes: Node) -> None:
+        """Refuse subnormal constants: OpenVINO may treat these as 0, but not the other operand."""
+        for known in map(self.elements, nodes):
+            if known is not None and known.dtype == np.float32 and ((np.abs(known) < TINY) & (known != 0)).any():
+                raise Refused("OpenVINO treats a subnormal constant as 0, but not the other operand")
+
+    def power(self, base: Node, exponent: Node) -> Node:
+        """Raise. For a constant 0.5 OpenVINO uses the root, which is NaN at minus infinity."""
+        self.require_normal(base, exponent)
+        known = self.elements(exponent)
+        if known is not None and (known == 0.5).any():
+            base = self.o.select(self.o.equal(base, self.number(-np.inf)), self.number(np.inf), base)
+        return self.o.power(base, exponent)
+
+    def compare(self, kind: str, x: Node, y: Node) -> Node:
+        """Compare truth values as numbers.
+
+        OpenVINO compares integers in float32: the greater of two, and whether a difference is 0, are exact. Only "less"
+        is false for NaN everywhere.
+        """
+        self.require_normal(x, y)
+        if self.dtype(x) == np.bool_:
+            x, y = self.convert(x, np.int32), self.convert(y, np.int32)
+        elif self.dtype(x) == np.int32:
+            kind, of_the_greater = INTEGERS[kind]
+            other = y if of_the_greater is None else self.op("maximum", x, y)
+            return self.op(kind, self.op("subtract", other, y if of_the_greater else x), self.number(0, np.int32))
+        return self.op(kind.replace("greater", "less"), y, x) if kind.startswith("greater") else self.op(kind, x, y)
+
+    def saturate(self, x: Node, dtype: np.dtype[Any]) -> Node:
+        """Convert to int32, or to integers of 8 bits in float32, saturated: the conversion itself does not do it."""
+        given, limits = self.dtype(x), np.iinfo(dtype)
+        if dtype == np.int32:
+            if given != np.float32:
+                return x if given == dtype else self.convert(x, dtype)
+            x = self.without_nan(x)
+            near = self.convert(self.clamp(x, -(2.0**31), LARGEST), dtype)
+            most = self.number(2**31 - 1, dtype)
+            return self.op("select", self.op("greater", x, self.number(LARGEST)), most, near)
+        if given == np.float32:
+            x = self.clamp(self.without_nan(x), float(limits.min), float(limits.max))
+            return self.op("select", self.op("less", x, self.number(0)), self.op("ceiling", x), self.op("floor", x))
+        whole = x if given == np.int32 else self.convert(x, np.int32)
+        whole = self.op("minimum", whole, self.number(limits.max, np.int32))
+        return self.convert(self.op("maximum", whole, self.number(limits.min, np.int32)), np.float32)
+
+    def without_nan(self, x: Node) -> Node:
+        return self.op("select", self.op("is_nan", x), self.number(0), x)
 
     def quotient(self, x: Node, y: Node) -> Node:
         """Divide x by y, rounded once. OpenVINO keeps a marked division, and multiplies by the reciprocal for others."""
@@ -162,7 +235,16 @@ class MathOperations(KnownConstants):
         return self.o.clamp(x, low, high)
 
     def elu(self, x: Node, alpha: float) -> Node:
+        if alpha < 0:
+            raise Refused(f"alpha is {alpha:g}, must be at least 0 for OpenVINO's kernel")
         return self.o.elu(x, alpha)
+
+    def prelu(self, x: Node, slopes: Node, alike: bool) -> Node | None:
+        """Write OpenVINO's own, which its layers can include, unless a slope is 0 or subnormal."""
+        known, rank = self.constants[self.name_of(slopes)], len(self.shape(x) or ())
+        if not alike or rank < 2 or (np.abs(known) < TINY).any():
+            return None
+        return self.o.prelu(x, self.reshape(slopes, (1,) * (rank - known.ndim) + known.shape))
 
     def reshaped(self, x: Node, shape: Sequence[int]) -> Node:
         return self.o.reshape(x, self.whole(shape), special_zero=False)
@@ -177,6 +259,9 @@ class MathOperations(KnownConstants):
         return self.o.transpose(x, self.whole(order))
 
     def concat(self, parts: Sequence[Node], axis: int) -> Node:
+        known = [array for array in map(self.elements, parts) if array is not None]
+        if len(known) == len(parts):  # once, for all steps that read joined weights
+            return self.constant(np.concatenate(known, axis))
         first, *more = parts
         sizes = self.shape(first)
         if more and all(part is first for part in more) and sizes is not None and sizes[axis] == 1:
@@ -184,13 +269,19 @@ class MathOperations(KnownConstants):
             return self.gather(first, self.whole([0] * len(parts)), axis)
         return self.o.concat(list(parts), axis)
 
+    def split(self, x: Node, axis: int, size: int, count: int) -> Sequence[Node]:
+        return [self.slice(x, [n * size], [(n + 1) * size], [1], [axis]) for n in range(count)]
+
     def slice(
         self, x: Node, begin: Sequence[int], end: Sequence[int], steps: Sequence[int], axes: Sequence[int]
     ) -> Node:
         return self.o.slice(x, *map(self.whole, (begin, end, steps, axes)))
 
-    def pad(self, x: Node, before: Sequence[int], after: Sequence[int], mode: str, fill: Node = None) -> Node:
-        return self.o.pad(x, self.whole(before), self.whole(after), mode, fill)
+    def pad(self, x: Node, before: Sequence[int], after: Sequence[int], fill: Node) -> Node:
+        return self.o.pad(x, self.whole(before), self.whole(after), "constant", fill)
+
+    def mirror(self, x: Node, before: Sequence[int], after: Sequence[int], mode: str, sizes: Shape) -> Node:
+        return self.o.pad(x, self.whole(before), self.whole(after), mode)
 
     def gather(self, x: Node, indices: Node, axis: int) -> Node:
         return self.o.gather(x, indices, self.whole(axis))
@@ -209,6 +300,8 @@ class MathOperations(KnownConstants):
         return x
 
     def broadcast(self, x: Node, shape: Sequence[int]) -> Node:
+        if self.elements(x) is None:
+            raise UnknownValue("value")
         return self.o.broadcast(x, self.whole(shape))
 
     def reduce(self, kind: str, x: Node, axes: Sequence[int], keep: bool) -> Node:
@@ -221,12 +314,15 @@ class MathOperations(KnownConstants):
         kept = self._alone(kept) if len(self.shape(x) or ()) == 3 else kept
         return kept if keep else self.o.squeeze(kept, self.whole(axes))
 
-    def top(self, x: Node, count: int, axis: int, most: bool) -> tuple[Node, Node]:
+    def top(self, x: Node, count: int, axis: int, most: bool = True) -> Node:
         mode = "max" if most else "min"
-        found = self.o.topk(x, self.whole(count), axis, mode, "value", "i32", stable=True)
-        return found.output(0), found.output(1)
+        return self.o.topk(x, self.whole(count), axis, mode, "value", "i32", stable=True).output(1)
 
-    def blocks(self, kind: str, x: Node, block: int) -> Node:
+    def extreme(self, x: Node, axis: int, most: bool, keep: bool) -> Node:
+        found = self.top(x, 1, axis, most)
+        return found if keep else self.squeeze(found, axis)
+
+    def blocks(self, kind: str, x: Node, block: int) -> Node | None:
         return getattr(self.o, kind)(x, "blocks_first", block)
 
     def one_column(self, x: Node, weights: Node, how: WindowAttributes) -> tuple[Node, WindowAttributes]:
@@ -253,7 +349,7 @@ class MathOperations(KnownConstants):
             return x, how
         return self.slice(x, [0, 0], [2**31 - 1] * 2, how.strides, [2, 3]), how._replace(strides=(1, 1), same=False)
 
-    def convolution(self, x: Node, weights: Node, groups: int, how: WindowAttributes) -> Node:
+    def convolution(self, x: Node, weights: Node, groups: int, how: WindowAttributes, bias: Node | None = None) -> Node:
         x, how = self.one_column(x, weights, how)
         x, how = self.picked(x, weights, how)
         told = list(how.strides), list(how.before), list(how.after), list(how.dilations), padding(how)
@@ -266,10 +362,19 @@ class MathOperations(KnownConstants):
         """Return a shape whose dimensions are all known."""
         return list(out(node).get_shape())
 
-    def spread(self, x: Node, weights: Node, strides: Sequence[int]) -> Node:
-        return self.o.convolution_backprop_data(x, weights, list(strides), pads_begin=[0, 0], pads_end=[0, 0])
+    def spread(
+        self, x: Node, weights: Node, strides: Sequence[int], before: Sequence[int], after: Sequence[int]
+    ) -> Node:
+        y = self.o.convolution_backprop_data(x, weights, list(strides), pads_begin=[0, 0], pads_end=[0, 0])
+        for axis, (first, more) in enumerate(zip(before, after, strict=True), 2):
+            if first or more:
+                y = self.slice(y, [first], [-more if more else 2**31 - 1], [1], [axis])
+        return y
 
-    def matmul(self, x: Node, y: Node, turn_x: bool = False, turn_y: bool = False) -> Node:
+    def dense(self, x: Node, weights: Node, bias: Node | None = None) -> Node:
+        return self.matmul(x, weights, False, True)
+
+    def matmul(self, x: Node, y: Node, turn_x: bool = False, turn_y: bool = False, rank: int = 2) -> Node:
         if self.shape(y) == (1, 1) and not turn_x:  # fused with a product before it, it does not compile
             return self.o.multiply(x, y)
         rows, turned = self.weights_by_output(y, turn_y)
@@ -298,13 +403,32 @@ class MathOperations(KnownConstants):
     def softmax(self, x: Node, axis: int, logarithm: bool) -> Node:
         return self.o.log_softmax(x, axis) if logarithm else self.o.softmax(x, axis)
 
-    def interpolate(self, x: Node, sizes: Sequence[int], how: str) -> Node:
-        kind, how = ("nearest", "asymmetric") if how == "repeated" else ("linear_onnx", how)
+    def interpolate(self, x: Node, sizes: Sequence[int], how: str, shares: Callable[[], tuple[Array, Array]]) -> Node:
+        return self.resized(x, sizes, "linear_onnx", how)
+
+    def repeat(self, x: Node, times: Sequence[int], sizes: Sequence[int]) -> Node:
+        return self.resized(x, sizes, "nearest", "asymmetric")
+
+    def resized(self, x: Node, sizes: Sequence[int], kind: str, how: str) -> Node:
         more = {"coordinate_transformation_mode": how, "nearest_mode": "floor", "axes": self.whole([2, 3])}
         return self.o.interpolate(x, self.whole(sizes), kind, "sizes", **more)
 
-    def lstm(self, x: Node, states: Sequence[Node], weights: Sequence[Node], count: int, back: bool) -> Sequence[Node]:
-        return self._sequence(self.o.lstm_sequence, x, states, weights, count, "reverse" if back else "forward")
+    def recurrent(
+        self, x: Node, layer: LstmLayer | RnnLayer, count: int, back: bool, axis: int
+    ) -> Sequence[Node] | None:
+        """Write a plain LSTM: OpenVINO's kernels of other cells are not verified."""
+        if not isinstance(layer, LstmLayer) or layer.peepholes or len(layer.weights) < len(GATES):
+            return None
+        if layer.activation != RecurrentActivation.TANH:
+            return None
+        weights = [self.concat([part[gate] for gate in GATES], 0) for part in layer[:3]]
+        x = x if axis else self.transpose(x, [1, 0, 2])
+        direction, states = "reverse" if back else "forward", (layer.state, layer.memory)
+        y, *last = self._sequence(self.o.lstm_sequence, x, states, weights, count, direction)
+        return [y if axis else self.transpose(y, [1, 0, 2]), *last]
+
+    def recurrent_step(self, x: Node, layer: LstmLayer) -> None:
+        """Write nothing: several nodes are as fast as a sequence of one step."""
 
     def gru(self, x: Node, state: Node, weights: Sequence[Node], count: int, reset_behind: bool) -> Sequence[Node]:
         make = partial(self.o.gru_sequence, linear_before_reset=reset_behind)

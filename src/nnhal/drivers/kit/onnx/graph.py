@@ -1,34 +1,31 @@
-"""The ONNX graph under construction: the tensor of each operand, and the task of an entry of the table.
+"""The ONNX graph under construction: the tensor of each operand.
 
 Inside the graph float16 is float32, and both asymmetric 8-bit types are uint8: the signed one has its sign bit
 inverted, and a zero point that is greater by 128.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnhal.base.codes import Activation, Lifetime, OperandType, type_name
-from nnhal.base.operands import Array, Shape, Value, fixed
-from nnhal.drivers.kit import LoweringTable, LoweringTask, Refused, bounds
-from nnhal.model.graph import CONSTANTS, Model, Operation, describe
+from nnhal.base.codes import Lifetime, OperandType, type_name
+from nnhal.base.operands import Array, Value, fixed
+from nnhal.drivers.kit import Refused
+from nnhal.drivers.kit.onnx.nodes import EXTERNAL, NodeFacts
+from nnhal.drivers.kit.onnx.primitives import OnnxPrimitives
+from nnhal.model.graph import CONSTANTS, Model, describe
 from nnhal.model.validate import validate
-from nnhal.ops.common import ACTIVATION_RANGE
-from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM, Bound
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM
 
 OPSET, IR = 18, 9
 SIGN = np.uint8(128)
 NUMBERS = {"f4": 1, "u1": 2, "i1": 3, "i4": 6, "i8": 7, "b1": 9, "f2": 10, "f8": 11}  # ONNX's numbers of element types
-FLOATS, QUANTS, HALVES = frozenset((F32, F16)), frozenset((Q8, Q8S)), frozenset((F16, OperandType.FLOAT16))
-MOVED = FLOATS | QUANTS | {I32}
-KNOWN = MOVED | HALVES | {B8, Q8SYMM, Q8PC, OperandType.FLOAT32, OperandType.INT32, OperandType.BOOL}
+HALVES = frozenset((F16, OperandType.FLOAT16))
+KNOWN = HALVES | {F32, I32, Q8, Q8S, B8, Q8SYMM, Q8PC, OperandType.FLOAT32, OperandType.INT32, OperandType.BOOL}
 FAR = (
     2.0**24
 )  # the farthest from 1 that scales may be: beyond, products leave float32, and the engine loses an activation's bounds
 AWAY = 1 + 2.0**-22  # factor for halves of a quantisation step: ONNX rounds them to even, the definition away from 0
-EXTERNAL = 512  # a constant of at least this many bytes stays in its memory
 
 
 class BuiltGraph(NamedTuple):
@@ -43,58 +40,29 @@ class BuiltGraph(NamedTuple):
     arrays: dict[str, Array]
 
 
-NodeFacts = tuple[str, list[str], list[str], dict[str, Any]]  # kind, inputs, outputs, attributes
-
-
 class OnnxGraph:
     """The main subgraph of a model under conversion to ONNX."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.values = model, list(validate(model).subgraphs[0].values)
-        self._nodes: list[NodeFacts] = []
-        self._arrays: dict[str, Array] = {}
+        self.engine = OnnxPrimitives()
+        self.constant = self.engine.constant
         self._names: dict[int, str] = {}
-        self._same: dict[Any, str] = {}
         self._inputs: dict[int, str] = {}
         self._folded: dict[int, Array] = {}
-        self.reshaped: dict[str, str] = {}  # tensors, by name: the tensor with the same elements in another shape
-        self.gates: dict[str, str] = {}  # tensors, by name: the tensor of which each is the LOGISTIC
         # tensors, by name: the tensor and the bounds of which each is the clipped one
         self.within: dict[str, tuple[str, float, float]] = {}
-        # tensors of one value, by name: that value, and the number if it is known
-        self.filled: dict[str, tuple[str, Array | None]] = {}
 
-    def nodes(self, kind: str, inputs: Sequence[Any], count: int, **attributes: Any) -> list[str]:
-        """Write a node; return the names of its outputs.
+    def value(self, index: int) -> Value:
+        return require_known(self.values[index])
 
-        Inputs are names, numbers (of float32), lists of whole numbers, or arrays.
-        """
-        names = [x if isinstance(x, str) else self.constant(x) for x in inputs]
-        outputs = [f"{kind} {len(self._nodes)}.{n}" for n in range(count)]
-        self._nodes.append((kind, names, outputs, attributes))
-        return outputs
-
-    def node(self, kind: str, *inputs: Any, **attributes: Any) -> str:
-        return self.nodes(kind, inputs, 1, **attributes)[0]
-
-    def constant(self, data: Any) -> str:
-        """Write a constant tensor; equal small ones are shared."""
-        whole = np.int64 if isinstance(data, list | tuple) else np.float32 if type(data) in (int, float) else None
-        array = np.asarray(data, whole)
-        key = (array.dtype.str, array.shape, array.tobytes() if array.nbytes < EXTERNAL else id(array))
-        if key not in self._same:
-            self._same[key] = f"constant {len(self._arrays)}"
-            # this keeps the identity of the key; that of the argument may be reused
-            self._arrays[self._same[key]] = array
-        return self._same[key]
-
-    def operand(self, index: int) -> str:
+    def held(self, index: int) -> str:
         """Return the tensor of an operand, in the engine's type."""
         if index not in self._names:
             self._names[index] = self._given(index)
         return self._names[index]
 
-    def put(self, index: int, name: str) -> None:
+    def hold(self, index: int, name: str) -> None:
         """Let this tensor represent the operand."""
         require_known(self.values[index])
         self._names[index] = name
@@ -102,7 +70,7 @@ class OnnxGraph:
     def fold(self, index: int, data: Array) -> None:
         """Give the operand known real values."""
         self._folded[index] = data
-        self.put(index, self.constant(data))
+        self.hold(index, self.constant(data))
 
     def known(self, index: int) -> Array | None:
         """Return the stored elements of an operand, float16 as float32; None if they are known only at execution."""
@@ -118,17 +86,18 @@ class OnnxGraph:
         if operand.lifetime != Lifetime.SUBGRAPH_INPUT:
             return f"refused {index}"  # its maker was refused, so this graph is never finished
         self._inputs[index] = f"in {index}"
+        self.engine.dtypes[f"in {index}"] = edge_dtype(value)
         return self._crossing(value, self._inputs[index], np.float32)
 
     def _crossing(self, value: Value, name: str, half_to: Any) -> str:
         """Convert a tensor between the types inside the graph and those of its ends."""
         if value.type in HALVES:
-            return self.node("Cast", name, to=number_of(half_to))
-        return self.node("BitwiseXor", name, SIGN) if value.type == Q8S else name
+            return self.engine.node("Cast", name, to=np.dtype(half_to))
+        return self.engine.node("BitwiseXor", name, SIGN) if value.type == Q8S else name
 
     def real(self, index: int, unit: float | None = None) -> str:
         """Return the real values of an operand, in float32; a quantised one may have another unit than its scale."""
-        value, name = require_known(self.values[index]), self.operand(index)
+        value, name = require_known(self.values[index]), self.held(index)
         if not value.quantised:
             return name
         zero, how = np.array(zero_point(value), engine_dtype(value)), {}
@@ -137,11 +106,17 @@ class OnnxGraph:
         else:
             scale, how = np.array(value.channel.scales, np.float32), {"axis": value.channel.axis}
             zero = np.full(scale.shape, zero)
-        # Operands of one tensor may differ in scale and zero point.
+        shared = self.engine.shared  # operands of one tensor may differ in scale and zero point
         key = ("real", name, scale.tobytes(), zero.tobytes(), *how.values())
-        if key not in self._same:
-            self._same[key] = self.node("DequantizeLinear", name, scale, zero, **how)
-        return self._same[key]
+        if key not in shared:
+            shared[key] = self.engine.node("DequantizeLinear", name, scale, zero, **how)
+            if unit is None and value.data is not None:
+                self.engine.decoded[shared[key]] = value
+        return shared[key]
+
+    def steps(self, index: int) -> str:
+        """Return the distance from the zero point, in float32; real values if the operand is not quantised."""
+        return self.real(index, 1.0)
 
     def finish(self) -> BuiltGraph:
         """Return the model, all of whose shapes are known by now."""
@@ -150,12 +125,12 @@ class OnnxGraph:
         main = self.model.main
         ends: list[tuple[str, Any, tuple[int, ...]]] = []
         for number, index in enumerate(main.outputs):
-            value, name = require_known(self.values[index]), self.operand(index)
+            value, name = require_known(self.values[index]), self.held(index)
             shape = fixed(value.shape)
             if shape is None:
                 what = describe(self.model, main, index)
                 raise Refused(f"the shape of output {what} is known only at execution, must be before")
-            self._nodes.append(("Identity", [self._crossing(value, name, np.float16)], [f"out {number}"], {}))
+            self.engine.written.append(("Identity", [self._crossing(value, name, np.float16)], [f"out {number}"], {}))
             ends.append((f"out {number}", edge_dtype(value), shape))
         nodes, needed = self._needed([name for name, *_ in ends])
         read = [(index, name) for index, name in self._inputs.items() if name in needed]
@@ -165,8 +140,8 @@ class OnnxGraph:
             [helper.make_tensor_value_info(name, number_of(dtype), shape) for *_, name, dtype, shape in some]
             for some in (starts, ends)
         ]
-        protos = [helper.make_node(kind, ins, outs, **how) for kind, ins, outs, how in nodes]
-        arrays = {name: array for name, array in self._arrays.items() if name in needed}
+        protos = [helper.make_node(kind, ins, outs, **as_attributes(how)) for kind, ins, outs, how in nodes]
+        arrays = {name: array for name, array in self.engine.arrays.items() if name in needed}
         weights = [tensor_proto(name, array) for name, array in arrays.items()]
         graph = helper.make_graph(protos, "nnhal", *infos, weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
@@ -176,7 +151,7 @@ class OnnxGraph:
     def _needed(self, ends: list[str]) -> tuple[list[NodeFacts], set[str]]:
         """Return the nodes that the ends need, and the names of all their tensors."""
         needed, nodes = set(ends), []
-        for node in reversed(self._nodes):
+        for node in reversed(self.engine.written):
             if not needed.isdisjoint(node[2]):
                 needed.update(node[1], node[2])
                 nodes.append(node)
@@ -187,7 +162,7 @@ class OnnxGraph:
 
         If several readers share one, and ONNX Runtime moves a Transpose for one of them, it forgets the others.
         """
-        decoding = {n[2][0]: n for n in nodes if n[0] == "DequantizeLinear" and n[1][0] not in self._arrays}
+        decoding = {n[2][0]: n for n in nodes if n[0] == "DequantizeLinear" and n[1][0] not in self.engine.arrays}
         read: set[str] = set()
         found: list[NodeFacts] = []
         for kind, inputs, outputs, how in nodes:
@@ -199,6 +174,11 @@ class OnnxGraph:
                 read.add(name)
             found.append((kind, names, outputs, how))
         return found
+
+
+def as_attributes(how: dict[str, Any]) -> dict[str, Any]:
+    """Return attributes as ONNX has them: a type of elements is a number."""
+    return {name: number_of(value) if name == "to" else value for name, value in how.items()}
 
 
 def external(array: Array) -> bool:
@@ -255,105 +235,3 @@ def zero_point(value: Value) -> int:
 def number_of(dtype: Any) -> int:
     """Return ONNX's number of an element type."""
     return NUMBERS[np.dtype(dtype).str[1:]]
-
-
-class Nodes:
-    """Writes nodes by their names: `o.Add(x, 1.0)`."""
-
-    def __init__(self, graph: OnnxGraph) -> None:
-        self._graph = graph
-
-    def __getattr__(self, kind: str) -> Callable[..., str]:
-        return partial(self._graph.node, kind)
-
-
-class OnnxTask(LoweringTask):
-    """One operation to lower, with its tensors by the arguments' names, and nodes to write."""
-
-    def __init__(self, graph: OnnxGraph, a: Bound, operation: Operation) -> None:
-        super().__init__(a, operation)
-        self.graph, self.o, self.nodes = graph, Nodes(graph), graph.nodes
-
-    def x(self, name: str) -> str:
-        """Return the stored tensor of an argument."""
-        return self.graph.operand(self.place(name))
-
-    def maybe(self, name: str) -> str | None:
-        """Return the stored tensor of an argument; None if it is omitted."""
-        return self.x(name) if self.a.form_has(name) and self.places(name) else None
-
-    def real(self, name: str) -> str:
-        """Return the real values of an argument, in float32."""
-        return self.graph.real(self.place(name))
-
-    def steps(self, name: str) -> str:
-        """Return the distance from the zero point, in float32; real values if the argument is not quantised."""
-        return self.graph.real(self.place(name), 1.0)
-
-    def reals(self) -> list[str]:
-        """Return the real values of all tensor arguments."""
-        return [self.graph.real(place) for argument, _ in self.a.inputs for place in self.places(argument.name)]
-
-    def known(self, name: str) -> Array | None:
-        """Return an argument's elements if they are known, see `OnnxGraph.known`."""
-        return self.graph.known(self.place(name))
-
-    def cast(self, x: str, dtype: Any) -> str:
-        return self.o.Cast(x, to=number_of(dtype))
-
-    def reshaped(self, x: str, sizes: Shape | Sequence[int | None]) -> str:
-        """Reshape a tensor; one dimension may be open. A tensor that is itself a reshape is replaced by its source."""
-        if list(sizes).count(None) > 1:
-            sizes = Value(F32, tuple(sizes)).known
-        x = self.graph.reshaped.get(x, x)
-        y = self.o.Reshape(x, [-1 if n is None else n for n in sizes], allowzero=int(None not in sizes))
-        self.graph.reshaped[y] = x
-        return y
-
-    def shape(self, number: int = 0) -> Shape:
-        """Return the inferred shape of an output."""
-        return Value(F32, self.a.shapes[number]).dims
-
-    def put(self, y: str, number: int = 0) -> None:
-        """Give an output as it is stored."""
-        self.graph.put(self.operation.outputs[number], y)
-
-    def give(self, y: str, within: tuple[float, float] | None = None) -> None:
-        """Give the output by its real values, before its activation."""
-        low, high = within or bounds(self.a)
-        if (low, high) != ACTIVATION_RANGE[Activation.NONE]:
-            x, least, most = self.graph.within.get(y, (y, low, high))  # every activation's bounds include 0 to 1
-            low, high = max(low, least), min(high, most)
-            y = self.o.Relu(x) if (low, high) == ACTIVATION_RANGE[Activation.RELU] else self.o.Clip(x, low, high)
-            self.graph.within[y] = x, low, high
-        self.put(self.quantised(y, self.a.out.scale))
-
-    def quantised(self, y: str, unit: float) -> str:
-        """Round real values in a unit to quantisation steps of the output, halves away from 0.
-
-        The values are unchanged if the output is not quantised.
-        """
-        value = require_known(self.a.out)
-        zero = np.uint8(zero_point(value) if value.quantised else 0)
-        return self.o.QuantizeLinear(y, unit / AWAY, zero) if value.quantised else y
-
-    def image(self, x: str) -> str:
-        """Return a picture with channels first."""
-        return x if self.a.nchw else self.o.Transpose(x, perm=(0, 3, 1, 2))
-
-    def as_given(self, y: str) -> str:
-        """Return a picture with channels first in the operation's layout."""
-        return y if self.a.nchw else self.o.Transpose(y, perm=(0, 2, 3, 1))
-
-
-BOXES = "ONNX's box operators have other rules"
-SEEDS = "ONNX has no such random numbers, hashes or integer cells"
-TABLE: LoweringTable[OnnxTask] = LoweringTable(
-    "ONNX Runtime",
-    FLOATS | QUANTS,
-    {"IF": "the runtime itself runs branches", "WHILE": "ONNX Runtime cannot end a loop at its timeout"}
-    | dict.fromkeys(["AXIS_ALIGNED_BBOX_TRANSFORM", "BOX_WITH_NMS_LIMIT", "DETECTION_POSTPROCESSING"], BOXES)
-    | dict.fromkeys(["GENERATE_PROPOSALS", "HEATMAP_MAX_KEYPOINT", "ROI_ALIGN", "ROI_POOLING"], BOXES)
-    | dict.fromkeys(["LSH_PROJECTION", "QUANTIZED_16BIT_LSTM", "QUANTIZED_LSTM", "RANDOM_MULTINOMIAL"], SEEDS),
-)
-entry = TABLE.entry

@@ -1,4 +1,4 @@
-"""Operations for an engine that computes with float32 tensors, made of the `Primitives` that the engine has.
+"""Operands for an engine that computes with float32 tensors, and the layers whose sums it must keep exact.
 
 A quantised operand is represented by its real values, or by integers in float32, and each operation rounds its result
 to the type. Sums of products stay exact. So results follow NNAPI's definition on every processor, whatever the engine's
@@ -8,17 +8,16 @@ variant has such roundings around each operation, so that its result is still ro
 | file | contents |
 | --- | --- |
 | `constants.py` | constants that are transposed and reshaped when they are written |
-| `engine.py` | `Primitives`: the primitives of an engine's graph |
-| `graph.py` | the node of each operand; the task of an entry; tables of all entries |
-| `elementwise.py`, `layers.py`, `shapes.py`, `recurrent.py` | the entries |
+| `graph.py` | the node of each operand |
+| `products.py` | exact sums of integer products |
+| `task.py` | the task of an entry |
 
-    from nnhal.drivers.kit.real import FAST, RealGraph, RealTask, table_for
+    TABLE = table_for(RealTask, "Toy", {"WHILE": "Toy has no loops"})
+    graph = RealGraph(model, MyPrimitives())
 """
 
-from nnhal.drivers.kit.real import elementwise, layers, recurrent, shapes
-from nnhal.drivers.kit.real.engine import Node, Primitives
-from nnhal.drivers.kit.real.graph import FAST, RealGraph, RealTask, table_for
+from nnhal.drivers.kit.operations import Node, RealPrimitives
+from nnhal.drivers.kit.real.graph import RealGraph
+from nnhal.drivers.kit.real.task import FAST, FORMS, RealTask
 
-FAMILIES = (elementwise, layers, recurrent, shapes)  # their import lists their entries
-
-__all__ = ["FAST", "Node", "Primitives", "RealGraph", "RealTask", "table_for"]
+__all__ = ["FAST", "FORMS", "Node", "RealGraph", "RealPrimitives", "RealTask"]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nnhal.base.operands import Array
-from nnhal.drivers.kit.real.engine import Node
+from nnhal.drivers.kit.operations.primitives import Node
 
 
 class ScaledConstant(NamedTuple):

@@ -1,39 +1,23 @@
-"""A main subgraph under conversion to an engine's graph: the node of each operand, and the task of an entry.
+"""A main subgraph under conversion to an engine's graph: the node of each operand.
 
 Between operations all real values are float32. A quantised operand is held as its stored values: in its own type if it
 is given so, in float32 if an operation computes it. In both cases its elements are integers.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from nnhal.base.lazy import cached_property
 from nnhal.base.operands import Array, Value, fixed
-from nnhal.drivers.kit.gru import GatedSequence
-from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
-from nnhal.drivers.kit.numbers import bounds, has_many_ties
-from nnhal.drivers.kit.real.engine import Node, Primitives, WindowAttributes
-from nnhal.drivers.kit.sums import Stage, mean_windows, padding_correction, stages, summed
+from nnhal.drivers.kit.operations.primitives import Node, RealPrimitives
 from nnhal.drivers.kit.variants import Refused
-from nnhal.model.graph import CONSTANTS, Model, Operation
+from nnhal.model.graph import CONSTANTS, Model
 from nnhal.model.validate import validate
 from nnhal.ops.common import decode, encode, type_range
-from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound, show
+from nnhal.ops.schema import F16, show
 
 FAR = 2.0**60  # scales are from 1 / FAR to FAR: products of two, and their factors, stay within float32
-FLOATS = frozenset((F32, F16))
-QUANTS = frozenset((Q8, Q8S))
-FINE = (
-    2.0**12
-)  # the most that an input's scale may be, relative to the output's: its stored values are real ones in float32 then
-NEAR = 2.0**16  # scales are from 1 / NEAR to NEAR: an engine treats far smaller ones as 0
-FAST = "int8"  # the variant for the engine's 8-bit kernels, which may saturate, and round sums in another way
-FORMS: dict[int, tuple[str, ...]] = dict.fromkeys(QUANTS, (FAST, "float"))
-NUMBERS = FLOATS | QUANTS | {I32}
-E = TypeVar("E", bound=Primitives)
+E = TypeVar("E", bound=RealPrimitives)
 
 
 def scales_of(value: Value) -> Array:
@@ -167,188 +151,3 @@ def real_bounds(value: Value) -> tuple[float, float]:
     scale = float(scales_of(value))
     low, high = type_range(value.type)
     return (low - value.zero_point) * scale, (high - value.zero_point) * scale
-
-
-class RealTask(LoweringTask):
-    """One operation, and the graph that it is written to."""
-
-    def __init__(self, graph: RealGraph[Any], a: Bound, operation: Operation) -> None:
-        super().__init__(a, operation)
-        self.graph, self.constant = graph, graph.constant
-        self.o: Primitives = graph.engine
-        self.op = graph.engine.op
-
-    @cached_property
-    def eight(self) -> bool:
-        """Whether it is written for 8-bit kernels: in that variant, if their numbers hold its scales."""
-        arguments = [value for _, value in self.a.inputs if isinstance(value, Value)]
-        inputs, outputs = (
-            [value.scale for value in values if value.quantised and value.channel is None]
-            for values in (arguments, map(self.graph.value, self.operation.outputs))
-        )
-        near = all(1 / NEAR <= scale <= NEAR for scale in (*inputs, *outputs))
-        fine = max(inputs, default=0.0) <= FINE * min(outputs, default=1.0)
-        return self.form == FAST and near and fine
-
-    def halves(self) -> bool:
-        """Whether many results are exact halves of the output's quantisation step, which 8-bit kernels round to even."""
-        places = [place for argument, _ in self.a.inputs for place in self.places(argument.name)]
-        scales = [self.graph.value(place).scale for place in places]
-        return has_many_ties([math.prod(scales)] if self.name == "MUL" else scales, self.value().scale or 1.0)
-
-    def x(self, name: str) -> Node:
-        """Return the real values of an argument; integers and truth values unchanged."""
-        return self.real(self.place(name))
-
-    def xs(self) -> list[Node]:
-        """Return the real values of all tensor arguments."""
-        return [self.real(place) for argument, _ in self.a.inputs for place in self.places(argument.name)]
-
-    def real(self, place: int) -> Node:
-        """Return the real values of an operand, in this variant."""
-        return self.graph.levels(place) if self.eight else self.graph.real(place)
-
-    def maybe(self, name: str) -> Node:
-        """As `x`; None if it is omitted."""
-        return self.x(name) if self.places(name) else None
-
-    def stored(self, name: str) -> Node:
-        """Return an argument as it is held."""
-        return self.graph.held(self.place(name))
-
-    def f32(self, number: float) -> Node:
-        """Write a constant."""
-        return self.constant(number, np.float32)
-
-    def value(self, number: int = 0) -> Value:
-        """Return the facts about an output."""
-        return self.graph.value(self.operation.outputs[number])
-
-    def hold(self, node: Node, number: int = 0) -> None:
-        """Give an output as it is to be held."""
-        self.graph.hold(self.operation.outputs[number], node)
-
-    def give(self, node: Node, number: int = 0, within: tuple[float, float] | None = None) -> None:
-        """Give an output by its real values, which are kept within the activation's bounds."""
-        low, high = bounds(self.a) if within is None else within
-        value = self.value(number)
-        if self.eight:
-            self.graph.hold_levels(self.operation.outputs[number], node, (low, high))
-            return
-        if high < np.inf:
-            node = self.o.clamp(node, low, high)
-        elif low == 0:
-            node = self.op("relu", node)
-        if value.quantised:
-            self.give_steps(self.op("divide", node, self.f32(float(scales_of(value)))), number)
-        else:
-            self.hold(node, number)
-
-    def give_steps(self, node: Node, number: int = 0, within: tuple[int, int] | None = None) -> None:
-        """Give a quantised output by its distance from the zero point, which is rounded and saturated."""
-        value = self.value(number)
-        low, high = within or type_range(value.type)
-        zero = value.zero_point
-        node = self.op("round", self.o.clamp(node, float(low - zero), float(high - zero)))
-        self.hold(self.op("add", node, self.f32(zero)) if zero else node, number)
-
-    def image(self, node: Node) -> Node:
-        """Return a picture with channels first."""
-        return node if self.a.nchw else self.o.transpose(node, [0, 3, 1, 2])
-
-    def layout(self, node: Node) -> Node:
-        """Return a picture with channels first in the operation's layout."""
-        return node if self.a.nchw else self.o.transpose(node, [0, 2, 3, 1])
-
-    def missing(self, x: Node) -> Node:
-        """Return whether each element is NaN."""
-        return self.op("not_equal", x, x)
-
-    def spoilt(self, found: Node, x: Node, axes: Sequence[int], keep: bool = True) -> Node:
-        """Return `found`, NaN if there is a NaN along the axes: engines forget it in maxima."""
-        if self.a.T not in FLOATS:
-            return found
-        return self.op("select", self.o.reduce("logical_or", self.missing(x), axes, keep), self.f32(np.nan), found)
-
-    def add_up(self, kind: str, x: Node, axes: Sequence[int], keep: bool = True) -> Node:
-        """Return the "sum" or "mean" of real numbers along axes, in stages if it is long."""
-        shape = self.o.shape(x)
-        parts = stages(shape, axes)
-        if not parts:
-            return self.o.reduce(kind, x, axes, keep)
-
-        def pad(y: Node, stage: Stage) -> Node:
-            after = [stage.more * (axis == stage.axis) for axis in range(len(stage.shape))]
-            return self.o.pad(y, [0] * len(after), after, "constant", self.f32(0))
-
-        def reduce(y: Node, stage: Stage) -> Node:
-            return self.o.reduce(kind, y, [stage.along], False)
-
-        y, share = summed(x, parts, self.o.reshape, pad, reduce), padding_correction(parts)
-        y = self.op("multiply", y, self.f32(share)) if kind == "mean" and share != 1 else y
-        sizes = enumerate(fixed(shape) or ())
-        return self.o.reshape(y, [1 if axis in axes else n for axis, n in sizes if keep or axis not in axes])
-
-    def mean_pool(self, x: Node, how: WindowAttributes) -> Node:
-        """Return the means of windows of a picture with channels first, in stages if they are long."""
-        windows = mean_windows(self.a)
-        if not windows:
-            return self.add_up("mean", x, [2, 3])
-        if windows == [how.size]:
-            return self.o.mean_pool(x, how)
-        (down, across), (top, left), (bottom, right) = how.strides, how.before, how.after
-        x = self.o.mean_pool(x, how._replace(strides=(1, across), before=(0, left), after=(0, right), size=windows[0]))
-        return self.o.mean_pool(x, how._replace(strides=(down, 1), before=(top, 0), after=(bottom, 0), size=windows[1]))
-
-    def truncated(self, x: Node) -> Node:
-        """Truncate numbers towards 0."""
-        return self.op("select", self.op("less", x, self.f32(0)), self.op("ceiling", x), self.op("floor", x))
-
-    def part(self, x: Node, axis: int, start: int, end: int, step: int = 1) -> Node:
-        """Slice one dimension; an end of -1 with a negative step is before the first element."""
-        return self.o.slice(x, [start], [end if end >= 0 else -(2**31)], [step], [axis])
-
-
-Lower = Callable[[RealTask], None]
-Whole = Callable[[RealTask, GatedSequence], None]
-_entries: list[tuple[tuple[str, ...], frozenset[int], Mapping[int, tuple[str, ...]], bool, Lower]] = []
-
-
-def entry(
-    *names: str,
-    types: frozenset[int] = FLOATS | QUANTS,
-    forms: Mapping[int, tuple[str, ...]] | None = None,
-    exact: bool = False,
-) -> Callable[[Lower], Lower]:
-    """Make a function the entry of operations, in all tables that are made of these. exact: as of `Entry`."""
-
-    def add(function: Lower) -> Lower:
-        _entries.append((names, types, forms or {}, exact, function))
-        return function
-
-    return add
-
-
-_gated: list[Whole] = []
-
-
-def whole_grus(function: Whole) -> Whole:
-    """Make a function write each GRU whole, in all tables that are made of these."""
-    _gated.append(function)
-    return function
-
-
-def table_for(
-    engine: str, elsewhere: Mapping[str, str], without: Sequence[str] = (), *, eight_bits: bool = False
-) -> LoweringTable[RealTask]:
-    """Make a table of all entries.
-
-    elsewhere: reasons for operations that have no entry. without: operations left to the driver. eight_bits: whether
-    there are variants for 8-bit kernels, for an engine that has `levels` and `scaled`.
-    """
-    table: LoweringTable[RealTask] = LoweringTable(engine, FLOATS | QUANTS, elsewhere)
-    for names, types, forms, exact, function in _entries:
-        known = forms if eight_bits else {}
-        table.entry(*(name for name in names if name not in without), types=types, forms=known, exact=exact)(function)
-    (table.gated,) = _gated
-    return table
