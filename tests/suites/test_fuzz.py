@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from nnhal.conformance.subject import ANY
+import nnhal
 from nnhal.conformance.suites.fuzz import SUITE
 from nnhal.conformance.suites.fuzz.guide import Coverage
 from nnhal.conformance.suites.fuzz.inputs import CORPUS, Choices, corpus_of
-from nnhal.conformance.suites.fuzz.process import FuzzOrders
-from nnhal.conformance.suites.fuzz.supervisor import FuzzResult, FuzzSupervisor
+from nnhal.conformance.suites.fuzz.process import FuzzOrders, place_of_dump
+from nnhal.conformance.suites.fuzz.supervisor import FuzzResult, FuzzSupervisor, _FuzzProcess
 from nnhal.conformance.suites.fuzz.target import TARGETS
 from nnhal.conformance.suites.run import repeat_command, run_suite
 from nnhal.conformance.suites.suite import CaseFailed, CaseOutcome, SuiteRun
@@ -58,6 +59,55 @@ def test_every_target_runs_without_a_failure_and_reaches_what_it_is_for() -> Non
 
 def test_crashes_hangs_exceptions_and_memory_are_caught_and_the_next_input_runs(
     monkeypatch: pytest.MonkeyPatch,
+def test_a_driver_of_three_operations_is_tested_with_them() -> None:
+    how = {"pattern": "^(cache|tflite|onnx|driver)/", "scale": 0.1}
+    found = {o.name: o for o in outcomes(drivers=(SMALL,), **how)}
+    assert {name: (o.verdict, o.reason) for name, o in found.items() if o.verdict != "passed"} == {
+        "cache/0": ("unsupported", "device mine: its compilations are not cached")
+    }
+    assert {"values: executed", "request: InvalidRequest"} <= set(found["driver/0"].found["ends"])
+
+
+def test_a_driver_that_rejects_everything_is_not_at_fault(tmp_path: Path) -> None:
+    driver = tmp_path / "rejecting.py"
+    driver.write_text(Path(SMALL).read_text().replace("Verdict(plain and", "Verdict(False and"))
+    found = outcomes(drivers=(str(driver),), pattern="^(cache|tflite|onnx|driver)/")
+    assert [o.verdict for o in found] == ["unsupported"] * 4, found
+    reasons = {o.name: o.reason for o in found}
+    assert "supports none of the drawn calls" in reasons["driver/0"] and "rejects all" in reasons["onnx/0"]
+    assert "rejects FULLY_CONNECTED, ADD, MUL" in reasons["cache/0"]
+
+
+def test_the_device_is_known_when_it_is_loaded() -> None:
+    with closing(run_suite("fuzz", SuiteRun(drivers=(SMALL,), pattern="^model/0$", scale=0.01), 1)) as progress:
+        first = next(progress)
+    assert (first.outcomes, first.device) == ([], "mine")
+
+
+def test_temporary_files_lie_in_one_folder_that_an_interrupt_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with closing(run_suite("fuzz", SuiteRun(pattern="^model/0$", scale=0.01), 1)) as progress:
+        next(progress)
+        (scratch,) = tmp_path.iterdir()
+    assert scratch.name.startswith("nnhal-fuzz-") and not scratch.exists()
+    orders = FuzzOrders("model", SuiteRun(scratch=str(tmp_path)), "", 0, 1, (b"",))
+    process = _FuzzProcess(orders)
+    assert [path.name[:11] for path in tmp_path.iterdir()] == ["nnhal-fuzz-"]
+    process.end()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_place_of_a_hang_is_the_drivers_line() -> None:
+    own = str(Path(nnhal.__file__).parent / "ipc" / "client" / "session.py")
+    words = f'Thread 0x1 (most recent call first): |  File "{own}", line 706 in call |'
+    assert place_of_dump(words) == "session.py:706"
+    assert (
+        place_of_dump(f'{words}Thread 0x2 (most recent call first): |  File "/d/mine.py", line 9 in run') == "mine.py:9"
+    )
+
+
 ) -> None:
     inputs = b"right", b"crash", b"wrong", b"exit", b"memory", b"loop", b"spent", b"some raise more", b"right"
     result = planted("tests.suites.planted_fuzz:PlantedTarget", len(inputs), inputs, monkeypatch)
@@ -82,6 +132,7 @@ def test_an_input_that_waits_for_ever_has_hung(monkeypatch: pytest.MonkeyPatch) 
     assert (failure.verdict, failure.data) == ("hung", b"sleep") and "has not ended within 1 s" in failure.reason
 
 
+    assert failure.place.startswith("planted_fuzz.py:")
 @pytest.mark.nightly
 def test_a_bug_of_an_importer_is_found_by_changed_files(monkeypatch: pytest.MonkeyPatch) -> None:
     result = planted("tests.suites.planted_fuzz:BuggyImporter", 200, (), monkeypatch)

@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 from nnhal.base.answers import may_be_application_error
 from nnhal.base.errors import NnhalError, error_text
-from nnhal.base.stacks import TELL
+from nnhal.base.stacks import TELL, dumped_frames
 from nnhal.conformance.suites.fuzz.guide import guided, guided_by_atheris, has_atheris
 from nnhal.conformance.suites.fuzz.inputs import LONGEST
 from nnhal.conformance.suites.fuzz.target import BLIND, DriverEnded, FuzzTarget, ProcessSpent, WrongAnswer, target_of
-from nnhal.conformance.suites.suite import NotApplicable, NotSupported, SuiteRun
-from nnhal.conformance.validate.place import frames_in
+from nnhal.conformance.suites.suite import CaseFailed, NotApplicable, NotSupported, SuiteRun
+from nnhal.conformance.validate.place import frames_in, place_first, place_in
 from nnhal.conformance.worker import end_with
 
 TOLD_NS = 500_000_000  # between two messages about how inputs ended
@@ -205,7 +205,10 @@ def place_of_error(error: BaseException) -> str:
 
 
 def place_of_dump(words: str) -> str:
-    """Return FILE:LINE of the innermost frame of nnhal or a driver in the output of faulthandler; "" without one."""
+    """Return FILE:LINE of the driver's innermost frame in the output of faulthandler; of nnhal's if it has none."""
+    driver = place_first(dumped_frames(words))
+    if driver:
+        return driver
     frames = [(file, line) for file, line in frames_in(words) if "nnhal" in file and "/suites/fuzz/" not in file]
     return f"{Path(frames[0][0]).name}:{frames[0][1]}" if frames else ""
 

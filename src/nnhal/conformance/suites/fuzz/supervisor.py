@@ -15,7 +15,7 @@ from nnhal.base.digests import blake2b
 from nnhal.base.errors import NnhalError
 from nnhal.base.records import Record, field
 from nnhal.base.stacks import DUMPED, TELL
-from nnhal.conformance.pool import LOADING
+from nnhal.conformance.pool import LOADING, children_of
 from nnhal.conformance.suites.fuzz.process import (
     FuzzFailure,
     FuzzOrders,
@@ -111,8 +111,9 @@ class _FuzzProcess:
 
     def stack(self) -> str:
         """Return the stacks of its threads as it hangs, "" if it does not report them."""
-        with contextlib.suppress(OSError):
-            os.kill(self.process.pid, TELL)
+        for pid in children_of(self.process.pid) or [self.process.pid]:  # an isolated driver, if there is one
+            with contextlib.suppress(OSError):
+                os.kill(pid, TELL)
         end = time.monotonic() + TELLING
         while time.monotonic() < end:
             time.sleep(LOOKS)
