@@ -243,6 +243,9 @@ def _serve(connection: Connection, board: InputBoard) -> None:
         connection.send(error)
         return
     _limited(target.memory)
+    except WrongAnswer as error:
+        connection.send(CaseFailed(str(error)))
+        return
     guide = "" if not target.guided or orders.inputs else "atheris" if atheris else "traces"
     connection.send(FuzzReady(target.seconds, target.patience or orders.run.timeout, guide))
     loop = FuzzLoop(target, orders, connection, board)

@@ -144,7 +144,7 @@ class FuzzSupervisor:
         """Run all inputs.
 
         Raises:
-            CaseFailed: the target ends processes before an input begins, or executed nothing.
+            CaseFailed: the target ends processes before an input begins, executes nothing, or fails on a valid input.
             NotSupported, NotApplicable, NnhalError: the target cannot run here.
         """
         began, last = time.monotonic(), self._orders.number
@@ -171,7 +171,7 @@ class FuzzSupervisor:
                 except (EOFError, OSError):
                     self._ended(process)
                     return
-                if isinstance(message, NotSupported | NotApplicable | NnhalError):
+                if isinstance(message, CaseFailed | NotSupported | NotApplicable | NnhalError):
                     raise message
                 self._heard(message, process, fresh)
                 continue

@@ -6,7 +6,7 @@ Each ends in a result or a documented error. Afterwards the driver executes vali
 import os
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.conformance.differential import Outputs, arrays_of, compare_outputs, model_of
-from nnhal.conformance.draw import Call
+from nnhal.conformance.draw import Call, cells, draw
+from nnhal.conformance.probe import probe
 from nnhal.conformance.suite import outcome_of_text
 from nnhal.conformance.suites.fuzz.inputs import NUMBERS, Choices, changed, damaged
 from nnhal.conformance.suites.fuzz.target import DriverEnded, FuzzTarget, WrongAnswer
@@ -46,7 +47,8 @@ from nnhal.model.validate import validate
 from nnhal.runtime import discovery
 
 CALLS = 8  # supported calls of different operations, for requests, packets and cache files
-TRIES = 400  # drawn calls to find them
+DRAWS = 16  # calls of each type and signature of an operation whose example is supported
+SUPPORTED = 0.7  # the share of changed models that begin with a supported operation
 _TOKEN = bytes(range(TOKEN_SIZE))
 
 
@@ -73,9 +75,12 @@ class DriverTarget(FuzzTarget):
         self._name, self._level = tested(run), run.level
         self._hints = replace(PLAIN, options=driver_options(run, self._name))
         self._connect()
+        self._names = {name for name, verdict in probe(self._remote).items() if verdict.ok}  # by their examples
         self._known = list(self._supported(random.Random(f"{run.seed} driver")))
         if not self._known:
-            raise NotSupported("no supported call has an input and outputs of known shapes")
+            raise NotSupported("the driver supports none of the drawn calls of any operation")
+        self._names |= {known.call.cell.op.name for known in self._known}
+        self._cells = [cell for cell in cells() if cell.op.name in self._names]
         self._saved = self._saved_files()
 
     def seeds(self) -> Sequence[bytes]:
@@ -116,36 +121,43 @@ class DriverTarget(FuzzTarget):
         """End the driver's process."""
         self._remote.close()
 
-    def _supported(self, rng: random.Random) -> Any:
-        """Yield supported calls of different operations, whose results are right."""
-        found: set[str] = set()
-        for _ in range(TRIES):
-            call = drawn(Choices(rng.randbytes(16)))
-            model = model_of(call)
-            closed = (
-                call.cell.values == "ordinary"
-                and not call.open
-                and Signature.of(model).closed
-                and not call.cell.op.random
-            )
-            if call.cell.op.name in found or not closed or not all(x.size for x in arrays_of(call)):
+    def _supported(self, rng: random.Random) -> Iterator[_KnownCall]:
+        """Yield supported calls of different operations, whose results are right; first of those in `_names`."""
+        names = sorted({cell.op.name for cell in cells()})
+        rng.shuffle(names)
+        found = 0
+        for name in sorted(names, key=lambda name: name not in self._names):
+            known = self._known_call(name, rng)
+            if known is not None:
+                found += 1
+                yield known
+            if found == CALLS:
+                return
+
+    def _known_call(self, name: str, rng: random.Random) -> _KnownCall | None:
+        """Return a supported call of an operation, None if none of those that are drawn is supported."""
+        ordinary = [cell for cell in cells([name]) if cell.values == "ordinary" and not cell.op.random]
+        rng.shuffle(ordinary)
+        for cell in ordinary * (DRAWS if name in self._names else 1):
+            call = draw(cell, np.random.default_rng(rng.getrandbits(32)))
+            model, arrays = model_of(call), arrays_of(call)
+            if not arrays or not Signature.of(model).closed or not all(x.size for x in arrays):
                 continue
             try:
                 lacking = any(refusals(model, self._remote.level))  # of its HAL version
                 if lacking or not all(verdict.ok for verdict in query_verdicts(self._remote, model)):
                     continue
-                wanted = by_reference(model, arrays_of(call))
+                wanted = by_reference(model, arrays)
+            except DeadObject:
+                raise
             except NnhalError:
                 continue
-            if arrays_of(call) and all(w is not None and w.size for w in wanted):
-                found.add(call.cell.op.name)
+            if all(w is not None and w.size for w in wanted):
                 known = _KnownCall(call, model, wanted)
-                self._require_right(
-                    known, checked_prepared(self._remote, model, self._hints), "before any changed input"
-                )
-                yield known
-            if len(found) == CALLS:
-                return
+                prepared = checked_prepared(self._remote, model, self._hints)
+                self._require_right(known, prepared, "before any changed input")
+                return known
+        return None
 
     def _of(self, number: int) -> RemotePrepared:
         """Return the prepared model of a known call."""
@@ -180,7 +192,7 @@ class DriverTarget(FuzzTarget):
 
     def _model(self, choices: Choices) -> str:
         """Prepare a changed model, and execute it if it is valid."""
-        call = drawn(choices)
+        call = drawn(choices, self._cells) if choices.random() < SUPPORTED else drawn(choices)
         model = mutated(choices, model_of(call))
         try:
             validate(model)
@@ -196,6 +208,7 @@ class DriverTarget(FuzzTarget):
             raise
         except NnhalError:
             accepted = False
+        newer = valid and any(refusals(model, self._remote.level))  # than its HAL version: no runtime asks for it
         if accepted and not valid:
             raise WrongAnswer(f"supports() accepts an invalid model: {_rule(model)}")
         try:
@@ -203,12 +216,14 @@ class DriverTarget(FuzzTarget):
         except DeadObject:
             raise
         except NnhalError as error:
-            if valid and accepted:
+            if valid and accepted and not newer:
                 raise WrongAnswer(f"supports() accepts a model; prepare(): {type(error).__name__}: {error}") from error
             return "refused"
         try:
             if not valid:
                 raise WrongAnswer(f"prepare() accepts an invalid model: {_rule(model)}")
+            if newer:
+                return "prepared a newer model"
             return self._executed(prepared, [_fitting(a.fixed, a.dtype) for a in Signature.of(model).inputs])
         finally:
             prepared.close()
