@@ -149,7 +149,8 @@ class FuzzLoop:
         except DriverEnded as error:
             return FuzzFailure(data, "crashed", str(error), _cause(error), ""), False
         except WrongAnswer as error:
-            return FuzzFailure(data, "failed", str(error), _cause(error), ""), False
+            place = place_in(error.__cause__.stack) if isinstance(error.__cause__, NnhalError) else ""
+            return FuzzFailure(data, "failed", str(error), _cause(error), place), False
         except BaseException as error:
             if may_be_application_error(error) and not isinstance(error, MemoryError):
                 raise
@@ -242,10 +243,10 @@ def _serve(connection: Connection, board: InputBoard) -> None:
     except (NnhalError, NotSupported, NotApplicable) as error:
         connection.send(error)
         return
-    _limited(target.memory)
     except WrongAnswer as error:
         connection.send(CaseFailed(str(error)))
         return
+    _limited(target.memory)
     guide = "" if not target.guided or orders.inputs else "atheris" if atheris else "traces"
     connection.send(FuzzReady(target.seconds, target.patience or orders.run.timeout, guide))
     loop = FuzzLoop(target, orders, connection, board)

@@ -228,15 +228,16 @@ class DriverTarget(FuzzTarget):
         finally:
             prepared.close()
 
-    def _executed(
-        self, prepared: Prepared, arrays: Sequence[Array | None], rooms: Sequence[Array | None] | None = None
-    ) -> str:
-        request = self._make_request(prepared, arrays, rooms)
+    def _executed(self, prepared: Prepared, arrays: Sequence[Array]) -> str:
+        """Execute a valid request: it may fail only if the reference refuses its values too."""
+        request = self._make_request(prepared, arrays)
         try:
             request.execute(prepared.run, UNLIMITED)
         except DeadObject:
             raise
         except NnhalError as error:
+            if isinstance(error, NOT_NAMED) or _is_computed(prepared.model, arrays):
+                raise WrongAnswer(f"a valid request: {type(error).__name__}: {error}, must be executed") from error
             return type(error).__name__
         return "executed"
 
@@ -420,6 +421,15 @@ def _rule(model: Model) -> str:
     except InvalidModel as error:
         return str(error)
     return ""
+
+
+def _is_computed(model: Model, arrays: Sequence[Array]) -> bool:
+    """Whether the reference executes a request."""
+    try:
+        by_reference(model, arrays)
+    except NnhalError:
+        return False
+    return True
 
 
 def _fitting(shape: tuple[int, ...] | None, dtype: Any) -> Array:
