@@ -22,7 +22,7 @@ class SuiteRun(Subject, frozen=True):
     number of drawn cases and of durations. pattern: a regular expression, only cases whose name it finds. vectors: the
     folder of test vectors. specs: a folder of AOSP's specifications in their place. model, data, labels: a user's own
     model, inputs and classes for `mlts`; data: also saved inputs for `fuzz`. report: the folder for what suites keep of
-    failures; "" for none.
+    failures; "" for none. scratch: the folder for temporary files of processes; `run_suite` makes and removes it.
     """
 
     seed: int = 0
@@ -35,6 +35,7 @@ class SuiteRun(Subject, frozen=True):
     data: str = ""
     labels: str = ""
     report: str = ""
+    scratch: str = ""
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument for an impossible share or scale."""

@@ -54,7 +54,9 @@ class _FuzzProcess:
     """A process that runs inputs, as the supervisor sees it."""
 
     def __init__(self, orders: FuzzOrders) -> None:
-        self._home = tempfile.TemporaryDirectory(prefix="nnhal-fuzz-", ignore_cleanup_errors=True)
+        self._home = tempfile.TemporaryDirectory(
+            prefix="nnhal-fuzz-", dir=orders.run.scratch or None, ignore_cleanup_errors=True
+        )
         ours, theirs = socket.socketpair()
         memory = os.memfd_create("nnhal-fuzz")
         with theirs:
