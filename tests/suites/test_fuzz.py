@@ -1,12 +1,13 @@
 """The suite fuzz: every target runs on the reference, planted faults are caught with their inputs, and inputs repeat."""
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from nnhal.conformance.subject import ANY
 import nnhal
+from nnhal.conformance.subject import ANY
 from nnhal.conformance.suites.fuzz import SUITE
 from nnhal.conformance.suites.fuzz.guide import Coverage
 from nnhal.conformance.suites.fuzz.inputs import CORPUS, Choices, corpus_of
@@ -17,6 +18,7 @@ from nnhal.conformance.suites.run import repeat_command, run_suite
 from nnhal.conformance.suites.suite import CaseFailed, CaseOutcome, SuiteRun
 
 DRIVER = str(Path(__file__).with_name("planted_fuzz.py"))
+SMALL = str(Path(__file__).parents[2] / "examples" / "my_driver.py")  # supports ADD, SUB, MUL of float32
 # How some inputs of each target end: the parts of the program that they reach.
 REACHED = {
     "wire": ("call: decoded", "reply: decoded", "callback: decoded", "packet: refused", "call: refused"),
@@ -57,8 +59,6 @@ def test_every_target_runs_without_a_failure_and_reaches_what_it_is_for() -> Non
     assert "wire: 20,000 executions" in notes[0] and "0 causes of failures" in notes[0]
 
 
-def test_crashes_hangs_exceptions_and_memory_are_caught_and_the_next_input_runs(
-    monkeypatch: pytest.MonkeyPatch,
 def test_a_driver_of_three_operations_is_tested_with_them() -> None:
     how = {"pattern": "^(cache|tflite|onnx|driver)/", "scale": 0.1}
     found = {o.name: o for o in outcomes(drivers=(SMALL,), **how)}
@@ -108,6 +108,8 @@ def test_the_place_of_a_hang_is_the_drivers_line() -> None:
     )
 
 
+def test_crashes_hangs_exceptions_and_memory_are_caught_and_the_next_input_runs(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inputs = b"right", b"crash", b"wrong", b"exit", b"memory", b"loop", b"spent", b"some raise more", b"right"
     result = planted("tests.suites.planted_fuzz:PlantedTarget", len(inputs), inputs, monkeypatch)
@@ -130,9 +132,9 @@ def test_an_input_that_waits_for_ever_has_hung(monkeypatch: pytest.MonkeyPatch) 
     result = planted("tests.suites.planted_fuzz:SleepingTarget", 1, (b"sleep",), monkeypatch)
     (failure,) = result.failures
     assert (failure.verdict, failure.data) == ("hung", b"sleep") and "has not ended within 1 s" in failure.reason
-
-
     assert failure.place.startswith("planted_fuzz.py:")
+
+
 @pytest.mark.nightly
 def test_a_bug_of_an_importer_is_found_by_changed_files(monkeypatch: pytest.MonkeyPatch) -> None:
     result = planted("tests.suites.planted_fuzz:BuggyImporter", 200, (), monkeypatch)
@@ -151,7 +153,9 @@ def test_a_target_that_executes_nothing_fails(monkeypatch: pytest.MonkeyPatch) -
     ("fault", "verdict", "reason"),
     [
         ("crash", "crashed", "a changed values: the driver process was killed by SIGABRT"),
-        pytest.param("hang", "hung", "has not ended within 5 s", marks=pytest.mark.nightly),
+        ("raise", "failed", "a valid request: DriverFailed: device planted-fuzz: KeyError: 'a NaN', must be executed"),
+        pytest.param("refuse", "failed", "NaN is not supported, must be executed", marks=pytest.mark.nightly),
+        pytest.param("hang", "hung", "has not ended within 5 s, at planted_fuzz.py:", marks=pytest.mark.nightly),
         pytest.param("unchecked", "failed", "restored from changed cache files", marks=pytest.mark.nightly),
     ],
 )
@@ -159,9 +163,12 @@ def test_a_fault_of_the_driver_is_caught_saved_and_repeated(
     fault: str, verdict: str, reason: str, tmp_path: Path
 ) -> None:
     how: dict[str, object] = {"drivers": (DRIVER,), "options": {ANY: {"fault": fault}}, "timeout": 5.0}
-    first, *bad = outcomes(scale=0.3 if fault == "crash" else 0.7, report=str(tmp_path), pattern="^driver/", **how)
+    first, *bad = outcomes(
+        scale=0.3 if fault in ("crash", "raise") else 0.7, report=str(tmp_path), pattern="^driver/", **how
+    )
     assert first.verdict == "passed" and first.found["executions"] > 0
     found, *_ = [o for o in bad if o.verdict == verdict and reason in o.reason]
+    assert found.place.startswith("planted_fuzz.py:") == (fault in ("raise", "refuse", "hang"))
     assert not found.alone and Path(found.found["input"]).parent == tmp_path / "fuzz" / "driver"
     assert f"--data {found.found['input']}" in repeat_command(SuiteRun(**how), found)  # type: ignore[arg-type]
     if fault != "hang":
