@@ -129,6 +129,13 @@ def test_a_filter_that_matches_nothing_or_is_wrong_is_an_error(capture: Path) ->
         ReplayOptions(pattern="(")
 
 
+@pytest.mark.parametrize("option", ["--rtol", "--atol"])
+@pytest.mark.parametrize("value", ["inf", "nan", "-1"])
+def test_a_tolerance_that_accepts_everything_or_nothing_is_refused(capture: Path, option: str, value: str) -> None:
+    error = f"InvalidArgument: {option[2:]} is {float(value)}, must be 0 or above, and finite"
+    assert refused(str(capture), option, value) == error
+
+
 # -------------------------------------------------------------------------------------------------------------- judging
 
 

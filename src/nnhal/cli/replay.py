@@ -30,8 +30,8 @@ MOST_REASONS = 3  # failed requests of a model that are named without --verbose
 @common.driver_option
 @common.extension_option
 @click.option("--isolate", is_flag=True, help="Isolate the driver (default: as captured).")
-@click.option("--rtol", type=click.FloatRange(0), metavar="X", help="Relative tolerance, in place of the operations'.")
-@click.option("--atol", type=click.FloatRange(0), metavar="X", help="Absolute tolerance, in place of the operations'.")
+@click.option("--rtol", type=float, metavar="X", help="Relative tolerance, in place of the operations'.")
+@click.option("--atol", type=float, metavar="X", help="Absolute tolerance, in place of the operations'.")
 @click.option(
     "--filter", "pattern", default="", metavar="REGEX", help='Replay models whose title ("0 NAME on DEVICE") matches.'
 )

@@ -1,5 +1,6 @@
 """Replays a capture: prepares each captured model on a device, executes each request, and compares the outcomes."""
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -67,7 +68,11 @@ class ReplayOptions(Record, frozen=True):
         return re.search(self.pattern, title) is not None
 
     def __post_init__(self) -> None:
-        """Raise InvalidArgument for an invalid pattern."""
+        """Raise InvalidArgument for an invalid pattern or tolerance."""
+        for name in ("rtol", "atol"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise InvalidArgument(f"{name} is {value}, must be 0 or above, and finite")
         try:
             re.compile(self.pattern)
         except re.error as error:
