@@ -87,8 +87,16 @@ def test_a_model_that_the_device_does_not_support_is_refused(capture: Path) -> N
 def test_a_capture_without_data_has_its_models_prepared(tmp_path: Path) -> None:
     with nnhal.capture(tmp_path / "a", data=False):
         nnhal.compile(sums(), devices="reference")(X, B)
-    output = nnhal_replay(str(tmp_path / "a"))
-    assert "PREPARED" in output and "the capture has no data" in output
+    output = nnhal_replay(str(tmp_path / "a"), code=1)
+    assert "PREPARED" in output and "no result was compared (1 model: 1 prepared): capture " in output
+    assert "the capture has no data" in output
+
+
+def test_a_capture_without_requests_compares_nothing_and_says_so(tmp_path: Path) -> None:
+    with nnhal.capture(tmp_path / "a"):
+        nnhal.compile(sums(), devices="reference")
+    output = nnhal_replay(str(tmp_path / "a"), code=1)
+    assert "no result was compared (1 model: 1 prepared): the capture has no request of a model" in output
 
 
 def test_a_request_that_failed_then_is_compared_with_the_reference(tmp_path: Path) -> None:

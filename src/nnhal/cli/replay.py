@@ -20,6 +20,7 @@ from nnhal.model.file import write_model
 from nnhal.runtime.capturing.reader import CaptureReader, PreparedPart
 
 COMMAND = 200  # characters of the captured command
+NO_REQUEST = "the capture has no request of a model that was prepared"
 MOST_REASONS = 3  # failed requests of a model that are named without --verbose
 
 
@@ -103,8 +104,12 @@ def _replay(capture: CaptureReader, options: ReplayOptions, *, verbose: bool, as
         )
     else:
         _print(capture, found, verbose)
-    verdicts = {part.verdict for part in found}
-    return ANSWER_NO if FAILED in verdicts or not verdicts & {PASSED, PREPARED} else 0
+    verdicts = Counter(part.verdict for part in found)
+    if not verdicts[PASSED] and not verdicts[FAILED]:
+        counted = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+        why = next((part.reason for part in found if part.reason), NO_REQUEST)
+        common.warn(f"no result was compared ({with_count(len(found), 'model')}: {counted}): {why}")
+    return ANSWER_NO if verdicts[FAILED] or not verdicts[PASSED] else 0
 
 
 def _part_document(part: ReplayedPart) -> dict[str, Any]:
