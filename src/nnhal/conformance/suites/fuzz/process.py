@@ -206,7 +206,7 @@ def place_of_error(error: BaseException) -> str:
 
 
 def place_of_dump(words: str) -> str:
-    """Return FILE:LINE of the driver's innermost frame in the output of faulthandler; of nnhal's if it has none."""
+    """Return FILE:LINE of the innermost frame of a driver in the output of faulthandler, else of nnhal."""
     driver = place_first(dumped_frames(words))
     if driver:
         return driver
