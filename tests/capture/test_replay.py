@@ -12,7 +12,7 @@ import nnhal
 from nnhal.base.errors import InvalidArgument, OperationFailed
 from nnhal.cli.main import cli
 from nnhal.conformance.evaluation import evaluate
-from nnhal.conformance.replay import ReplayedPart, ReplayOptions, replay
+from nnhal.conformance.replay import VERDICTS, ReplayedPart, ReplayOptions, replay
 from nnhal.conformance.replay_judge import NothingToCompare, ResultJudge
 from nnhal.runtime.capturing.reader import CaptureReader
 from tests.capture.test_session import B, X, relu, use
@@ -73,7 +73,7 @@ def test_a_wrong_result_fails_and_names_model_and_request(capture: Path) -> None
     assert "the reference agrees with the capture" in output
     found = json.loads(nnhal_replay(str(capture), "--driver", WRONG, "--json", code=1))
     failed = [r["number"] for m in found["models"] for r in m["requests"] if r["verdict"] == "failed"]
-    assert len(failed) == 2 and found["totals"] == {"passed": 2, "failed": 2, "refused": 0, "prepared": 0, "skipped": 0}
+    assert len(failed) == 2 and found["totals"] == {**dict.fromkeys(VERDICTS, 0), "passed": 2, "failed": 2}
     assert [m["worst"] for m in found["models"]] == [1, 0, 1, 0]
     nnhal_replay(str(capture), "--driver", WRONG, "--atol", "1.5")
     nnhal_replay(str(capture), "--driver", WRONG, "--filter", "^1 open")
@@ -119,6 +119,53 @@ def test_a_driver_that_dies_in_a_request_fails_that_one_alone(tmp_path: Path) ->
     (found,) = json.loads(nnhal_replay(str(tmp_path / "a"), "--driver", WRONG, "--isolate", "--json", code=1))["models"]
     assert [r["verdict"] for r in found["requests"]] == ["passed", "failed", "passed"]
     assert found["reason"].startswith("request 1: DEAD_OBJECT")
+
+
+def faults(path: Path, *firsts: int) -> Path:
+    """Capture requests of a model whose inputs begin with these, and one of another model."""
+    with nnhal.capture(path):
+        compiled = nnhal.compile(sums(), devices="reference")
+        for first in firsts:
+            compiled(X + first, B)
+        nnhal.compile(relu(), devices="reference")(X)
+    return path
+
+
+@pytest.mark.parametrize("isolate", [[], ["--isolate"]], ids=["in-process", "isolated"])
+def test_a_request_that_hangs_is_named_and_the_others_run(tmp_path: Path, isolate: list[str]) -> None:
+    capture = faults(tmp_path / "a", 1, 13, 2)
+    words = str(capture), "--driver", WRONG, "--timeout", "3", *isolate
+    first, second = json.loads(nnhal_replay(*words, "--json", code=1))["models"]
+    assert [r["verdict"] for r in first["requests"]] == ["passed", "hung", "passed"]
+    assert (first["verdict"], second["verdict"]) == ("hung", "passed")
+    number = first["requests"][1]["number"]
+    assert (
+        first["reason"].startswith(f"request {number}: run() has not ended within 3 s, at File")
+        and WRONG in first["reason"]
+    )
+
+
+def test_a_model_whose_requests_hang_is_left_after_a_few(tmp_path: Path) -> None:
+    capture = faults(tmp_path / "a", 13, 13, 13, 13, 1)
+    output = nnhal_replay(str(capture), "--driver", WRONG, "--timeout", "1", code=1)
+    assert "HANG" in output and output.count("run() has not ended within 1 s") == 3
+    first, second = replayed(capture, drivers=(WRONG,), timeout=1.0)
+    assert [r.verdict for r in first.requests] == ["hung"] * 3 + ["skipped"] * 2
+    assert first.requests[4].reason == "3 requests of the model have hung" and second.verdict == "passed"
+
+
+def test_a_preparation_that_hangs_is_named_and_the_next_model_runs(tmp_path: Path) -> None:
+    hanging = tmp_path / "hanging.py"
+    hanging.write_text(Path(WRONG).read_text())
+    first, second = replayed(faults(tmp_path / "a", 1), drivers=(str(hanging),), timeout=3.0)
+    assert (first.verdict, first.requests, second.verdict) == ("hung", [], "passed")
+    assert first.reason.startswith("preparation: prepare() has not ended within 3 s, at File")
+
+
+def test_a_driver_that_ends_the_process_with_status_0_has_failed(tmp_path: Path) -> None:
+    output = nnhal_replay(str(faults(tmp_path / "a", 1, 17, 2)), "--driver", WRONG, code=1)
+    assert "0 sums" in output and "FAILED" in output and "1 open  wrong" in output and "PASSED" in output
+    assert "request 1 (plain): run(): the driver process ended with exit status 0" in output
 
 
 def test_a_model_is_extracted_and_listed(capture: Path, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def run_with_progress(
     lost = 0
     counts: Counter[str] = Counter()
     lines, estimate = ProgressLines(common.status.print), TimeLeft()
-    with closing(results), _reasons_alone(), common.progress(quiet) as bar:
+    with closing(results), reasons_alone(), common.progress(quiet) as bar:
         task = bar.add_task(what, total=None)
         done, total = 0, 1
         try:
@@ -140,7 +140,7 @@ def _aside(bar: Progress) -> Iterator[None]:
 
 
 @contextmanager
-def _reasons_alone() -> Iterator[None]:
+def reasons_alone() -> Iterator[None]:
     """Mutes the drivers' log unless the user configured it: the outcome's reason has a driver's last output."""
     log = logger("driver")
     level = log.level
