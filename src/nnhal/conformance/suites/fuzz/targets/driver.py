@@ -8,6 +8,7 @@ import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,10 +45,13 @@ from nnhal.model.graph import Model
 from nnhal.model.layouts import with_layout
 from nnhal.model.parts import outline
 from nnhal.model.validate import validate
+from nnhal.ops.schema import F32
 from nnhal.runtime import discovery
 
 CALLS = 8  # supported calls of different operations, for requests, packets and cache files
 DRAWS = 16  # calls of each type and signature of an operation whose example is supported
+WEIGHTED = "FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D", "MUL", "ADD"  # a call of one has so many constants
+CONSTANTS = 32
 SUPPORTED = 0.7  # the share of changed models that begin with a supported operation
 _TOKEN = bytes(range(TOKEN_SIZE))
 
@@ -122,26 +126,40 @@ class DriverTarget(FuzzTarget):
         self._remote.close()
 
     def _supported(self, rng: random.Random) -> Iterator[_KnownCall]:
-        """Yield supported calls of different operations, whose results are right; first of those in `_names`."""
+        """Yield supported calls of different operations, whose results are right.
+
+        Those in `_names` come first, and before them one with constants: a change of its cache files shows.
+        """
         names = sorted({cell.op.name for cell in cells()})
         rng.shuffle(names)
-        found = 0
-        for name in sorted(names, key=lambda name: name not in self._names):
-            known = self._known_call(name, rng)
-            if known is not None:
-                found += 1
-                yield known
-            if found == CALLS:
+        ordered = sorted(names, key=lambda name: name not in self._names)
+        known = (self._known_call(name, rng) for name in ordered)
+        constant = (self._known_call(name, rng, CONSTANTS) for name in WEIGHTED if name in self._names)
+        found: set[str] = set()
+        for call in chain(islice(filter(None, constant), 1), filter(None, known)):
+            if call.call.cell.op.name not in found:
+                found.add(call.call.cell.op.name)
+                yield call
+            if len(found) == CALLS:
                 return
 
-    def _known_call(self, name: str, rng: random.Random) -> _KnownCall | None:
-        """Return a supported call of an operation, None if none of those that are drawn is supported."""
+    def _known_call(self, name: str, rng: random.Random, constants: int = 0) -> _KnownCall | None:
+        """Return a supported call of an operation, None if none of those that are drawn is supported.
+
+        constants: the least number of constant elements of float32.
+        """
         ordinary = [cell for cell in cells([name]) if cell.values == "ordinary" and not cell.op.random]
+        ordinary = [cell for cell in ordinary if not constants or cell.kind == F32]
         rng.shuffle(ordinary)
         for cell in ordinary * (DRAWS if name in self._names else 1):
             call = draw(cell, np.random.default_rng(rng.getrandbits(32)))
             model, arrays = model_of(call), arrays_of(call)
-            if not arrays or not Signature.of(model).closed or not all(x.size for x in arrays):
+            if (
+                not arrays
+                or call.constants < constants
+                or not Signature.of(model).closed
+                or not all(x.size for x in arrays)
+            ):
                 continue
             try:
                 lacking = any(refusals(model, self._remote.level))  # of its HAL version
@@ -286,7 +304,10 @@ class DriverTarget(FuzzTarget):
             outputs = Signature.of(prepared.model).outputs
             rooms = [np.empty([d + choices.choice((-1, 0, 1)) for d in a.fixed or ()] or [2], a.dtype) for a in outputs]
         request = self._make_request(prepared, given, rooms)
-        same = all(a is not None and a.shape == b.shape for a, b in zip(given, arrays, strict=False))
+        same = all(  # one element may have no dimension
+            a is not None and (a.shape == b.shape or (a.shape == () and b.shape == (1,)))
+            for a, b in zip(given, arrays, strict=False)
+        )
         try:
             request.execute(prepared.run, UNLIMITED)
         except DeadObject:
@@ -366,7 +387,9 @@ class DriverTarget(FuzzTarget):
     def _saved_files(self) -> tuple[int, list[bytes], int] | None:
         """Return the number of a known call, the files that the driver saves for it, and how many are model files."""
         count = cache_files_by(self._remote)
-        by_constants = sorted(enumerate(self._known), key=lambda known: -known[1].call.constants)
+        by_constants = sorted(
+            enumerate(self._known), key=lambda known: (known[1].call.cell.kind != F32, -known[1].call.constants)
+        )
         for number, known in by_constants if sum(count) else ():
             with _files(sum(count)) as fds:
                 cache = Cache(_TOKEN, tuple(fds[: count.model]), tuple(fds[count.model :]))
