@@ -68,6 +68,14 @@ def test_a_driver_of_three_operations_is_tested_with_them() -> None:
     assert {"values: executed", "request: InvalidRequest"} <= set(found["driver/0"].found["ends"])
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(3, 6))  # 3: changed models that the driver rejects, but would prepare
+def test_a_right_driver_of_three_operations_passes_with_other_seeds(seed: int) -> None:
+    assert [(o.verdict, o.reason) for o in outcomes(drivers=(SMALL,), pattern="^driver/", seed=seed)] == [
+        ("passed", "")
+    ]
+
+
 def test_a_driver_that_rejects_everything_is_not_at_fault(tmp_path: Path) -> None:
     driver = tmp_path / "rejecting.py"
     driver.write_text(Path(SMALL).read_text().replace("Verdict(plain and", "Verdict(False and"))

@@ -226,7 +226,8 @@ class DriverTarget(FuzzTarget):
             raise
         except NnhalError:
             accepted = False
-        newer = valid and any(refusals(model, self._remote.level))  # than its HAL version: no runtime asks for it
+        if valid and any(refusals(model, self._remote.level)):
+            accepted = False  # newer than its HAL version: no runtime asks for it
         if accepted and not valid:
             raise WrongAnswer(f"supports() accepts an invalid model: {_rule(model)}")
         try:
@@ -234,27 +235,26 @@ class DriverTarget(FuzzTarget):
         except DeadObject:
             raise
         except NnhalError as error:
-            if valid and accepted and not newer:
+            if valid and accepted:
                 raise WrongAnswer(f"supports() accepts a model; prepare(): {type(error).__name__}: {error}") from error
             return "refused"
         try:
             if not valid:
                 raise WrongAnswer(f"prepare() accepts an invalid model: {_rule(model)}")
-            if newer:
-                return "prepared a newer model"
-            return self._executed(prepared, [_fitting(a.fixed, a.dtype) for a in Signature.of(model).inputs])
+            arrays = [_fitting(a.fixed, a.dtype) for a in Signature.of(model).inputs]
+            return self._executed(prepared, arrays, supported=accepted)
         finally:
             prepared.close()
 
-    def _executed(self, prepared: Prepared, arrays: Sequence[Array]) -> str:
-        """Execute a valid request: it may fail only if the reference refuses its values too."""
+    def _executed(self, prepared: Prepared, arrays: Sequence[Array], *, supported: bool = True) -> str:
+        """Execute a valid request: of a supported model, it may fail only if the reference refuses its values too."""
         request = self._make_request(prepared, arrays)
         try:
             request.execute(prepared.run, UNLIMITED)
         except DeadObject:
             raise
         except NnhalError as error:
-            if isinstance(error, NOT_NAMED) or _is_computed(prepared.model, arrays):
+            if supported and (isinstance(error, NOT_NAMED) or _is_computed(prepared.model, arrays)):
                 raise WrongAnswer(f"a valid request: {type(error).__name__}: {error}, must be executed") from error
             return type(error).__name__
         return "executed"
