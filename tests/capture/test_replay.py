@@ -1,6 +1,8 @@
 """A captured session passes on a right device; a wrong one fails, with the model and the request named."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +168,17 @@ def test_a_driver_that_ends_the_process_with_status_0_has_failed(tmp_path: Path)
     output = nnhal_replay(str(faults(tmp_path / "a", 1, 17, 2)), "--driver", WRONG, code=1)
     assert "0 sums" in output and "FAILED" in output and "1 open  wrong" in output and "PASSED" in output
     assert "request 1 (plain): run(): the driver process ended with exit status 0" in output
+
+
+def test_a_model_of_an_extension_is_replayed_where_the_extension_is_loaded(tmp_path: Path) -> None:
+    example, capture = str(Path(__file__).parents[2] / "examples" / "my_extension.py"), str(tmp_path / "a")
+
+    def command(*words: str) -> str:  # in another process: the extension stays registered
+        words = sys.executable, "-m", "nnhal.cli.main", *words
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    command("capture", "-o", capture, "--", sys.executable, example)
+    assert "PASSED" in command("replay", capture, "--extension", example, "--device", "reference")
 
 
 def test_a_model_is_extracted_and_listed(capture: Path, tmp_path: Path) -> None:
