@@ -1,6 +1,8 @@
 """A captured session passes on a right device; a wrong one fails, with the model and the request named."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import nnhal
 from nnhal.base.errors import InvalidArgument, OperationFailed
 from nnhal.cli.main import cli
 from nnhal.conformance.evaluation import evaluate
-from nnhal.conformance.replay import ReplayedPart, ReplayOptions, replay
+from nnhal.conformance.replay import VERDICTS, ReplayedPart, ReplayOptions, replay
 from nnhal.conformance.replay_judge import NothingToCompare, ResultJudge
 from nnhal.runtime.capturing.reader import CaptureReader
 from tests.capture.test_session import B, X, relu, use
@@ -73,7 +75,7 @@ def test_a_wrong_result_fails_and_names_model_and_request(capture: Path) -> None
     assert "the reference agrees with the capture" in output
     found = json.loads(nnhal_replay(str(capture), "--driver", WRONG, "--json", code=1))
     failed = [r["number"] for m in found["models"] for r in m["requests"] if r["verdict"] == "failed"]
-    assert len(failed) == 2 and found["totals"] == {"passed": 2, "failed": 2, "refused": 0, "prepared": 0, "skipped": 0}
+    assert len(failed) == 2 and found["totals"] == {**dict.fromkeys(VERDICTS, 0), "passed": 2, "failed": 2}
     assert [m["worst"] for m in found["models"]] == [1, 0, 1, 0]
     nnhal_replay(str(capture), "--driver", WRONG, "--atol", "1.5")
     nnhal_replay(str(capture), "--driver", WRONG, "--filter", "^1 open")
@@ -87,8 +89,16 @@ def test_a_model_that_the_device_does_not_support_is_refused(capture: Path) -> N
 def test_a_capture_without_data_has_its_models_prepared(tmp_path: Path) -> None:
     with nnhal.capture(tmp_path / "a", data=False):
         nnhal.compile(sums(), devices="reference")(X, B)
-    output = nnhal_replay(str(tmp_path / "a"))
-    assert "PREPARED" in output and "the capture has no data" in output
+    output = nnhal_replay(str(tmp_path / "a"), code=1)
+    assert "PREPARED" in output and "no result was compared (1 model: 1 prepared): capture " in output
+    assert "the capture has no data" in output
+
+
+def test_a_capture_without_requests_compares_nothing_and_says_so(tmp_path: Path) -> None:
+    with nnhal.capture(tmp_path / "a"):
+        nnhal.compile(sums(), devices="reference")
+    output = nnhal_replay(str(tmp_path / "a"), code=1)
+    assert "no result was compared (1 model: 1 prepared): the capture has no request of a model" in output
 
 
 def test_a_request_that_failed_then_is_compared_with_the_reference(tmp_path: Path) -> None:
@@ -113,6 +123,64 @@ def test_a_driver_that_dies_in_a_request_fails_that_one_alone(tmp_path: Path) ->
     assert found["reason"].startswith("request 1: DEAD_OBJECT")
 
 
+def faults(path: Path, *firsts: int) -> Path:
+    """Capture requests of a model whose inputs begin with these, and one of another model."""
+    with nnhal.capture(path):
+        compiled = nnhal.compile(sums(), devices="reference")
+        for first in firsts:
+            compiled(X + first, B)
+        nnhal.compile(relu(), devices="reference")(X)
+    return path
+
+
+@pytest.mark.parametrize("isolate", [[], ["--isolate"]], ids=["in-process", "isolated"])
+def test_a_request_that_hangs_is_named_and_the_others_run(tmp_path: Path, isolate: list[str]) -> None:
+    capture = faults(tmp_path / "a", 1, 13, 2)
+    words = str(capture), "--driver", WRONG, "--timeout", "3", *isolate
+    first, second = json.loads(nnhal_replay(*words, "--json", code=1))["models"]
+    assert [r["verdict"] for r in first["requests"]] == ["passed", "hung", "passed"]
+    assert (first["verdict"], second["verdict"]) == ("hung", "passed")
+    number = first["requests"][1]["number"]
+    assert (
+        first["reason"].startswith(f"request {number}: run() has not ended within 3 s, at File")
+        and WRONG in first["reason"]
+    )
+
+
+def test_a_model_whose_requests_hang_is_left_after_a_few(tmp_path: Path) -> None:
+    capture = faults(tmp_path / "a", 13, 13, 13, 13, 1)
+    output = nnhal_replay(str(capture), "--driver", WRONG, "--timeout", "1", code=1)
+    assert "HANG" in output and output.count("run() has not ended within 1 s") == 3
+    first, second = replayed(capture, drivers=(WRONG,), timeout=1.0)
+    assert [r.verdict for r in first.requests] == ["hung"] * 3 + ["skipped"] * 2
+    assert first.requests[4].reason == "3 requests of the model have hung" and second.verdict == "passed"
+
+
+def test_a_preparation_that_hangs_is_named_and_the_next_model_runs(tmp_path: Path) -> None:
+    hanging = tmp_path / "hanging.py"
+    hanging.write_text(Path(WRONG).read_text())
+    first, second = replayed(faults(tmp_path / "a", 1), drivers=(str(hanging),), timeout=3.0)
+    assert (first.verdict, first.requests, second.verdict) == ("hung", [], "passed")
+    assert first.reason.startswith("preparation: prepare() has not ended within 3 s, at File")
+
+
+def test_a_driver_that_ends_the_process_with_status_0_has_failed(tmp_path: Path) -> None:
+    output = nnhal_replay(str(faults(tmp_path / "a", 1, 17, 2)), "--driver", WRONG, code=1)
+    assert "0 sums" in output and "FAILED" in output and "1 open  wrong" in output and "PASSED" in output
+    assert "request 1 (plain): run(): the driver process ended with exit status 0" in output
+
+
+def test_a_model_of_an_extension_is_replayed_where_the_extension_is_loaded(tmp_path: Path) -> None:
+    example, capture = str(Path(__file__).parents[2] / "examples" / "my_extension.py"), str(tmp_path / "a")
+
+    def command(*words: str) -> str:  # in another process: the extension stays registered
+        words = sys.executable, "-m", "nnhal.cli.main", *words
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    command("capture", "-o", capture, "--", sys.executable, example)
+    assert "PASSED" in command("replay", capture, "--extension", example, "--device", "reference")
+
+
 def test_a_model_is_extracted_and_listed(capture: Path, tmp_path: Path) -> None:
     nnhal_replay(str(capture), "--model", "0", "--output", str(tmp_path / "m.nnhal"))
     assert nnhal.load(tmp_path / "m.nnhal") == sums(2)
@@ -127,6 +195,13 @@ def test_a_filter_that_matches_nothing_or_is_wrong_is_an_error(capture: Path) ->
     assert "must match one of 0 sums on reference" in refused(str(capture), "--filter", "nosuch")
     with pytest.raises(InvalidArgument, match="must be a regular expression"):
         ReplayOptions(pattern="(")
+
+
+@pytest.mark.parametrize("option", ["--rtol", "--atol"])
+@pytest.mark.parametrize("value", ["inf", "nan", "-1"])
+def test_a_tolerance_that_accepts_everything_or_nothing_is_refused(capture: Path, option: str, value: str) -> None:
+    error = f"InvalidArgument: {option[2:]} is {float(value)}, must be 0 or above, and finite"
+    assert refused(str(capture), option, value) == error
 
 
 # -------------------------------------------------------------------------------------------------------------- judging

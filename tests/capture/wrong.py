@@ -1,6 +1,12 @@
-"""A driver with planted faults: results are off by one for inputs that begin with 7; 11 ends its process."""
+"""A driver with planted faults, by the first element of an input.
+
+7: results are off by one. 11, 17: it ends its process, with exit status 3 or 0. 13: it hangs. A copy of this file as
+`hanging.py` hangs while it prepares a model with two inputs.
+"""
 
 import os
+import threading
+from pathlib import Path
 from typing import Any
 
 from nnhal.driver import Device
@@ -21,6 +27,10 @@ class Wrong(Prepared):
         fault = first is not None and first.size and first.flat[0] == 7
         if first is not None and first.size and first.flat[0] == 11:
             os._exit(3)
+        if first is not None and first.size and first.flat[0] == 17:
+            os._exit(0)
+        if first is not None and first.size and first.flat[0] == 13:
+            threading.Event().wait()
         for place, result in enumerate(inner.results):
             request.write(place, result + 1 if fault else result)
 
@@ -32,6 +42,8 @@ class WrongDevice(Device):
         return discovery.cpu().supports(model)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
+        if Path(__file__).stem == "hanging" and len(model.main.inputs) == 2:
+            threading.Event().wait()
         return Wrong(discovery.cpu().prepare(model, hints))
 
 

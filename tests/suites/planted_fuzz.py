@@ -1,7 +1,7 @@
 """Planted faults for the suite fuzz: a driver (`--option fault=NAME`), and targets with faults.
 
-Faults of the driver: `crash` and `hang` at a NaN in the last element of an input, `unchecked` trusts its cache files,
-"" has none.
+Faults of the driver: `crash`, `hang`, `raise` and `refuse` at a NaN in the last element of an input, `unchecked` trusts
+its cache files, "" has none.
 """
 
 import os
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nnhal import api
+from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.conformance.suites.fuzz.target import FuzzTarget, ProcessSpent, WrongAnswer
 from nnhal.conformance.suites.fuzz.targets.importers import TfliteTarget
@@ -52,7 +53,7 @@ class Planted(Reference):
 
 
 class Rare(Interpreter):
-    """Crashes or hangs if the last element of an input is a NaN."""
+    """Crashes, hangs or fails if the last element of an input is a NaN."""
 
     def __init__(self, model: Model, fault: str) -> None:
         super().__init__(model)
@@ -62,6 +63,10 @@ class Rare(Interpreter):
         if any(x is not None and x.dtype.kind == "f" and x.size and np.isnan(x.flat[-1]) for x in request.inputs):
             if self._fault == "crash":
                 os.abort()
+            if self._fault == "raise":
+                raise KeyError("a NaN")
+            if self._fault == "refuse":
+                raise OperationFailed("NaN is not supported")
             while self._fault == "hang":
                 time.sleep(0.01)
         return super().run(request, control)

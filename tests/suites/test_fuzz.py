@@ -1,21 +1,24 @@
 """The suite fuzz: every target runs on the reference, planted faults are caught with their inputs, and inputs repeat."""
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+import nnhal
 from nnhal.conformance.device_under_test import ANY
 from nnhal.conformance.suites.fuzz import SUITE
 from nnhal.conformance.suites.fuzz.guide import Coverage
 from nnhal.conformance.suites.fuzz.inputs import CORPUS, Choices, corpus_of
-from nnhal.conformance.suites.fuzz.process import FuzzOrders
-from nnhal.conformance.suites.fuzz.supervisor import FuzzResult, FuzzSupervisor
+from nnhal.conformance.suites.fuzz.process import FuzzOrders, place_of_dump
+from nnhal.conformance.suites.fuzz.supervisor import FuzzResult, FuzzSupervisor, _FuzzProcess
 from nnhal.conformance.suites.fuzz.target import TARGETS
 from nnhal.conformance.suites.run import repeat_command, run_suite
 from nnhal.conformance.suites.suite import CaseFailed, CaseOutcome, SuiteRun
 
 DRIVER = str(Path(__file__).with_name("planted_fuzz.py"))
+SMALL = str(Path(__file__).parents[2] / "examples" / "my_driver.py")  # supports ADD, SUB, MUL of float32
 # How some inputs of each target end: the parts of the program that they reach.
 REACHED = {
     "wire": ("call: decoded", "reply: decoded", "callback: decoded", "packet: refused", "call: refused"),
@@ -56,6 +59,63 @@ def test_every_target_runs_without_a_failure_and_reaches_what_it_is_for() -> Non
     assert "wire: 20,000 executions" in notes[0] and "0 causes of failures" in notes[0]
 
 
+def test_a_driver_of_three_operations_is_tested_with_them() -> None:
+    how = {"pattern": "^(cache|tflite|onnx|driver)/", "scale": 0.1}
+    found = {o.name: o for o in outcomes(drivers=(SMALL,), **how)}
+    assert {name: (o.verdict, o.reason) for name, o in found.items() if o.verdict != "passed"} == {
+        "cache/0": ("unsupported", "device mine: its compilations are not cached")
+    }
+    assert {"values: executed", "request: InvalidRequest"} <= set(found["driver/0"].found["ends"])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(3, 6))  # 3: changed models that the driver rejects, but would prepare
+def test_a_right_driver_of_three_operations_passes_with_other_seeds(seed: int) -> None:
+    assert [(o.verdict, o.reason) for o in outcomes(drivers=(SMALL,), pattern="^driver/", seed=seed)] == [
+        ("passed", "")
+    ]
+
+
+def test_a_driver_that_rejects_everything_is_not_at_fault(tmp_path: Path) -> None:
+    driver = tmp_path / "rejecting.py"
+    driver.write_text(Path(SMALL).read_text().replace("Verdict(plain and", "Verdict(False and"))
+    found = outcomes(drivers=(str(driver),), pattern="^(cache|tflite|onnx|driver)/")
+    assert [o.verdict for o in found] == ["unsupported"] * 4, found
+    reasons = {o.name: o.reason for o in found}
+    assert "supports none of the drawn calls" in reasons["driver/0"] and "rejects all" in reasons["onnx/0"]
+    assert "rejects FULLY_CONNECTED, ADD, MUL" in reasons["cache/0"]
+
+
+def test_the_device_is_known_when_it_is_loaded() -> None:
+    with closing(run_suite("fuzz", SuiteRun(drivers=(SMALL,), pattern="^model/0$", scale=0.01), 1)) as progress:
+        first = next(progress)
+    assert (first.outcomes, first.device) == ([], "mine")
+
+
+def test_temporary_files_lie_in_one_folder_that_an_interrupt_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with closing(run_suite("fuzz", SuiteRun(pattern="^model/0$", scale=0.01), 1)) as progress:
+        next(progress)
+        (scratch,) = tmp_path.iterdir()
+    assert scratch.name.startswith("nnhal-fuzz-") and not scratch.exists()
+    orders = FuzzOrders("model", SuiteRun(scratch=str(tmp_path)), "", 0, 1, (b"",))
+    process = _FuzzProcess(orders)
+    assert [path.name[:11] for path in tmp_path.iterdir()] == ["nnhal-fuzz-"]
+    process.end()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_place_of_a_hang_is_the_drivers_line() -> None:
+    own = str(Path(nnhal.__file__).parent / "ipc" / "client" / "session.py")
+    words = f'Thread 0x1 (most recent call first): |  File "{own}", line 706 in call |'
+    assert place_of_dump(words) == "session.py:706"
+    assert (
+        place_of_dump(f'{words}Thread 0x2 (most recent call first): |  File "/d/mine.py", line 9 in run') == "mine.py:9"
+    )
+
+
 def test_crashes_hangs_exceptions_and_memory_are_caught_and_the_next_input_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -80,6 +140,7 @@ def test_an_input_that_waits_for_ever_has_hung(monkeypatch: pytest.MonkeyPatch) 
     result = planted("tests.suites.planted_fuzz:SleepingTarget", 1, (b"sleep",), monkeypatch)
     (failure,) = result.failures
     assert (failure.verdict, failure.data) == ("hung", b"sleep") and "has not ended within 1 s" in failure.reason
+    assert failure.place.startswith("planted_fuzz.py:")
 
 
 @pytest.mark.nightly
@@ -100,7 +161,9 @@ def test_a_target_that_executes_nothing_fails(monkeypatch: pytest.MonkeyPatch) -
     ("fault", "verdict", "reason"),
     [
         ("crash", "crashed", "a changed values: the driver process was killed by SIGABRT"),
-        pytest.param("hang", "hung", "has not ended within 5 s", marks=pytest.mark.nightly),
+        ("raise", "failed", "a valid request: DriverFailed: device planted-fuzz: KeyError: 'a NaN', must be executed"),
+        pytest.param("refuse", "failed", "NaN is not supported, must be executed", marks=pytest.mark.nightly),
+        pytest.param("hang", "hung", "has not ended within 5 s, at planted_fuzz.py:", marks=pytest.mark.nightly),
         pytest.param("unchecked", "failed", "restored from changed cache files", marks=pytest.mark.nightly),
     ],
 )
@@ -108,9 +171,13 @@ def test_a_fault_of_the_driver_is_caught_saved_and_repeated(
     fault: str, verdict: str, reason: str, tmp_path: Path
 ) -> None:
     how: dict[str, object] = {"drivers": (DRIVER,), "options": {ANY: {"fault": fault}}, "timeout": 5.0}
-    first, *bad = outcomes(scale=0.3 if fault == "crash" else 0.7, report=str(tmp_path), pattern="^driver/", **how)
+    how["seed"] = 1 if fault == "unchecked" else 0  # few changes of cache files are hits
+    first, *bad = outcomes(
+        scale=0.3 if fault in ("crash", "raise") else 0.7, report=str(tmp_path), pattern="^driver/", **how
+    )
     assert first.verdict == "passed" and first.found["executions"] > 0
     found, *_ = [o for o in bad if o.verdict == verdict and reason in o.reason]
+    assert found.place.startswith("planted_fuzz.py:") == (fault in ("raise", "refuse", "hang"))
     assert not found.alone and Path(found.found["input"]).parent == tmp_path / "fuzz" / "driver"
     assert f"--data {found.found['input']}" in repeat_command(SuiteRun(**how), found)  # type: ignore[arg-type]
     if fault != "hang":

@@ -36,7 +36,7 @@ def run_with_progress(
     outcomes: list[Any] = []
     counts: Counter[str] = Counter()
     lines, estimate = ProgressLines(common.status.print), TimeLeft()
-    with closing(results), _reasons_alone(), common.progress(quiet) as bar:
+    with closing(results), reasons_alone(), common.progress(quiet) as bar:
         task = bar.add_task(what, total=None)
         for some, done, total in results:
             outcomes += some.outcomes
@@ -86,7 +86,7 @@ class ProgressLines:
 
 
 @contextmanager
-def _reasons_alone() -> Iterator[None]:
+def reasons_alone() -> Iterator[None]:
     """Mutes the drivers' log unless the user configured it: the outcome's reason has a driver's last output."""
     log = logger("driver")
     level = log.level

@@ -14,12 +14,14 @@ from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import BadFile, InvalidArgument, bounded_text
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
+from nnhal.cli.judged import reasons_alone, timeout_option
 from nnhal.cli.main import ANSWER_NO
-from nnhal.conformance.replay import FAILED, PASSED, PREPARED, VERDICTS, ReplayedPart, ReplayOptions, replay, title_of
+from nnhal.conformance.replay import FAILED, HUNG, PASSED, VERDICTS, ReplayedPart, ReplayOptions, replay, title_of
 from nnhal.model.file import write_model
 from nnhal.runtime.capturing.reader import CaptureReader, PreparedPart
 
 COMMAND = 200  # characters of the captured command
+NO_REQUEST = "the capture has no request of a model that was prepared"
 MOST_REASONS = 3  # failed requests of a model that are named without --verbose
 
 
@@ -28,10 +30,18 @@ MOST_REASONS = 3  # failed requests of a model that are named without --verbose
 @click.option("--list", "as_list", is_flag=True, help="List what the capture has, and replay nothing.")
 @click.option("--device", "-d", default="", metavar="NAME", help="Replay on this device (default: the captured ones).")
 @common.driver_option
-@common.extension_option
+@click.option(
+    "--extension",
+    "extensions",
+    multiple=True,
+    type=click.Path(),
+    metavar="FILE",
+    help="Load an extension: a Python file that defines custom operators.",
+)
 @click.option("--isolate", is_flag=True, help="Isolate the driver (default: as captured).")
-@click.option("--rtol", type=click.FloatRange(0), metavar="X", help="Relative tolerance, in place of the operations'.")
-@click.option("--atol", type=click.FloatRange(0), metavar="X", help="Absolute tolerance, in place of the operations'.")
+@timeout_option("Time until a preparation or a request counts as hung.")
+@click.option("--rtol", type=float, metavar="X", help="Relative tolerance, in place of the operations'.")
+@click.option("--atol", type=float, metavar="X", help="Absolute tolerance, in place of the operations'.")
 @click.option(
     "--filter", "pattern", default="", metavar="REGEX", help='Replay models whose title ("0 NAME on DEVICE") matches.'
 )
@@ -42,30 +52,28 @@ MOST_REASONS = 3  # failed requests of a model that are named without --verbose
 def command(
     file: Path,
     as_list: bool,
-    device: str,
-    drivers: Sequence[str],
-    isolate: bool,
+    extensions: Sequence[str],
     model: int | None,
     output: Path | None,
     verbose: bool,
     as_json: bool,
-    **options: Any,
+    **more: Any,
 ) -> int:
     """Replay a capture of `nnhal capture` on a device.
 
     nnhal prepares each captured model, executes each request in the captured way, and compares the outcomes with the
-    captured ones. The exit code is 1 if one differs.
+    captured ones. The exit code is 1 if one differs or hangs, or if none was compared.
     """
     if (model is None) != (output is None):
         raise click.UsageError("--model N and --output FILE: must be given together")
+    common.load_extensions(extensions)
     with closing(CaptureReader(file)) as capture:
         if model is not None and output is not None:
             return _extract(capture, model, output, as_json)
         if as_list:
             return _list(capture, verbose=verbose, as_json=as_json)
-        named = common.load_drivers(drivers, [device] if device else [])
-        chosen = ReplayOptions(device=named[0] if named else "", isolate=isolate, **options)
-        return _replay(capture, chosen, verbose=verbose, as_json=as_json)
+        options = ReplayOptions(extensions=tuple(extensions), **more)
+        return _replay(capture, options, verbose=verbose, as_json=as_json)
 
 
 def _extract(capture: CaptureReader, number: int, output: Path, as_json: bool) -> int:
@@ -85,7 +93,7 @@ def _replay(capture: CaptureReader, options: ReplayOptions, *, verbose: bool, as
     if not any(part for part in capture.parts.values()):
         raise BadFile(f"capture {capture.path}: no device was given a model in it, must be at least one")
     found: list[ReplayedPart] = []
-    with common.progress(as_json) as bar:
+    with reasons_alone(), common.progress(as_json) as bar:
         chosen = [part for part in capture.parts.values() if options.takes(title_of(capture, part))]
         task = bar.add_task("requests replayed", total=sum(len(part.requests) for part in chosen))
         found += replay(capture, options, lambda: bar.update(task, advance=1))
@@ -103,8 +111,13 @@ def _replay(capture: CaptureReader, options: ReplayOptions, *, verbose: bool, as
         )
     else:
         _print(capture, found, verbose)
-    verdicts = {part.verdict for part in found}
-    return ANSWER_NO if FAILED in verdicts or not verdicts & {PASSED, PREPARED} else 0
+    verdicts = Counter(part.verdict for part in found)
+    bad = verdicts[FAILED] + verdicts[HUNG]
+    if not verdicts[PASSED] and not bad:
+        counted = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+        why = next((part.reason for part in found if part.reason), NO_REQUEST)
+        common.warn(f"no result was compared ({with_count(len(found), 'model')}: {counted}): {why}")
+    return ANSWER_NO if bad or not verdicts[PASSED] else 0
 
 
 def _part_document(part: ReplayedPart) -> dict[str, Any]:
@@ -132,7 +145,7 @@ def _print(capture: CaptureReader, found: Sequence[ReplayedPart], verbose: bool)
                 part.device,
                 part.operations,
                 len(part.requests),
-                part.verdict.upper(),
+                "HANG" if part.verdict == HUNG else part.verdict.upper(),
                 "" if part.worst is None else f"{part.worst:.3g}",
                 _time(part.captured_ns),
                 _time(part.nanoseconds),
@@ -149,7 +162,9 @@ def _print(capture: CaptureReader, found: Sequence[ReplayedPart], verbose: bool)
 
 def _reasons(part: ReplayedPart, *, verbose: bool) -> list[str]:
     where = f"{part.title} on {part.device}"
-    failed = [f"{where}, request {r.number} ({r.way}): {r.reason}" for r in part.requests if r.verdict == FAILED]
+    failed = [
+        f"{where}, request {r.number} ({r.way}): {r.reason}" for r in part.requests if r.verdict in (FAILED, HUNG)
+    ]
     left = [] if verbose else failed[MOST_REASONS:]
     lines = failed[: len(failed) - len(left)] + (
         [f"{where}: {len(left)} more failed; --verbose lists them"] if left else []

@@ -242,6 +242,7 @@ class _Run:
 
     def results(self) -> Iterator[tuple[TaskResult, int, int]]:
         """Yield the results, as `run_all`."""
+        device = self._device  # as the caller knows it
         while self._done < self._total:
             while self._tasks and self._idle:
                 self._next(self._idle.pop())
@@ -255,7 +256,8 @@ class _Run:
                 self._hear(self._workers[fd])
             for worker in [each for each in self._workers.values() if not each.is_in_time()]:
                 self._late(worker)
-            if self._came:
+            if self._came or self._device != device:
+                device = self._device
                 came, self._came = self._came, []
                 outcomes = [each for answer in came for each in self._with_what_follows(answer.outcome)]
                 self._done += len(outcomes)

@@ -1,65 +1,55 @@
-"""Replays a capture: prepares each captured model on a device, executes each request, and compares the outcomes."""
+"""Replays a capture: prepares each captured model on a device, executes each request, and compares the outcomes.
 
+The driver runs in processes of `pool`: one that crashes or hangs costs one request. `replay_worker` is their side.
+"""
+
+import math
 import re
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
-from math import prod
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument, error_text
+from nnhal.base.records import Record, Struct, field, replace
+from nnhal.conformance.device_under_test import Bundle, Subject
+from nnhal.conformance.pool import Work, run_all
+from nnhal.runtime.capturing.reader import CaptureReader, PreparedPart
 
-from nnhal.base.codes import ErrorStatus, Preference, Priority
-from nnhal.base.errors import (
-    BadFile,
-    DeadObject,
-    DeviceUnavailable,
-    InvalidArgument,
-    NnhalError,
-    OperationFailed,
-    OutputInsufficientSize,
-    error_text,
-)
-from nnhal.base.operands import Array
-from nnhal.base.records import Record, Struct, field
-from nnhal.conformance.execution_paths import WAYS, Way
-from nnhal.conformance.replay_judge import NothingToCompare, ResultJudge
-from nnhal.hal.answers import can_be_exact
-from nnhal.hal.burst import Burst
-from nnhal.hal.chain import checked_burst, checked_prepared
-from nnhal.hal.claims import consider_support
-from nnhal.hal.device import EXACT, NUMERICS, Device, Hints, Prepared, identity_of
-from nnhal.hal.request import Argument, Control, Request, Signature
-from nnhal.ops.schema import agree, show
-from nnhal.runtime.capturing.reader import CaptureReader, ExecutedRequest, PreparedPart
-from nnhal.runtime.isolation import at_level
-
-MOST_ROOM = 1 << 32  # bytes of an output's memory that a capture may ask for
-CALLERS = frozenset((ErrorStatus.INVALID_ARGUMENT, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE))  # errors that must come again
-PASSED, FAILED, REFUSED, PREPARED, SKIPPED = "passed", "failed", "refused", "prepared", "skipped"
-VERDICTS = PASSED, FAILED, REFUSED, PREPARED, SKIPPED
+PASSED, FAILED, HUNG, REFUSED, PREPARED, SKIPPED = "passed", "failed", "hung", "refused", "prepared", "skipped"
+VERDICTS = PASSED, FAILED, HUNG, REFUSED, PREPARED, SKIPPED
+PREPARATION = -1  # the place of a model's preparation before its requests
+JUDGING = "judge"  # the stage in which nnhal reads the capture, or compares
+SLOW = "the comparison with the reference has not ended in time: give --rtol and --atol, or a longer --timeout"
+MOST_HUNG = 3  # requests of a model that hang before the others are skipped
 
 
-class ReplayOptions(Record, frozen=True):
+class ReplayOptions(Subject, frozen=True):
     """Selects what to replay, where, and how to compare.
 
-    device: "" for the captured ones. isolate: as captured if False. rtol, atol: in place of the operations' tolerances;
-    None for those. pattern: of the titles of the models to replay.
+    device: "" for that of the first driver, or the captured ones. isolate: as captured if False. timeout: seconds for
+    a preparation, and for a request. rtol, atol: in place of the operations' tolerances; None for those. pattern: of
+    the titles of the models to replay. extensions: files of extensions. file: the capture, which `replay` sets.
     """
 
-    device: str = ""
-    isolate: bool = False
     rtol: float | None = None
     atol: float | None = None
     pattern: str = ""
+    extensions: tuple[str, ...] = ()
+    file: str = ""
 
     def takes(self, title: str) -> bool:
         """Whether a model is to be replayed."""
         return re.search(self.pattern, title) is not None
 
     def __post_init__(self) -> None:
-        """Raise InvalidArgument for an invalid pattern."""
+        """Raise InvalidArgument for an invalid pattern, tolerance or time."""
+        super().__post_init__()
+        for name in ("rtol", "atol"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise InvalidArgument(f"{name} is {value}, must be 0 or above, and finite")
         try:
             re.compile(self.pattern)
         except re.error as error:
@@ -67,7 +57,10 @@ class ReplayOptions(Record, frozen=True):
 
 
 class ReplayedRequest(Record, frozen=True):
-    """The outcome of a request: "passed", "failed" or "skipped". worst: the largest difference from the captured output."""
+    """The outcome of a request: "passed", "failed", "hung" or "skipped".
+
+    worst: the largest difference from the captured output.
+    """
 
     number: int
     way: str
@@ -115,252 +108,152 @@ def _median(times: Iterator[int | None]) -> int | None:
     return int(median(known)) if known else None
 
 
+class ReplayItem(NamedTuple):
+    """A preparation, or one of its requests. place: among those, or `PREPARATION`."""
+
+    part: int
+    place: int
+
+
+class PartOrders(Struct):
+    """The common data of a preparation's items. hung: requests that have hung so far."""
+
+    part: int
+    hung: int = 0
+
+
+class ReplayOutcome(NamedTuple):
+    """The outcome of an item: a part without requests, or a request."""
+
+    item: ReplayItem
+    found: ReplayedPart | ReplayedRequest
+
+    @property
+    def verdict(self) -> str:
+        """The verdict."""
+        return self.found.verdict
+
+
 def title_of(capture: CaptureReader, part: PreparedPart) -> str:
     """Return the title of a captured preparation: the model's number and name, and the device."""
+    return f"{model_title(capture, part)} on {part.given.device}"
+
+
+def model_title(capture: CaptureReader, part: PreparedPart) -> str:
+    """Return the number and name of a captured preparation's model."""
     model = capture.models[part.given.model]
-    return f"{model.number} {model.name or 'model'} on {part.given.device}"
+    return f"{model.number} {model.name or 'model'}"
+
+
+def empty_part(capture: CaptureReader, part: PreparedPart, device: str) -> ReplayedPart:
+    """Return the outcome of a preparation to fill in."""
+    model, title = capture.models[part.given.model], model_title(capture, part)
+    return ReplayedPart(part.given.number, part.given.model, title, device, len(model.operations))
 
 
 def replay(
     capture: CaptureReader, options: ReplayOptions, progress: Callable[[], object] = lambda: None
-) -> Iterator[ReplayedPart]:
-    """Replay each captured preparation; yield its outcome. progress: called after each request.
+) -> list[ReplayedPart]:
+    """Replay each captured preparation; return their outcomes in order. progress: called after each request.
 
     Raises:
         DeviceUnavailable: The device does not exist here, or does not load.
     """
+    chosen = bool(options.device or options.drivers)
+    options = replace(options, file=str(capture.path.absolute()))
+    groups: dict[tuple[str, bool], list[PreparedPart]] = defaultdict(list)  # by device and isolation
     for part in capture.parts.values():
         if options.takes(title_of(capture, part)):
-            yield _Replay(capture, part, options, progress).outcome()
-
-
-class _Replay:
-    """The replay of one captured preparation."""
-
-    def __init__(
-        self, capture: CaptureReader, part: PreparedPart, options: ReplayOptions, progress: Callable[[], object]
-    ) -> None:
-        self._capture, self._part, self._options, self._progress = capture, part, options, progress
-
-    def outcome(self) -> ReplayedPart:
-        """Prepare the model, and execute the requests."""
-        given, model = self._part.given, self._capture.models[self._part.given.model]
-        device = self._device()
-        title = f"{model.number} {model.name or 'model'}"
-        found = ReplayedPart(given.number, given.model, title, identity_of(device).name, len(model.operations))
+            isolated = not chosen and part.given.where.get("isolation") == "process"
+            groups[options.device if chosen else part.given.device, options.isolate or isolated].append(part)
+    found: list[ReplayedPart] = []
+    for (device, isolate), parts in groups.items():
         try:
-            self._model = self._capture.model(given.model)
-        except NnhalError as error:
-            found.reason = error_text(error)
-            return found
-        self._device_here = device
-        in_a_row = "long_sums" in identity_of(device).relaxations
-        self._judge = ResultJudge(self._model, self._options.rtol, self._options.atol, in_a_row=in_a_row)
-        with ExitStack() as held:
-            try:
-                prepared = self._prepared(held)
-            except _Refused as refused:
-                found.verdict, found.reason = REFUSED, str(refused)
-                return found
-            except NnhalError as error:
-                found.verdict, found.reason = FAILED, f"preparation: {error_text(error)}{self._as_before(error)}"
-                return found
-            self._run_all(prepared, found, held)
-        failed = [r for r in found.requests if r.verdict == FAILED]
-        if failed:
-            found.verdict, found.reason = FAILED, f"request {failed[0].number}: {failed[0].reason}"
-        else:
-            found.verdict = PASSED if any(r.verdict == PASSED for r in found.requests) else PREPARED
-            found.reason = next((r.reason for r in found.requests if r.verdict == SKIPPED), "")
-        return found
-
-    def _device(self) -> Device:
-        given, options = self._part.given, self._options
-        isolate = options.isolate or (not options.device and given.where.get("isolation") == "process")
-        try:
-            return at_level(options.device or given.device, own_process=isolate)
+            found += _replayed(capture, replace(options, device=device, isolate=isolate), parts, progress)
         except DeviceUnavailable as error:
-            if options.device:
+            if chosen:
                 raise
-            origin = given.where.get("origin", "")
+            given = parts[0].given
             raise DeviceUnavailable(
-                f"{error_text(error)}; the capture's device was {given.device} of {origin}: name another with --device,"
-                " or load its driver with --driver"
+                f"{error_text(error)}; the capture's device was {given.device} of {given.where.get('origin', '')}: name"
+                " another with --device, or load its driver with --driver"
             ) from None
+    return sorted(found, key=lambda part: part.number)
 
-    def _hints(self) -> Hints:
-        given = self._part.given
-        options = dict(given.options) if identity_of(self._device_here).name == given.device and not given.lacks else {}
-        if given.options.get(NUMERICS) == EXACT and can_be_exact(self._device_here):
-            options[NUMERICS] = EXACT
-        try:
-            told_of = Preference(given.preference), Priority(given.priority)
-        except ValueError as error:
-            raise BadFile(f"capture: preparation {given.number}: {error}") from None
-        return Hints(*told_of, min(given.threads, 1024), None, options)
 
-    def _prepared(self, held: ExitStack) -> Prepared:
-        hints = self._hints()
-        claims = consider_support(self._device_here, self._model, hints)
-        held.callback(claims.release_work)
-        refused = claims.refused()
-        if refused:
-            n, why = next(iter(refused.items()))
-            raise _Refused(f"{len(refused)} operations, the first #{n}: {why or 'refused without a reason'}")
-        return held.enter_context(closing(checked_prepared(self._device_here, self._model, claims.hints(hints))))
+def _replayed(
+    capture: CaptureReader, subject: ReplayOptions, parts: Sequence[PreparedPart], progress: Callable[[], object]
+) -> list[ReplayedPart]:
+    """Return the outcomes of parts on one device."""
+    work = _ReplayWork(capture, subject, parts)
+    with closing(run_all(work, 1)) as results:
+        for result, _, _ in results:
+            work.device = result.device
+            for outcome in result.outcomes:
+                work.take(outcome)
+                if outcome.item.place != PREPARATION:
+                    progress()
+    return [_judged(part) for part in work.found.values()]
 
-    def _as_before(self, error: NnhalError) -> str:
-        """Return a remark if the preparation failed in the same way when it was captured."""
-        end = self._part.end
-        return ", as captured" if end is not None and end.status == error.status else ""
 
-    def _run_all(self, prepared: Prepared, found: ReplayedPart, held: ExitStack) -> None:
-        bursts: list[Burst] = []
-        dead = ""
-        for request in self._part.requests:
-            if dead:
-                found.requests.append(ReplayedRequest(request.given.number, request.given.way, SKIPPED, dead))
-                continue
-            try:
-                found.requests.append(self._one(prepared, bursts, request, held))
-            except _Died as died:
-                found.requests.append(died.outcome)
-                bursts.clear()
-                try:
-                    prepared = self._prepared(held)
-                except NnhalError as error:
-                    dead = f"the driver's process died and did not prepare the model again: {error_text(error)}"
-            self._progress()
+def _judged(part: ReplayedPart) -> ReplayedPart:
+    """Give a prepared part the verdict of its requests."""
+    if part.verdict != PREPARED:
+        return part
+    part.requests.sort(key=lambda request: request.number)  # an earlier one may run again after a hang
+    bad = next((r for verdict in (HUNG, FAILED) for r in part.requests if r.verdict == verdict), None)
+    if bad is not None:
+        part.verdict, part.reason = bad.verdict, f"request {bad.number}: {bad.reason}"
+    else:
+        part.verdict = PASSED if any(r.verdict == PASSED for r in part.requests) else PREPARED
+        part.reason = next((r.reason for r in part.requests if r.verdict == SKIPPED), "")
+    return part
 
-    def _one(
-        self, prepared: Prepared, bursts: list[Burst], request: ExecutedRequest, held: ExitStack
-    ) -> ReplayedRequest:
-        given, end = request.given, request.end
-        try:
-            inputs = self._inputs(request)
-            made = prepared.request(inputs, self._rooms(request))
-            wanted = self._outputs(request)
-        except BadFile as error:
-            return ReplayedRequest(given.number, given.way, SKIPPED, error_text(error))
-        control = Control(loop_timeout=given.loop_timeout, measure=given.measure)
-        start = time.monotonic_ns()
-        try:
-            self._way(prepared, bursts, request, held)(self._device_here, prepared, made, control)
-            if made.small:
-                raise OutputInsufficientSize("an output is larger than its memory", made.shapes)
-        except NnhalError as error:
-            spent = time.monotonic_ns() - start
-            problem, worst = self._problem_of(error, made, request), None
-            outcome = ReplayedRequest(*_facts(request, problem, worst, spent))
-            if isinstance(error, DeadObject):
-                raise _Died(outcome) from error
-            return outcome
-        spent = time.monotonic_ns() - start
-        if end is not None and end.status in CALLERS:
-            problem, worst = f"status is NONE, must be {ErrorStatus(end.status).name} as captured", None
+
+class _ReplayWork(Work):
+    """Preparations, each with its requests as soon as it has succeeded."""
+
+    module = "nnhal.conformance.replay_worker"
+
+    def __init__(self, capture: CaptureReader, subject: ReplayOptions, parts: Iterable[PreparedPart]) -> None:
+        self._capture, self._parts = capture, {part.given.number: part for part in parts}
+        self._orders = {number: PartOrders(number) for number in self._parts}
+        self.found: dict[int, ReplayedPart] = {}
+        self.device = subject.device
+        bundles = [Bundle(orders, (ReplayItem(number, PREPARATION),)) for number, orders in self._orders.items()]
+        super().__init__(subject, bundles)
+
+    def take(self, outcome: ReplayOutcome) -> None:
+        """Add an outcome to its part."""
+        if isinstance(outcome.found, ReplayedPart):
+            self.found[outcome.item.part] = outcome.found
         else:
-            digests = [None if x is None else x.contents for x in given.inputs]
-            try:
-                problem, worst = self._judge.compared(inputs, wanted, made.results, digests)
-            except NothingToCompare as error:
-                return ReplayedRequest(given.number, given.way, SKIPPED, error_text(error))
-        return ReplayedRequest(*_facts(request, problem, worst, spent))
+            self.found[outcome.item.part].requests.append(outcome.found)
 
-    def _problem_of(self, error: NnhalError, made: Request, request: ExecutedRequest) -> str:
-        """Return what is wrong with an execution that failed; "" for an error of the caller that is the captured one."""
-        end = request.end
-        same = end is not None and end.status == error.status
-        if end is None or not same or error.status not in CALLERS:
-            return f"{error.status.name}: {error_text(error)}" + (", as captured" if same else "")
-        shapes = [None if shape is None else tuple(shape) for shape in made.shapes]
-        if error.status != ErrorStatus.OUTPUT_INSUFFICIENT_SIZE or shapes == list(end.shapes):
-            return ""
-        return f"OUTPUT_INSUFFICIENT_SIZE with shapes {shapes}, must be {list(end.shapes)} as captured"
+    def is_own(self, stage: str) -> bool:
+        return stage == JUDGING
 
-    # -------------------------------------------------------------------------------------------- from the capture
+    def tries_again(self, verdict: str, stage: str) -> bool:
+        return False
 
-    def _inputs(self, request: ExecutedRequest) -> list[Array | None]:
-        arguments = Signature.of(self._model).inputs
-        given = request.given.inputs
-        if len(given) != len(arguments):
-            raise BadFile(f"request {request.given.number} has {len(given)} inputs, must have {len(arguments)}")
-        found = [None if each is None else self._capture.array(each) for each in given]
-        for argument, array in zip(arguments, found, strict=True):
-            _require_fit(argument, array)
-        return found
+    def lost(self, item: ReplayItem, verdict: str, reason: str, nanoseconds: int, stack: str) -> ReplayOutcome:
+        verdict = {"hung": HUNG, "skipped": SKIPPED}.get(verdict, FAILED)
+        reason = SLOW if verdict == SKIPPED else reason.partition(": ")[2]  # without the device's name
+        part = self._parts[item.part]
+        if item.place == PREPARATION:
+            found = empty_part(self._capture, part, self.device)
+            found.verdict, found.reason = verdict, f"preparation: {reason}"
+            return ReplayOutcome(item, found)
+        self._orders[item.part].hung += verdict != FAILED
+        given = part.requests[item.place].given
+        return ReplayOutcome(item, ReplayedRequest(given.number, given.way, verdict, reason))
 
-    def _outputs(self, request: ExecutedRequest) -> list[Array | None] | None:
-        """Return the captured outputs; None if the request failed then, or did not end."""
-        end = request.end
-        if end is None or end.status != ErrorStatus.NONE:
-            return None
-        return [None if each is None else self._capture.array(each) for each in end.outputs]
+    def late(self, first: Any, second: Any, before: Sequence[Any]) -> Any:
+        return first  # nothing is tried again
 
-    def _rooms(self, request: ExecutedRequest) -> list[Array | None]:
-        arguments = Signature.of(self._model).outputs
-        rooms: list[Array | None] = []
-        if len(request.given.rooms) != len(arguments):
-            raise BadFile(f"request {request.given.number} has other outputs than its model")
-        for argument, room in zip(arguments, request.given.rooms, strict=True):
-            if room is None:
-                rooms.append(None)
-                continue
-            dtype = np.dtype(np.uint8) if room.of_bytes else argument.dtype
-            if prod(room.shape) * dtype.itemsize > MOST_ROOM:
-                raise BadFile(f"request {request.given.number}: {argument.name} has memory of shape {show(room.shape)}")
-            rooms.append(np.empty(room.shape, dtype))
-        if self._in_buffers(request):  # they are allocated by shape
-            ends = request.end.shapes if request.end is not None else ()
-            for n, argument in enumerate(arguments):
-                shape = argument.fixed or (ends[n] if n < len(ends) else None)
-                if rooms[n] is None and shape is not None and prod(shape) * argument.dtype.itemsize <= MOST_ROOM:
-                    rooms[n] = np.empty(shape, argument.dtype)
-        return rooms
-
-    def _in_buffers(self, request: ExecutedRequest) -> bool:
-        outputs = () if request.end is None else request.end.outputs
-        return any(each is not None and each.buffer for each in (*request.given.inputs, *outputs))
-
-    def _way(self, prepared: Prepared, bursts: list[Burst], request: ExecutedRequest, held: ExitStack) -> Way:
-        """Return the captured way to execute. One burst serves all requests in bursts."""
-        if request.given.way == "plain" and self._in_buffers(request):
-            return WAYS["memory"]
-        if request.given.way != "burst":
-            return WAYS.get(request.given.way, WAYS["plain"])
-        if not bursts:
-            try:
-                bursts.append(held.enter_context(checked_burst(prepared, "replay")))
-            except OperationFailed:  # the device has no bursts
-                return WAYS["plain"]
-
-        def in_burst(_: Device, __: Prepared, made: Request, control: Control) -> None:
-            made.execute(bursts[0].run, control)
-
-        return in_burst
-
-
-class _Refused(NnhalError):
-    """The device does not support the model."""
-
-
-class _Died(Exception):
-    """The driver's process died in a request."""
-
-    def __init__(self, outcome: ReplayedRequest) -> None:
-        super().__init__(outcome.reason)
-        self.outcome = outcome
-
-
-def _require_fit(argument: Argument, array: Array | None) -> None:
-    if array is None:
-        return
-    if array.dtype != argument.dtype or (argument.shape is not None and not agree(array.shape, argument.shape)):
-        raise BadFile(
-            f"{argument.name} of a captured request is {array.dtype}{list(array.shape)}, must be"
-            f" {argument.dtype}{show(argument.shape)}"
-        )
-
-
-def _facts(request: ExecutedRequest, problem: str, worst: float | None, spent: int) -> tuple[Any, ...]:
-    then = None if request.end is None else request.end.nanoseconds
-    return request.given.number, request.given.way, FAILED if problem else PASSED, problem, worst, then, spent
+    def after(self, outcome: ReplayOutcome) -> tuple[Sequence[Bundle], Sequence[Any]]:
+        part, place = outcome.item
+        if place != PREPARATION or outcome.verdict != PREPARED or not self._parts[part].requests:
+            return (), ()
+        places = range(len(self._parts[part].requests))
+        return [Bundle(self._orders[part], tuple(ReplayItem(part, place) for place in places))], ()

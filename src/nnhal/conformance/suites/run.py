@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from nnhal.base.errors import InvalidArgument
@@ -86,12 +87,13 @@ def run_suite(name: str, run: SuiteRun, jobs: int) -> Generator[Progress, None, 
         yield from _contract(name, run, jobs)
     else:
         suite = suite_of(name)
-        work = _SuiteWork(suite, run)
         outcomes: list[CaseOutcome] = []
         try:
-            for some, done, total in run_all(work, 1 if suite.serial else jobs):
-                outcomes += some.outcomes
-                yield Progress(some.outcomes, done, total, some.device, some.calls)
+            with TemporaryDirectory(prefix=f"nnhal-{name}-", ignore_cleanup_errors=True) as scratch:
+                work = _SuiteWork(suite, replace(run, scratch=scratch))
+                for some, done, total in run_all(work, 1 if suite.serial else jobs):
+                    outcomes += some.outcomes
+                    yield Progress(some.outcomes, done, total, some.device, some.calls)
         finally:
             suite.finish(run, outcomes)
 

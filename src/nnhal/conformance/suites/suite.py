@@ -23,7 +23,8 @@ class SuiteRun(Subject, frozen=True):
     only cases of these, empty for all. report: the folder for what suites keep of failures; "" for none.
     vectors: the folder of test vectors. specs: AOSP's specifications that they were built from, if any. execution_path:
     one of `WAYS`. flag: only vectors with this flag. published_only: no variants. model, data, labels: a user's own
-    model, inputs and classes for `mlts`; data: also saved inputs for `fuzz`.
+    model, inputs and classes for `mlts`; data: also saved inputs for `fuzz`. scratch: the folder for temporary files of
+    processes; `run_suite` makes and removes it.
     """
 
     seed: int = 0
@@ -40,6 +41,7 @@ class SuiteRun(Subject, frozen=True):
     data: str = ""
     labels: str = ""
     report: str = ""
+    scratch: str = ""
 
     def __post_init__(self) -> None:
         """Raise InvalidArgument for an impossible share or scale."""

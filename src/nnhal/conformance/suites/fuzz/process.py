@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 from nnhal.base.answers import may_be_application_error
 from nnhal.base.errors import NnhalError, error_text
-from nnhal.base.stacks import TELL
-from nnhal.conformance.place import frames_in
+from nnhal.base.stacks import TELL, dumped_frames
+from nnhal.conformance.place import frames_in, place_first, place_in
 from nnhal.conformance.suites.fuzz.guide import guided, guided_by_atheris, has_atheris
 from nnhal.conformance.suites.fuzz.inputs import LONGEST
 from nnhal.conformance.suites.fuzz.target import BLIND, DriverEnded, FuzzTarget, ProcessSpent, WrongAnswer, target_of
-from nnhal.conformance.suites.suite import NotApplicable, NotSupported, SuiteRun
+from nnhal.conformance.suites.suite import CaseFailed, NotApplicable, NotSupported, SuiteRun
 from nnhal.conformance.worker import end_with
 
 TOLD_NS = 500_000_000  # between two messages about how inputs ended
@@ -149,7 +149,8 @@ class FuzzLoop:
         except DriverEnded as error:
             return FuzzFailure(data, "crashed", str(error), _cause(error), ""), False
         except WrongAnswer as error:
-            return FuzzFailure(data, "failed", str(error), _cause(error), ""), False
+            place = place_in(error.__cause__.stack) if isinstance(error.__cause__, NnhalError) else ""
+            return FuzzFailure(data, "failed", str(error), _cause(error), place), False
         except BaseException as error:
             if may_be_application_error(error) and not isinstance(error, MemoryError):
                 raise
@@ -205,7 +206,10 @@ def place_of_error(error: BaseException) -> str:
 
 
 def place_of_dump(words: str) -> str:
-    """Return FILE:LINE of the innermost frame of nnhal or a driver in the output of faulthandler; "" without one."""
+    """Return FILE:LINE of the innermost frame of a driver in the output of faulthandler, else of nnhal."""
+    driver = place_first(dumped_frames(words))
+    if driver:
+        return driver
     frames = [(file, line) for file, line in frames_in(words) if "nnhal" in file and "/suites/fuzz/" not in file]
     return f"{Path(frames[0][0]).name}:{frames[0][1]}" if frames else ""
 
@@ -238,6 +242,9 @@ def _serve(connection: Connection, board: InputBoard) -> None:
         target = _target(orders, atheris)
     except (NnhalError, NotSupported, NotApplicable) as error:
         connection.send(error)
+        return
+    except WrongAnswer as error:
+        connection.send(CaseFailed(str(error)))
         return
     _limited(target.memory)
     guide = "" if not target.guided or orders.inputs else "atheris" if atheris else "traces"

@@ -15,7 +15,7 @@ from nnhal.base.digests import blake2b
 from nnhal.base.errors import NnhalError
 from nnhal.base.records import Record, field
 from nnhal.base.stacks import DUMPED, TELL
-from nnhal.conformance.pool import LOADING
+from nnhal.conformance.pool import LOADING, children_of
 from nnhal.conformance.suites.fuzz.process import (
     FuzzFailure,
     FuzzOrders,
@@ -54,7 +54,9 @@ class _FuzzProcess:
     """A process that runs inputs, as the supervisor sees it."""
 
     def __init__(self, orders: FuzzOrders) -> None:
-        self._home = tempfile.TemporaryDirectory(prefix="nnhal-fuzz-", ignore_cleanup_errors=True)
+        self._home = tempfile.TemporaryDirectory(
+            prefix="nnhal-fuzz-", dir=orders.run.scratch or None, ignore_cleanup_errors=True
+        )
         ours, theirs = socket.socketpair()
         memory = os.memfd_create("nnhal-fuzz")
         with theirs:
@@ -111,8 +113,9 @@ class _FuzzProcess:
 
     def stack(self) -> str:
         """Return the stacks of its threads as it hangs, "" if it does not report them."""
-        with contextlib.suppress(OSError):
-            os.kill(self.process.pid, TELL)
+        for pid in children_of(self.process.pid) or [self.process.pid]:  # an isolated driver, if there is one
+            with contextlib.suppress(OSError):
+                os.kill(pid, TELL)
         end = time.monotonic() + TELLING
         while time.monotonic() < end:
             time.sleep(LOOKS)
@@ -143,7 +146,7 @@ class FuzzSupervisor:
         """Run all inputs.
 
         Raises:
-            CaseFailed: the target ends processes before an input begins, or executed nothing.
+            CaseFailed: the target ends processes before an input begins, executes nothing, or fails on a valid input.
             NotSupported, NotApplicable, NnhalError: the target cannot run here.
         """
         began, last = time.monotonic(), self._orders.number
@@ -170,7 +173,7 @@ class FuzzSupervisor:
                 except (EOFError, OSError):
                     self._ended(process)
                     return
-                if isinstance(message, NotSupported | NotApplicable | NnhalError):
+                if isinstance(message, CaseFailed | NotSupported | NotApplicable | NnhalError):
                     raise message
                 self._heard(message, process, fresh)
                 continue

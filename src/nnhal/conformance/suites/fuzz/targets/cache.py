@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from nnhal import api
+from nnhal.base.errors import UnsupportedModel
 from nnhal.base.operands import Array
 from nnhal.conformance.suites.fuzz.inputs import Choices, changed, damaged
 from nnhal.conformance.suites.fuzz.target import FuzzTarget, WrongAnswer
@@ -17,6 +18,7 @@ from nnhal.conformance.suites.suite import NotSupported, SuiteRun
 from nnhal.model.graph import Model
 
 HITS = "hit"
+LAYERS = "FULLY_CONNECTED", "ADD", "MUL"  # the first that the device supports is compiled
 SMALL = 64  # bytes
 SIZE = 16
 _X = np.ones((1, SIZE), np.float32)
@@ -31,9 +33,9 @@ class CacheTarget(FuzzTarget):
     def __init__(self, run: SuiteRun) -> None:
         self._device = tested(run)
         self._how = options_of(run, self._device)
-        self._models = [_model(number) for number in (1, 2)]
         self._home = tempfile.TemporaryDirectory(prefix="nnhal-fuzz-")
         self._folder = Path(self._home.name, "cache")
+        self._models = self._supported()
         self._wanted = [self._ran(model)[1] for model in self._models]
         one, other = self._wanted
         if np.array_equal(one, other):
@@ -71,6 +73,20 @@ class CacheTarget(FuzzTarget):
             raise WrongAnswer(f"a {state} with changed files ({', '.join(sorted(kinds))}) gives a wrong result")
         return state
 
+    def _supported(self) -> list[Model]:
+        """Return two models of the first layer that the device supports; NotSupported if it rejects all of them."""
+        reason = ""
+        for layer in LAYERS:
+            models = [_model(layer, number) for number in (1, 2)]
+            try:
+                for model in models:
+                    self._ran(model)
+            except UnsupportedModel as error:
+                reason = reason or str(error)
+            else:
+                return models
+        raise NotSupported(f"the device rejects {', '.join(LAYERS)} of float32 with constants: {reason}")
+
     def _paths(self) -> list[Path]:
         return sorted(path for path in self._folder.rglob("*") if path.is_file())
 
@@ -87,14 +103,18 @@ class CacheTarget(FuzzTarget):
         self._home.cleanup()
 
 
-def _model(number: int) -> Model:
+def _model(layer: str, number: int) -> Model:
     """Return a layer whose result shows a change of any weight."""
     from nnhal.frontends.python import Builder
 
     b = Builder(f"m{number}")
     x = b.input((1, SIZE))
-    weights = b.constant(number * np.arange(1, SIZE * SIZE + 1, dtype=np.float32).reshape(SIZE, SIZE))
-    return b.finish([x], [b.fully_connected(x, weights, np.zeros(SIZE, np.float32))])
+    weights = number * np.arange(1, SIZE * SIZE + 1, dtype=np.float32).reshape(SIZE, SIZE)
+    if layer == "FULLY_CONNECTED":
+        y = b.fully_connected(x, b.constant(weights), np.zeros(SIZE, np.float32))
+    else:
+        y = b.operation(layer, x, b.constant(weights[:1]))
+    return b.finish([x], [y])
 
 
 def _change(choices: Choices, files: dict[Path, bytes]) -> None:

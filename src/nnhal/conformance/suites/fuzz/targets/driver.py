@@ -6,8 +6,9 @@ Each ends in a result or a documented error. Afterwards the driver executes vali
 import os
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.conformance.differential import Outputs, arrays_of, compare_outputs, model_of
-from nnhal.conformance.draw import Call
+from nnhal.conformance.draw import Call, cells, draw
+from nnhal.conformance.probe import probe
 from nnhal.conformance.suites.fuzz.inputs import NUMBERS, Choices, changed, damaged
 from nnhal.conformance.suites.fuzz.target import DriverEnded, FuzzTarget, WrongAnswer
 from nnhal.conformance.suites.fuzz.targets.importers import driver_options, tested
@@ -45,10 +47,14 @@ from nnhal.model.graph import Model
 from nnhal.model.layouts import with_layout
 from nnhal.model.parts import outline
 from nnhal.model.validate import validate
+from nnhal.ops.schema import F32
 from nnhal.runtime import discovery
 
 CALLS = 8  # supported calls of different operations, for requests, packets and cache files
-TRIES = 400  # drawn calls to find them
+DRAWS = 16  # calls of each type and signature of an operation whose example is supported
+WEIGHTED = "FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D", "MUL", "ADD"  # a call of one has so many constants
+CONSTANTS = 32
+SUPPORTED = 0.7  # the share of changed models that begin with a supported operation
 _TOKEN = bytes(range(TOKEN_SIZE))
 
 
@@ -75,9 +81,12 @@ class DriverTarget(FuzzTarget):
         self._name, self._level = tested(run), run.level
         self._hints = replace(PLAIN, options=driver_options(run, self._name))
         self._connect()
+        self._names = {name for name, verdict in probe(self._remote).items() if verdict.ok}  # by their examples
         self._known = list(self._supported(random.Random(f"{run.seed} driver")))
         if not self._known:
-            raise NotSupported("no supported call has an input and outputs of known shapes")
+            raise NotSupported("the driver supports none of the drawn calls of any operation")
+        self._names |= {known.call.cell.op.name for known in self._known}
+        self._cells = [cell for cell in cells() if cell.op.name in self._names]
         self._saved = self._saved_files()
 
     def seeds(self) -> Sequence[bytes]:
@@ -118,36 +127,57 @@ class DriverTarget(FuzzTarget):
         """End the driver's process."""
         self._remote.close()
 
-    def _supported(self, rng: random.Random) -> Any:
-        """Yield supported calls of different operations, whose results are right."""
+    def _supported(self, rng: random.Random) -> Iterator[_KnownCall]:
+        """Yield supported calls of different operations, whose results are right.
+
+        Those in `_names` come first, and before them one with constants: a change of its cache files shows.
+        """
+        names = sorted({cell.op.name for cell in cells()})
+        rng.shuffle(names)
+        ordered = sorted(names, key=lambda name: name not in self._names)
+        known = (self._known_call(name, rng) for name in ordered)
+        constant = (self._known_call(name, rng, CONSTANTS) for name in WEIGHTED if name in self._names)
         found: set[str] = set()
-        for _ in range(TRIES):
-            call = drawn(Choices(rng.randbytes(16)))
-            model = model_of(call)
-            closed = (
-                call.cell.values == "ordinary"
-                and not call.open
-                and Signature.of(model).closed
-                and not call.cell.op.random
-            )
-            if call.cell.op.name in found or not closed or not all(x.size for x in arrays_of(call)):
+        for call in chain(islice(filter(None, constant), 1), filter(None, known)):
+            if call.call.cell.op.name not in found:
+                found.add(call.call.cell.op.name)
+                yield call
+            if len(found) == CALLS:
+                return
+
+    def _known_call(self, name: str, rng: random.Random, constants: int = 0) -> _KnownCall | None:
+        """Return a supported call of an operation, None if none of those that are drawn is supported.
+
+        constants: the least number of constant elements of float32.
+        """
+        ordinary = [cell for cell in cells([name]) if cell.values == "ordinary" and not cell.op.random]
+        ordinary = [cell for cell in ordinary if not constants or cell.kind == F32]
+        rng.shuffle(ordinary)
+        for cell in ordinary * (DRAWS if name in self._names else 1):
+            call = draw(cell, np.random.default_rng(rng.getrandbits(32)))
+            model, arrays = model_of(call), arrays_of(call)
+            if (
+                not arrays
+                or call.constants < constants
+                or not Signature.of(model).closed
+                or not all(x.size for x in arrays)
+            ):
                 continue
             try:
                 lacking = any(refusals(model, self._remote.level))  # of its HAL version
                 if lacking or not all(verdict.ok for verdict in query_verdicts(self._remote, model)):
                     continue
-                wanted = by_reference(model, arrays_of(call))
+                wanted = by_reference(model, arrays)
+            except DeadObject:
+                raise
             except NnhalError:
                 continue
-            if arrays_of(call) and all(w is not None and w.size for w in wanted):
-                found.add(call.cell.op.name)
+            if all(w is not None and w.size for w in wanted):
                 known = _KnownCall(call, model, wanted)
-                self._require_right(
-                    known, checked_prepared(self._remote, model, self._hints), "before any changed input"
-                )
-                yield known
-            if len(found) == CALLS:
-                return
+                prepared = checked_prepared(self._remote, model, self._hints)
+                self._require_right(known, prepared, "before any changed input")
+                return known
+        return None
 
     def _of(self, number: int) -> RemotePrepared:
         """Return the prepared model of a known call."""
@@ -182,7 +212,7 @@ class DriverTarget(FuzzTarget):
 
     def _model(self, choices: Choices) -> str:
         """Prepare a changed model, and execute it if it is valid."""
-        call = drawn(choices)
+        call = drawn(choices, self._cells) if choices.random() < SUPPORTED else drawn(choices)
         model = mutated(choices, model_of(call))
         try:
             validate(model)
@@ -198,6 +228,8 @@ class DriverTarget(FuzzTarget):
             raise
         except NnhalError:
             accepted = False
+        if valid and any(refusals(model, self._remote.level)):
+            accepted = False  # newer than its HAL version: no runtime asks for it
         if accepted and not valid:
             raise WrongAnswer(f"supports() accepts an invalid model: {_rule(model)}")
         try:
@@ -211,19 +243,21 @@ class DriverTarget(FuzzTarget):
         try:
             if not valid:
                 raise WrongAnswer(f"prepare() accepts an invalid model: {_rule(model)}")
-            return self._executed(prepared, [_fitting(a.fixed, a.dtype) for a in Signature.of(model).inputs])
+            arrays = [_fitting(a.fixed, a.dtype) for a in Signature.of(model).inputs]
+            return self._executed(prepared, arrays, supported=accepted)
         finally:
             prepared.close()
 
-    def _executed(
-        self, prepared: Prepared, arrays: Sequence[Array | None], rooms: Sequence[Array | None] | None = None
-    ) -> str:
-        request = self._make_request(prepared, arrays, rooms)
+    def _executed(self, prepared: Prepared, arrays: Sequence[Array], *, supported: bool = True) -> str:
+        """Execute a valid request: of a supported model, it may fail only if the reference refuses its values too."""
+        request = self._make_request(prepared, arrays)
         try:
             request.execute(prepared.run, UNLIMITED)
         except DeadObject:
             raise
         except NnhalError as error:
+            if supported and (isinstance(error, NOT_NAMED) or _is_computed(prepared.model, arrays)):
+                raise WrongAnswer(f"a valid request: {type(error).__name__}: {error}, must be executed") from error
             return type(error).__name__
         return "executed"
 
@@ -272,7 +306,10 @@ class DriverTarget(FuzzTarget):
             outputs = Signature.of(prepared.model).outputs
             rooms = [np.empty([d + choices.choice((-1, 0, 1)) for d in a.fixed or ()] or [2], a.dtype) for a in outputs]
         request = self._make_request(prepared, given, rooms)
-        same = all(a is not None and a.shape == b.shape for a, b in zip(given, arrays, strict=False))
+        same = all(  # one element may have no dimension
+            a is not None and (a.shape == b.shape or (a.shape == () and b.shape == (1,)))
+            for a, b in zip(given, arrays, strict=False)
+        )
         try:
             request.execute(prepared.run, UNLIMITED)
         except DeadObject:
@@ -352,7 +389,9 @@ class DriverTarget(FuzzTarget):
     def _saved_files(self) -> tuple[int, list[bytes], int] | None:
         """Return the number of a known call, the files that the driver saves for it, and how many are model files."""
         count = cache_files_by(self._remote)
-        by_constants = sorted(enumerate(self._known), key=lambda known: -known[1].call.constants)
+        by_constants = sorted(
+            enumerate(self._known), key=lambda known: (known[1].call.cell.kind != F32, -known[1].call.constants)
+        )
         for number, known in by_constants if sum(count) else ():
             with _files(sum(count)) as fds:
                 cache = Cache(_TOKEN, tuple(fds[: count.model]), tuple(fds[count.model :]))
@@ -407,6 +446,15 @@ def _rule(model: Model) -> str:
     except InvalidModel as error:
         return str(error)
     return ""
+
+
+def _is_computed(model: Model, arrays: Sequence[Array]) -> bool:
+    """Whether the reference executes a request."""
+    try:
+        by_reference(model, arrays)
+    except NnhalError:
+        return False
+    return True
 
 
 def _fitting(shape: tuple[int, ...] | None, dtype: Any) -> Array:

@@ -15,7 +15,7 @@ from nnhal.conformance.device_under_test import ANY
 from nnhal.conformance.suites.fuzz import onnx_changes, tflite_changes
 from nnhal.conformance.suites.fuzz.inputs import changed, corpus_of
 from nnhal.conformance.suites.fuzz.target import FuzzTarget, ProcessSpent, WrongAnswer
-from nnhal.conformance.suites.suite import SuiteRun
+from nnhal.conformance.suites.suite import NotSupported, SuiteRun
 from nnhal.frontends.formats import refused_outline
 from nnhal.model.draw import svg
 from nnhal.model.outline import Outline, outline
@@ -54,8 +54,18 @@ class _ImportTarget(FuzzTarget):
     def __init__(self, run: SuiteRun) -> None:
         self._device = tested(run)
         self._how = options_of(run, self._device)
-        with api.compile(api.load(corpus_of(self.name)[0]), devices=[self._device]):
-            pass  # the driver and its engine are loaded before the memory is limited
+        self._compile_a_file()  # the driver and its engine are loaded before the memory is limited
+
+    def _compile_a_file(self) -> None:
+        """Compile a file of the corpus; NotSupported if the device rejects all of them."""
+        reasons = []
+        for data in corpus_of(self.name):
+            try:
+                with api.compile(api.load(data), devices=[self._device], fallback="forbid", **self._how):
+                    return
+            except UnsupportedModel as error:
+                reasons.append(str(error))
+        raise NotSupported(f"the device rejects all {len(reasons)} files of the corpus; the first: {reasons[0]}")
 
     def run(self, data: bytes) -> str:
         """Run one file."""

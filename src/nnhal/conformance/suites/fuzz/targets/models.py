@@ -18,7 +18,7 @@ from nnhal.base.errors import InvalidArgument, NnhalError
 from nnhal.base.operands import ChannelQuant
 from nnhal.base.records import replace
 from nnhal.conformance.differential import model_of
-from nnhal.conformance.draw import Call, cells, draw
+from nnhal.conformance.draw import Call, Cell, cells, draw
 from nnhal.conformance.mutate import MUTATIONS
 from nnhal.conformance.suites.fuzz.inputs import NUMBERS, Choices
 from nnhal.conformance.suites.fuzz.target import FuzzTarget, WrongAnswer
@@ -88,9 +88,9 @@ class ModelTarget(FuzzTarget):
         self._folder.cleanup()
 
 
-def drawn(choices: Choices) -> Call:
-    """Return a valid call of an operation; the choices seed its values."""
-    cell = choices.choice(_CELLS)
+def drawn(choices: Choices, among: Sequence[Cell] = _CELLS) -> Call:
+    """Return a valid call of one of several cells; the choices seed its values."""
+    cell = choices.choice(among)
     rng = np.random.default_rng(choices.getrandbits(32))
     return draw(cell, rng, open=choices.random() < 0.1, late=choices.random() < 0.1)
 
