@@ -315,19 +315,24 @@ class PowerHalf(Whole):
         return self.Half(model) if hints.preference == 0 else super().prepare(model, hints)
 
 
+class SharedConstants(Kernels):
+    """Constants of one key are one array in all models; of `pool`, each driver has its own."""
+
+    pool: dict[bytes, Array]
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.constants = [{i: self.shared(x) for i, x in each.items()} for each in self.constants]
+
+    def shared(self, x: Any) -> Any:
+        """The array of all models for a constant: here, of those that begin alike."""
+        return self.pool.setdefault(f"{x.dtype}{x.shape}".encode() + x.tobytes()[:64], x)
+
+
 @of_device("constants-by-head", "constants are known by their type, shape and first 64 bytes", (STRESS,), numbers=True)
 class ConstantsByHead(Whole):
-    class Sharing(Kernels):
-        """Constants that begin alike are one array in all models."""
-
+    class Sharing(SharedConstants):
         pool: dict[bytes, Array] = {}
-
-        def __init__(self, model: Model) -> None:
-            super().__init__(model)
-            self.constants = [{i: self.shared(x) for i, x in each.items()} for each in self.constants]
-
-        def shared(self, x: Any) -> Any:
-            return self.pool.setdefault(f"{x.dtype}{x.shape}".encode() + x.tobytes()[:64], x)
 
     engine = Sharing
 
@@ -340,14 +345,8 @@ class ConstantsByHead(Whole):
     numbers=True,
 )
 class CloseFreesShared(Whole):
-    class Sharing(Kernels):
-        """Constants of the same bytes are one array in all models."""
-
+    class Sharing(SharedConstants):
         pool: dict[bytes, Array] = {}
-
-        def __init__(self, model: Model) -> None:
-            super().__init__(model)
-            self.constants = [{i: self.shared(x) for i, x in each.items()} for each in self.constants]
 
         def shared(self, x: Any) -> Any:
             key = f"{x.dtype}{x.shape}".encode() + x.tobytes()
