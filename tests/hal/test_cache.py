@@ -274,7 +274,7 @@ def test_files_are_whole_where_the_driver_has_noted_them_whatever_version_wrote_
     ):
         keeper.verify_files(cache)
     record.write_bytes(noted)
-    os.pwrite(fd, b"?", len(whole) - 1)
+    os.pwrite(fd, bytes([whole[-1] ^ 1]), len(whole) - 1)
     with pytest.raises(DamagedCacheFile, match="damaged: model file 0"):
         keeper.verify_files(cache)
     os.pwrite(fd, b"?", 0)
