@@ -18,8 +18,8 @@ from nnhal.conformance.differential import (
     with_other_values,
 )
 from nnhal.conformance.draw import Call, Cell, cells, draw
-from nnhal.conformance.proving.worker import Wrong as Wrongs
-from nnhal.conformance.proving.worker import compared
+from nnhal.conformance.proving.comparison import Wrong as Wrongs
+from nnhal.conformance.proving.comparison import compared
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints
 from nnhal.hal.wrappers import Wrapper

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,15 +110,18 @@ value_option = click.option(
 signature_option = click.option("--signature", metavar="NAME", help="Choose one of several entry points of the model.")
 
 
-extension_option = click.option(
+_extension_option = partial(
+    click.option,
     "--extension",
+    "extensions",
     multiple=True,
     type=click.Path(),
-    expose_value=False,
     callback=lambda _, __, paths: load_extensions(paths),
     metavar="FILE",
     help="Load an extension: a Python file that defines custom operators.",
 )
+extension_option = _extension_option(expose_value=False)
+extensions_option = _extension_option()  # for a command whose worker processes load them, too
 
 
 def _traced(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -379,10 +383,11 @@ def parse_shapes(texts: Sequence[str]) -> Mapping[str, Sequence[int]] | Sequence
     return named or listed or None
 
 
-def load_extensions(paths: Sequence[str]) -> None:
-    """Loads extensions, before the model that needs them."""
+def load_extensions(paths: Sequence[str]) -> Sequence[str]:
+    """Loads extensions, before the model that needs them, and returns their paths."""
     for path in paths:
         discovery.load_extension(path)
+    return paths
 
 
 def load_drivers(paths: Sequence[str], devices: Sequence[str]) -> list[str] | None:

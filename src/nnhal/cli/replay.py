@@ -30,14 +30,7 @@ MOST_REASONS = 3  # failed requests of a model that are named without --verbose
 @click.option("--list", "as_list", is_flag=True, help="List what the capture has, and replay nothing.")
 @click.option("--device", "-d", default="", metavar="NAME", help="Replay on this device (default: the captured ones).")
 @common.driver_option
-@click.option(
-    "--extension",
-    "extensions",
-    multiple=True,
-    type=click.Path(),
-    metavar="FILE",
-    help="Load an extension: a Python file that defines custom operators.",
-)
+@common.extensions_option
 @click.option("--isolate", is_flag=True, help="Isolate the driver (default: as captured).")
 @timeout_option("Time until a preparation or a request counts as hung.")
 @click.option("--rtol", type=float, metavar="X", help="Relative tolerance, in place of the operations'.")
@@ -66,7 +59,6 @@ def command(
     """
     if (model is None) != (output is None):
         raise click.UsageError("--model N and --output FILE: must be given together")
-    common.load_extensions(extensions)
     with closing(CaptureReader(file)) as capture:
         if model is not None and output is not None:
             return _extract(capture, model, output, as_json)

@@ -149,7 +149,7 @@ def sweep_ended(path: Path, pause: Callable[[float], None] = time.sleep) -> None
     """Remove the socket of a service that has ended.
 
     Another process may hold the lock for long, and the kernel may close the socket late. So it is tried again, but not
-    for ever: a new service may have the name.
+    for ever: a new service may have the name. pause: waits for so many seconds.
     """
     for seconds in SWEEP_PAUSES:
         if sweep(path):

@@ -14,6 +14,7 @@ from nnhal import api
 from nnhal.base.errors import BadFile, DeviceUnavailable, InvalidArgument
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
+from nnhal.frontends.source import IDENTIFIER
 
 
 class Peer(ABC):
@@ -254,4 +255,4 @@ def _format(source: Path | bytes) -> str:
                 source = file.read(8)
         except OSError:
             return ""
-    return ".tflite" if source[4:8] == b"TFL3" else ""
+    return ".tflite" if source[4:8] == IDENTIFIER else ""

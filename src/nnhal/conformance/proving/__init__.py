@@ -1,1 +1,4 @@
-"""Verifies kernel variants on this processor: `hard` makes calls, `worker` runs them, `run` judges and stores results."""
+"""Verifies kernel variants on this processor.
+
+`hard` makes calls, `comparison` runs one, `worker` runs all, `run` judges and stores results.
+"""

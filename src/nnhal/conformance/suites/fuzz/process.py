@@ -199,7 +199,7 @@ class FuzzLoop:
 
 
 def place_of_error(error: BaseException) -> str:
-    """Return FILE:LINE of the innermost frame of nnhal or a driver; of any code if there is none."""
+    """Return FILE:LINE of the innermost frame of nnhal or a driver, else of any code."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "nnhal" in f.filename and "/suites/fuzz/" not in f.filename] or list(frames)
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "?"

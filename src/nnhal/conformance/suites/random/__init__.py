@@ -32,8 +32,8 @@ from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.conformance.control import CONTROL
 from nnhal.conformance.evaluation import Evaluation
+from nnhal.conformance.proving.comparison import Wrong, compared
 from nnhal.conformance.proving.hard import BOUNDED, FAMILIES, hard_calls
-from nnhal.conformance.proving.worker import Wrong, compared
 from nnhal.conformance.reduction import Reduction, ReductionCandidate, names_of, python_of
 from nnhal.conformance.suites.process_state import kept_as_it_was
 from nnhal.conformance.suites.random.drawing import FREQUENT, TYPES, DrawnGraph, GraphDrawing, ordinary

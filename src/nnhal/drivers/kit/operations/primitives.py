@@ -213,18 +213,18 @@ class Primitives(Protocol):
     def recurrent(
         self, x: Node, layer: LstmLayer | RnnLayer, count: int, back: bool, axis: int
     ) -> Sequence[Node] | None:
-        """Run a layer over a sequence along an axis, 0 or 1, by the engine's own kernel; None if there is none.
+        """Run a layer over a sequence along an axis, 0 or 1, by the engine's own kernel; None without such a kernel.
 
         Return the outputs, in the layout of `x`, and the last states.
         """
 
     def recurrent_step(self, x: Node, layer: LstmLayer) -> Sequence[Node] | None:
-        """Run one step by the engine's own kernel; return the states, None if there is none."""
+        """Run one step by the engine's own kernel; return the states, None without such a kernel."""
 
     def gru(
         self, x: Node, state: Node, weights: Sequence[Node], count: int, reset_behind: bool
     ) -> Sequence[Node] | None:
-        """Write a GRU over a sequence [batch, time, size]; return outputs and the last state, or None if there is none.
+        """Write a GRU over a sequence [batch, time, size]; return outputs and the last state; None without such a kernel.
 
         weights: of the input, of the state, and biases, each in the order update, reset, candidate. If the reset gate
         acts after the product of the candidate's state, that product's bias is a fourth.

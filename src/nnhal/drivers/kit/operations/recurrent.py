@@ -244,9 +244,7 @@ def svdf(t: GraphTask) -> None:
     """Filter the features, push the result into a memory, and filter that over time."""
     a = t.a
     batch, filters, memory = a.batch, a.filters, a.memory_size
-    places = a.state_size // max(
-        1, filters
-    )  # as many as the memory has, or one less: then there is none for the newest
+    places = a.state_size // max(1, filters)  # as many as the memory has, or one less: without the newest
     feature = t.o.matmul(t.x("input"), t.x("weights_feature"), False, True)
     window = t.o.reshape(feature, [batch, filters, 1])
     if memory > 1:
