@@ -10,7 +10,7 @@ import numpy as np
 
 import nnhal
 from nnhal.conformance.suites.cts.area import AreaTrial, SampleModel, area
-from nnhal.conformance.suites.cts.partitions import check, own_graph
+from nnhal.conformance.suites.cts.graphs import own_graph
 from nnhal.conformance.suites.suite import CaseFailed, NotApplicable
 
 TOKEN, OTHER = b"c" * 32, b"d" * 32
@@ -129,10 +129,10 @@ def corrupted(trial: AreaTrial) -> None:
     with _folder() as folder:
 
         def compile_once(where: str) -> str:
-            compiled = trial.compile(graph.model(), fallback="forbid", cache_dir=folder, token=TOKEN)
+            compiled = trial.compile(graph.model, fallback="forbid", cache_dir=folder, token=TOKEN)
             state = _state(trial, compiled)
             results = trial.execute(lambda: compiled(*graph.inputs()))
-            check(graph, graph.inputs(), results, f"{where} ({state})")
+            graph.check(graph.inputs(), results, f"{where} ({state})")
             compiled.close()
             return state
 
@@ -154,10 +154,10 @@ def removed(trial: AreaTrial) -> None:
     graph, _ = own_graph(trial, 6)
     with _folder() as folder:
         for n in range(3):
-            compiled = trial.compile(graph.model(), fallback="forbid", cache_dir=folder)
+            compiled = trial.compile(graph.model, fallback="forbid", cache_dir=folder)
             state = _state(trial, compiled)
             trial.require(state == "miss", f"compilation {n} in an emptied folder is a {state}, must be a miss")
-            check(graph, graph.inputs(), trial.execute(lambda: compiled(*graph.inputs())), f"compilation {n}")  # noqa: B023
+            graph.check(graph.inputs(), trial.execute(lambda: compiled(*graph.inputs())), f"compilation {n}")  # noqa: B023
             compiled.close()
             for path in folder.rglob("*"):
                 if path.is_file():

@@ -4,85 +4,18 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 import nnhal
 from nnhal.base.operands import Array
+from nnhal.conformance.graph_drawing import is_data
 from nnhal.conformance.suites.cts.area import ENOUGH, AreaTrial, area, listed
-from nnhal.conformance.suites.cts.graphs import KINDS, ComputedGraph, drawn
+from nnhal.conformance.suites.cts.graphs import MOST, TrialGraph, mixed_graph, own_graph
 from nnhal.conformance.suites.cts.neighbours import HARMLESS, PREPARING, RUNNING, Partial, faulty
-from nnhal.conformance.suites.suite import CaseFailed, NotApplicable, NotSupported
+from nnhal.conformance.suites.suite import NotSupported
 from nnhal.hal.device import Device
 from nnhal.runtime import discovery
-
-MOST = 24  # operations of a graph
-DRAWS = 12  # graphs until the device supports one
-PROBES = 4  # graphs of one operation until the device supports one
-
-_kinds: "WeakKeyDictionary[Device, list[str]]" = WeakKeyDictionary()
-
-
-def kinds_of(trial: AreaTrial) -> list[str]:
-    """Return the kinds of operations that the device supports, each found with a few graphs of one operation."""
-    if trial.device not in _kinds:
-        found = []
-        for n, kind in enumerate(sorted(KINDS)):
-            rng = np.random.default_rng([trial.run.seed, n])
-            for _ in range(PROBES):
-                graph = drawn(rng, 2, ["QUANTIZE", kind] if kind in ("DEQUANTIZE", "ADD/quant8") else [kind])
-                has = graph is not None and any(node.kind == kind.removesuffix("/int32") for node in graph.nodes)
-                if graph is not None and has and not _refused(trial, graph):
-                    found.append(kind)
-                    break
-        _kinds[trial.device] = found
-    if not _kinds[trial.device]:
-        raise NotSupported("the device supports none of the operations of drawn graphs")
-    return _kinds[trial.device]
-
-
-def _refused(trial: AreaTrial, graph: ComputedGraph) -> str:
-    """Return why the device rejects a graph, or "" if it supports it."""
-    try:
-        with trial.at("compile"):
-            nnhal.compile(graph.model(), devices=trial.device, fallback="forbid", cache_dir=False).close()
-    except nnhal.UnsupportedModel as why:
-        trial.idle()
-        return str(why) or "refused"
-    return ""
-
-
-def own_graph(trial: AreaTrial, count: int | None = None, every: float = 0.2) -> tuple[ComputedGraph, nnhal.Compiled]:
-    """Return a graph that the device supports whole, compiled; NotSupported if it rejects all drawn ones."""
-    reason = "no graph fits"
-    for n in range(DRAWS):
-        size = count or int(trial.rng.integers(2, MOST))
-        graph = drawn(trial.rng, max(2, size >> n // 3), kinds_of(trial), every)
-        if graph is None:
-            continue
-        try:
-            return graph, trial.compile(graph.model(), fallback="forbid")
-        except nnhal.UnsupportedModel as why:
-            reason = str(why)
-            trial.idle()
-    raise NotSupported(reason)
-
-
-def mixed_graph(trial: AreaTrial) -> ComputedGraph:
-    """Return a graph of any operations, those of the device more often."""
-    own = kinds_of(trial)
-    graph = drawn(trial.rng, int(trial.rng.integers(3, MOST)), [*own * (1 + len(KINDS) // len(own)), *KINDS], 0.3)
-    if graph is None:
-        raise NotApplicable("no operation fits the drawn inputs")
-    return graph
-
-
-def check(graph: ComputedGraph, inputs: Sequence[Array], actual: Sequence[Array], where: str) -> None:
-    """Raise CaseFailed unless the results of a graph are right."""
-    found = graph.problem(inputs, actual)
-    if found:
-        raise CaseFailed(f"{where}: {found}; graph: {graph}")
 
 
 def forced(trial: AreaTrial, shares: dict[str, float]) -> Callable[[nnhal.Model, Sequence[Any]], list[str]]:
@@ -102,12 +35,12 @@ def forced(trial: AreaTrial, shares: dict[str, float]) -> Callable[[nnhal.Model,
 
 @area("graph/whole", "graph", 60)
 def whole(trial: AreaTrial) -> None:
-    """A graph on the device alone gives what numpy computes, again and again."""
-    graph, compiled = own_graph(trial, every=0.1)
+    """A graph on the device alone gives the right results, again and again."""
+    graph, compiled = own_graph(trial)
     first, second = graph.inputs(), graph.other_inputs()
     for n, inputs in enumerate((first, second, first)):
         results = trial.execute(partial(compiled, *inputs))
-        check(graph, inputs, results, f"execution {n}")
+        graph.check(inputs, results, f"execution {n}")
     trial.no_fallback(compiled)
 
 
@@ -122,7 +55,7 @@ def _fenced(compiled: nnhal.Compiled, inputs: Sequence[Array]) -> Any:
 
 
 def _bound(compiled: nnhal.Compiled, inputs: Sequence[Array]) -> Any:
-    given = [np.zeros_like(x) for x in inputs]
+    given = [np.zeros_like(x) if is_data(x) else x.copy() for x in inputs]
     run = compiled.bind(*given)
     run()
     for mine, x in zip(given, inputs, strict=True):
@@ -146,7 +79,7 @@ def ways(trial: AreaTrial) -> None:
     """Every way of execution gives the results of a graph."""
     graph, compiled = own_graph(trial)
     for inputs in (graph.inputs(), graph.other_inputs()):
-        check(graph, inputs, trial.execute(partial(WAYS[trial.kind], compiled, inputs)), trial.kind)
+        graph.check(inputs, trial.execute(partial(WAYS[trial.kind], compiled, inputs)), trial.kind)
     trial.no_fallback(compiled)
 
 
@@ -164,7 +97,7 @@ def forced_partition(trial: AreaTrial) -> None:
     ends = [] if trial.name == discovery.CPU else [discovery.cpu()]
     shares = {trial.label: 3.0, others[0].name: 1.0, others[1].name: 1.0, discovery.CPU: 1.0}
     compiled = trial.compile(
-        graph.model(),
+        graph.model,
         devices=[trial.device, *others, *ends],
         fallback="forbid" if ends else "allow",
         placement=forced(trial, shares),
@@ -176,7 +109,7 @@ def forced_partition(trial: AreaTrial) -> None:
     for inputs in (graph.inputs(), graph.other_inputs()):
         name = str(trial.rng.choice(names))
         results = trial.execute(partial(WAYS[name], compiled, inputs))
-        check(graph, inputs, results, f"{name}, {compiled.placement.summary()}")
+        graph.check(inputs, results, f"{name}, {compiled.placement.summary()}")
     trial.no_fallback(compiled)
 
 
@@ -186,17 +119,17 @@ def declared(trial: AreaTrial) -> None:
     graph = mixed_graph(trial)
     beside = [trial.device] if trial.name == discovery.CPU else [trial.device, discovery.cpu()]
     strategy: Any = "stated" if trial.number % 2 else None
-    compiled = trial.compile(graph.model(), devices=beside, fallback="allow", placement=strategy)
+    compiled = trial.compile(graph.model, devices=beside, fallback="allow", placement=strategy)
     for inputs in (graph.inputs(), graph.other_inputs()):
         results = trial.execute(partial(compiled, *inputs))
-        check(graph, inputs, results, compiled.placement.summary())
+        graph.check(inputs, results, compiled.placement.summary())
     trial.no_fallback(compiled)
 
 
-def _beside(trial: AreaTrial, graph: ComputedGraph, other: Device, fallback: Any) -> nnhal.Compiled:
+def _beside(trial: AreaTrial, graph: TrialGraph, other: Device, fallback: Any) -> nnhal.Compiled:
     ends = [] if trial.name == discovery.CPU else [discovery.cpu()]
     return trial.compile(
-        graph.model(),
+        graph.model,
         devices=[trial.device, other, *ends],
         fallback=fallback,
         placement=forced(trial, {trial.label: 1.0, other.name: 1.0}),
@@ -213,14 +146,14 @@ def beside_faulty(trial: AreaTrial) -> None:
         compiled = _beside(trial, own, other, "allow")
         for n, inputs in enumerate((own.inputs(), own.other_inputs(), own.inputs())):
             results = trial.execute(partial(compiled, *inputs))
-            check(own, inputs, results, f"execution {n} with fallback, {compiled.placement.summary()}")
+            own.check(inputs, results, f"execution {n} with fallback, {compiled.placement.summary()}")
         trial.no_fallback(compiled)
         _named_error_or_right(trial, own, other)
-    alone = trial.compile(own.model(), fallback="forbid")
-    check(own, own.inputs(), trial.execute(lambda: alone(*own.inputs())), "the device alone afterwards")
+    alone = trial.compile(own.model, fallback="forbid")
+    own.check(own.inputs(), trial.execute(lambda: alone(*own.inputs())), "the device alone afterwards")
 
 
-def _named_error_or_right(trial: AreaTrial, graph: ComputedGraph, other: Device) -> None:
+def _named_error_or_right(trial: AreaTrial, graph: TrialGraph, other: Device) -> None:
     """Without fallback, the execution has right results, or its error names the faulty device."""
     try:
         compiled = _beside(trial, graph, other, "forbid")
@@ -232,7 +165,7 @@ def _named_error_or_right(trial: AreaTrial, graph: ComputedGraph, other: Device)
             "faulty" in text, f"the error does not name the device that failed: {type(error).__name__}: {text}"
         )
     else:
-        check(graph, graph.inputs(), results, f"without fallback, {compiled.placement.summary()}")
+        graph.check(graph.inputs(), results, f"without fallback, {compiled.placement.summary()}")
 
 
 @area("fallback/device-fails", "graph", 2, kinds=(*PREPARING, *RUNNING))
@@ -242,10 +175,10 @@ def device_fails(trial: AreaTrial) -> None:
     own = faulty(trial.device, f"failing-{trial.name}", trial.kind)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", nnhal.FallbackWarning)
-        compiled = trial.compile(graph.model(), devices=own, fallback="allow")
+        compiled = trial.compile(graph.model, devices=own, fallback="allow")
         for n, inputs in enumerate((graph.inputs(), graph.other_inputs())):
             results = trial.execute(partial(compiled, *inputs))
-            check(graph, inputs, results, f"execution {n} with fallback")
+            graph.check(inputs, results, f"execution {n} with fallback")
     if trial.kind in HARMLESS:
         return
     placement = compiled.placement
@@ -258,13 +191,13 @@ def warning(trial: AreaTrial) -> None:
     """By default an application that names no fallback gets an error, and with "warn" a FallbackWarning."""
     graph, _ = own_graph(trial, 3)
     own = faulty(trial.device, f"failing-{trial.name}", "run-fails")
-    alone = trial.compile(graph.model(), devices=own)
+    alone = trial.compile(graph.model, devices=own)
     error = trial.must_raise(nnhal.OperationFailed, "a failing device", lambda: listed(alone(*graph.inputs())))
     trial.require(f"failing-{trial.name}" in str(error), f"the error does not name the device: {error}")
-    compiled = trial.compile(graph.model(), devices=own, fallback="warn")
+    compiled = trial.compile(graph.model, devices=own, fallback="warn")
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         results = trial.execute(lambda: compiled(*graph.inputs()))
-    check(graph, graph.inputs(), results, "with fallback")
+    graph.check(graph.inputs(), results, "with fallback")
     told = [each for each in found if issubclass(each.category, nnhal.FallbackWarning)]
     trial.require(told, "no FallbackWarning is issued")

@@ -7,8 +7,7 @@ from typing import Any
 import nnhal
 from nnhal.base.operands import Array
 from nnhal.conformance.suites.cts.area import EXECUTE, AreaTrial, SampleModel, area, listed
-from nnhal.conformance.suites.cts.graphs import ComputedGraph
-from nnhal.conformance.suites.cts.partitions import own_graph
+from nnhal.conformance.suites.cts.graphs import TrialGraph, own_graph
 from nnhal.conformance.suites.suite import CaseFailed
 
 COUNT = 4  # threads
@@ -78,18 +77,12 @@ def compile_and_execute(trial: AreaTrial) -> None:
     )
 
 
-def _running(graph: ComputedGraph, inputs: Sequence[Array], number: int, run: Callable[..., Any]) -> Callable[[], None]:
-    right = graph.expect(inputs)
-
+def _running(graph: TrialGraph, inputs: Sequence[Array], number: int, run: Callable[..., Any]) -> Callable[[], None]:
     def work() -> None:
         made = [listed(run(*inputs)) for _ in range(PER_GRAPH)]
         for n, results in enumerate(made):
-            found = right.problem(results)
-            if found:
-                raise CaseFailed(
-                    f"thread {number}, execution {n}, beside {COUNT - 1} others: {found}; graph: {graph}",
-                    "executions at once share memory",
-                )
+            where = f"thread {number}, execution {n}, beside {COUNT - 1} others"
+            graph.check(inputs, results, where, "executions at once share memory")
 
     return work
 
@@ -117,16 +110,14 @@ def compile_graphs(trial: AreaTrial) -> None:
     """Each thread compiles, executes and closes its own graph, at once."""
     graphs = [own_graph(trial, 6)[0] for _ in range(COUNT)]
 
-    def compiling(graph: ComputedGraph, number: int) -> Callable[[], None]:
-        model = graph.model()
+    def compiling(graph: TrialGraph, number: int) -> Callable[[], None]:
+        model = graph.model
 
         def work() -> None:
             for n in range(2):
                 with nnhal.compile(model, devices=trial.device, fallback="forbid", cache_dir=False) as compiled:
                     results = listed(compiled(*graph.inputs()))
-                found = graph.problem(graph.inputs(), results)
-                if found:
-                    raise CaseFailed(f"thread {number}, compilation {n}: {found}; graph: {graph}")
+                graph.check(graph.inputs(), results, f"thread {number}, compilation {n}")
 
         return work
 
@@ -154,9 +145,7 @@ def close_meanwhile(trial: AreaTrial) -> None:
                 results = listed(compiled(*graph.inputs()))
             except nnhal.Closed:
                 break
-            found = graph.problem(graph.inputs(), results)
-            if found:
-                raise CaseFailed(f"execution {n} while the model is closed: {found}; graph: {graph}")
+            graph.check(graph.inputs(), results, f"execution {n} while the model is closed")
             if n == 0:
                 ready.wait()
 

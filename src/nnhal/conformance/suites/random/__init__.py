@@ -7,7 +7,7 @@ Cases:
 - `hard/OPERATION/TYPE/0`, the calls that verify kernel variants (`proving.hard`)
 - `graph/SIZE/N`
 
-`drawing` draws graphs from the records of the operations that the device supports. `nnhal.conformance.evaluation`
+`nnhal.conformance.graph_drawing` draws graphs of operations that the device supports. `nnhal.conformance.evaluation`
 evaluates them and computes by how much a correct device may differ. `trials` has the ways in which each graph runs: as a
 whole with several inputs one after another, with unaligned memory, from four threads at once, and with half of its
 operations on the CPU. Drawn graphs have repeated operands, broadcasting on each side, values with several readers,
@@ -32,12 +32,12 @@ from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.conformance.control import CONTROL
 from nnhal.conformance.evaluation import Evaluation
+from nnhal.conformance.graph_drawing import FREQUENT, TYPES, DrawnGraph, GraphDrawing, ordinary, refusal
 from nnhal.conformance.proving.comparison import Wrong, compared
 from nnhal.conformance.proving.hard import BOUNDED, FAMILIES, hard_calls
 from nnhal.conformance.reduction import Reduction, ReductionCandidate, names_of, python_of
 from nnhal.conformance.suites.process_state import kept_as_it_was
-from nnhal.conformance.suites.random.drawing import FREQUENT, TYPES, DrawnGraph, GraphDrawing, ordinary
-from nnhal.conformance.suites.random.trials import WAYS, Subjects, failure, refusal, rolled
+from nnhal.conformance.suites.random.trials import WAYS, Subjects, failure, rolled
 from nnhal.conformance.suites.suite import (
     PREPARING,
     Case,
@@ -170,14 +170,7 @@ def _judge_hard_calls(case: Case, context: Context) -> Mapping[str, Any]:
 
 
 def _draw_graph(drawing: GraphDrawing, size: int, refusals: list[str]) -> None:
-    drawing.first_inputs(TYPES)
-    while drawing.count < size:
-        flow = drawing.rng.random() < FLOW and drawing.try_flow(str(drawing.rng.choice(CONTROL)))
-        if not flow and not drawing.grow():
-            drawing.first_inputs(TYPES)  # others may have more readers
-            if len(drawing.inputs) > size + 20:
-                break
-    if drawing.count < size:
+    if not drawing.fill(size, flow=FLOW):
         raise NotSupported(
             f"only {drawing.count} of {size} operations could be drawn; refused: {refusals[0] if refusals else 'none'}"
         )

@@ -12,6 +12,7 @@ from nnhal import api
 from nnhal.base.errors import NnhalError
 from nnhal.base.operands import Array, fixed
 from nnhal.conformance.evaluation import Evaluated, evaluate
+from nnhal.conformance.graph_drawing import is_data
 from nnhal.conformance.suites.suite import PREPARING, CaseFailed, NotSupported
 from nnhal.conformance.switching import switching_often
 from nnhal.hal.chain import checked_prepared
@@ -49,14 +50,6 @@ class Subjects(NamedTuple):
 
 
 Way = Callable[[Subjects], str]
-
-
-def refusal(device: Device, model: Model) -> str:
-    """Return why a device does not support a whole model; "" if it does."""
-    claims = consider_support(device, model, Hints())
-    refused = [*claims.refused().values()]
-    claims.release_work()
-    return refused[0] or "refused without a reason" if refused else ""
 
 
 @contextmanager
@@ -199,17 +192,15 @@ WAYS: Mapping[str, Way] = {"whole": whole, "unaligned": unaligned, "threads": th
 def rolled(inputs: Sequence[Array]) -> list[Array]:
     """Return other inputs: real numbers at other places, a condition negated. Integers stay, which may be positions."""
     return [
-        np.logical_not(x) if x.dtype.kind == "b" and x.size == 1 else np.roll(x, 1) if _real(x) else x for x in inputs
+        np.logical_not(x) if x.dtype.kind == "b" and x.size == 1 else np.roll(x, 1) if is_data(x) else x for x in inputs
     ]
 
 
 def with_other_ends(inputs: Sequence[Array]) -> list[Array]:
     """Return inputs whose last element is the first one: a device must read each element of each request."""
-    return [np.concatenate([x.reshape(-1)[:-1], x.reshape(-1)[:1]]).reshape(x.shape) if _real(x) else x for x in inputs]
-
-
-def _real(x: Array) -> bool:
-    return x.dtype.itemsize < 4 or x.dtype.kind == "f"
+    return [
+        np.concatenate([x.reshape(-1)[:-1], x.reshape(-1)[:1]]).reshape(x.shape) if is_data(x) else x for x in inputs
+    ]
 
 
 def failure(way: str, s: Subjects) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""OpenVINO compiles operations that read the result of a fused kernel. Each model runs in a process that may crash."""
+"""Graphs that OpenVINO would compile wrongly. Each model behind a fused kernel runs in a process that may crash."""
 
 import subprocess
 import sys
@@ -57,6 +57,16 @@ def compare(case: str, threads: int) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_operation_beside_a_fused_kernel_compiles(case: str) -> None:
-    code = f"from tests.drivers.test_openvino_fused import compare; compare({case!r}, 1)"
+    code = f"from tests.drivers.test_openvino_workarounds import compare; compare({case!r}, 1)"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 1, 1), (1, UNITS)])
+def test_a_reshaped_tensor_takes_the_dimensions_of_a_constant(shape: tuple[int, ...]) -> None:
+    b = nnhal.Builder()
+    x = b.input((2, 2))
+    model = b.finish([x], [b.add(b.reshape(x, [UNITS]), np.ones(shape, np.float32), "none")])
+    with nnhal.compile(model, devices="openvino", fallback="forbid", threads=1) as compiled:
+        result = compiled(np.arange(4, dtype=np.float32).reshape(2, 2))
+    assert result.tolist() == np.array([1, 2, 3, 4]).reshape((1,) * (len(shape) - 1) + (UNITS,)).tolist()

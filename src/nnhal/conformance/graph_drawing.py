@@ -4,12 +4,16 @@ A drawn operation is kept if the record accepts it, the device supports it, and 
 are finite, not all at the ends of their type, and the errors that a correct device may make so far (`evaluation`) stay
 small next to their spread. An operation whose results jump (comparisons, indices, FLOOR, casts) is drawn only on
 exact values: a correct device might be on the other side of a jump.
+
+The suites `random`, `cts` and `stress` draw their graphs here.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -22,6 +26,9 @@ from nnhal.conformance.differential import arrays_of, operands_of, with_other_va
 from nnhal.conformance.draw import Call, Cell, Drawn, cells
 from nnhal.conformance.evaluation import RUNS, STEPS, Evaluation, applied, deviations, moved, output_buffers
 from nnhal.conformance.reduction import without_unused
+from nnhal.hal.claims import consider_support
+from nnhal.hal.device import Device, Hints
+from nnhal.hal.lowering import refusals
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model, State
 from nnhal.model.validate import validate
@@ -42,6 +49,7 @@ LARGEST = 2**20  # of integers
 UNCERTAIN = 0.02  # the most that errors may be, as a share of the spread of a result
 FREQUENT = frozenset(("ADD", "CONCATENATION", "LOGISTIC", "MUL", "RELU", "RESHAPE", "SOFTMAX", "SUB", "TANH"))
 TRIES = 60  # for an operation
+REFUSED = 4  # refused calls of a cell after which it is not drawn any more
 NARROW = 0.05  # of the range of a quantised type: the least share that results spread over
 
 Takes = Callable[[Model], bool]
@@ -198,11 +206,28 @@ def fresh(rng: np.random.Generator, value: Value) -> Array:
     return rng.integers(-99, 100, value.known).astype(value.dtype)
 
 
+def is_data(x: Array) -> bool:
+    """Whether an input cannot be a position, a size or an axis: those are 32-bit integers."""
+    return x.dtype.itemsize < 4 or x.dtype.kind == "f"
+
+
 class GraphDrawing:
     """A graph under construction."""
 
-    def __init__(self, rng: np.random.Generator, takes: Takes, name: str, in_a_row: bool) -> None:
+    def __init__(
+        self, rng: np.random.Generator, takes: Takes, name: str, in_a_row: bool, refused: Counter[str] | None = None
+    ) -> None:
+        """Begin an empty graph.
+
+        Args:
+            rng: Draws everything.
+            takes: Whether the graph may have a call, as a model of one operation.
+            name: The name of the model.
+            in_a_row: Whether the device adds up products one after another (its relaxation "long_sums").
+            refused: Counts the refused calls by cell, over several graphs for one device.
+        """
         self.rng, self._takes, self._in_a_row = rng, takes, in_a_row
+        self._refused = Counter[str]() if refused is None else refused
         self.b = ModelBuilder(name)
         self.inputs: list[DrawnNode] = []
         self.pool: list[DrawnNode] = []  # values that operations may read
@@ -238,6 +263,18 @@ class GraphDrawing:
             value = Value(kind, tuple(shape), scale, zero)
             self.pool.append(self.add_input(replace(value, data=fresh(self.rng, value)), True))
 
+    def fill(self, size: int, kinds: Sequence[int] = TYPES, flow: float = 0.0) -> bool:
+        """Add operations until there are `size`; return False if not so many can be drawn.
+
+        kinds: the types of inputs. flow: the share of control flow.
+        """
+        self.first_inputs(kinds)
+        while self.count < size and len(self.inputs) <= size + 20:
+            controls = self.rng.random() < flow and self.try_flow(str(self.rng.choice(CONTROL)))
+            if not controls and not self.grow():
+                self.first_inputs(kinds)  # others may have more readers
+        return self.count >= size
+
     def grow(self) -> bool:
         """Add one operation; return False if none of many tries was kept."""
         for _ in range(TRIES):
@@ -258,7 +295,8 @@ class GraphDrawing:
 
     def _cell(self, kind: int) -> Cell:
         """Choose an operation on values of a type: mostly one that computes."""
-        choices = by_type(kind)
+        cells = by_type(kind)
+        choices = [cell for cell in cells if self._refused[str(cell)] < REFUSED] or cells
         weights = np.array([4.0 if cell.op.sums or cell.op.name in FREQUENT else 1.0 for cell in choices])
         return choices[int(self.rng.choice(len(choices), p=weights / weights.sum()))]
 
@@ -345,7 +383,7 @@ class GraphDrawing:
     def add(self, call: Call, nodes: dict[int, DrawnNode], *, soft: bool = False) -> bool:
         """Add a call if the device supports it and its results suit."""
         given = [nodes.get(id(v)) for v in call.inputs]
-        if self._ask_first and not self._takes(alone(call)):
+        if self._ask_first and not self._may_have(call):
             return False
         runs = self._results(call, given)
         if runs is None:
@@ -357,10 +395,17 @@ class GraphDrawing:
         whole = [v for v in call.outputs if not quantised(v.type) and v.dtype.kind not in "fc"]
         if inexact and (whole or call.cell.op.name in STEPS):
             return False
-        if not self._ask_first and not self._takes(alone(call)):
+        if not self._ask_first and not self._may_have(call):
             return False
         self._append(call, given, runs)
         return True
+
+    def _may_have(self, call: Call) -> bool:
+        """Ask whether the graph may have a call, and count refusals until the first call of its cell is taken."""
+        takes, cell = self._takes(alone(call)), str(call.cell)
+        if takes or self._refused[cell] >= 0:
+            self._refused[cell] = -1 if takes else self._refused[cell] + 1
+        return takes
 
     def _results(self, call: Call, given: Sequence[DrawnNode | None]) -> list[list[Array]] | None:
         """Return the results of each run, None if the reference fails."""
@@ -478,6 +523,25 @@ class DrawnGraph(Record, frozen=True):
             v.array if not free else np.logical_not(v.array) if v.type == B8 and v.array.size == 1 else fresh(rng, v)
             for v, free in zip(self.values, self.free, strict=True)
         ]
+
+
+def refused_by(device: Device) -> Counter[str]:
+    """Return the refused calls of each cell, that graphs for one device count together."""
+    return _refused.setdefault(device, Counter())
+
+
+_refused: "WeakKeyDictionary[Device, Counter[str]]" = WeakKeyDictionary()
+
+
+def refusal(device: Device, model: Model) -> str:
+    """Return why a device does not support a whole model; "" if it does."""
+    lacking = [*filter(None, refusals(model, device.level))]
+    if lacking:
+        return lacking[0]
+    claims = consider_support(device, model, Hints())
+    refused = [*claims.refused().values()]
+    claims.release_work()
+    return refused[0] or "refused without a reason" if refused else ""
 
 
 def alone(call: Call) -> Model:

@@ -1,12 +1,16 @@
-"""Keeps OpenVINO's compilation from a crash behind matrix products that it computes in one kernel.
+"""Changes graphs that OpenVINO compiles wrongly.
 
-OpenVINO computes a sequence of small products, and the element-wise operations between and behind them, in one *fused
-kernel*. It also merges other element-wise operations with each other. If such an operation reads the result of a fused
-kernel and that of a merged operation, OpenVINO reads a null pointer: `tokenize_node` of OpenVINO 2026.4 looks for the
-fused kernel among the merged operations. The operation therefore reads the result of a fused kernel through two
-reshapes, which OpenVINO does not merge.
+**Crash behind matrix products** (`keep_fused_apart`). OpenVINO computes a sequence of small products, and the
+element-wise operations between and behind them, in one *fused kernel*. It also merges other element-wise operations
+with each other. If such an operation reads the result of a fused kernel and that of a merged operation, OpenVINO
+reads a null pointer: `tokenize_node` of OpenVINO 2026.4 looks for the fused kernel among the merged operations. The
+operation therefore reads the result of a fused kernel through two reshapes, which OpenVINO does not merge.
 
 OpenVINO has a fused kernel for attention too. The driver's SOFTMAX reads a product several times, and so prevents it.
+
+**Lost dimensions** (`keep_ranks`). OpenVINO moves a reshape behind an element-wise operation with a constant of one
+element. It forgets the dimensions that the constant has more than the reshaped tensor: a tensor `[63]` and a constant
+`[1, 1]` give a result `[63]` in place of `[1, 63]`.
 """
 
 from enum import IntEnum
@@ -53,6 +57,21 @@ def keep_fused_apart(model: Any, opset: Any) -> None:
                 apart = opset.squeeze(opset.unsqueeze(inputs[number], first), first)
                 node.input(number).replace_source_output(apart.output(0))
             behind[node.get_name()] = _Behind.PRODUCT
+
+
+def keep_ranks(model: Any, opset: Any) -> None:
+    """Give the tensors beside a constant of one element as many dimensions as the constant has."""
+    for node in model.get_ordered_ops():
+        inputs = node.input_values()
+        shapes = [x.get_partial_shape() for x in inputs]
+        if node.get_type_name() not in ELEMENTWISE or any(shape.rank.is_dynamic for shape in shapes):
+            continue
+        single = [kind(x) == "Constant" and set(x.get_shape()) <= {1} for x in inputs]
+        most = max((len(shape) for shape, one in zip(shapes, single, strict=True) if one), default=0)
+        for number, shape in enumerate(shapes):
+            if not single[number] and len(shape) < most:
+                axes = np.arange(most - len(shape), dtype=np.int64)
+                node.input(number).replace_source_output(opset.unsqueeze(inputs[number], axes).output(0))
 
 
 def _behind(node: Any, before: _Behind) -> _Behind:
