@@ -40,9 +40,11 @@ TYPES = (F32, Q8S, Q8, F16, I32)  # of the first inputs of graphs
 WEIGHTS = (0.4, 0.2, 0.15, 0.1, 0.15)
 # Around the widths of vectors and tiles, with and without a remainder.
 WIDE = (7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 66, 67, 72, 96, 100, 127, 129)
+WIDEST = tuple(size for size in WIDE if size > 64)  # beyond a tile
 LONG = (65537, 66000, 70001)  # beyond an index of 16 bits
-CHANNELS = "depth", "depth_in", "input_size"  # names of dimensions that kernels divide into vectors
-MOST, LONGEST = 8192, 1 << 18  # elements of a tensor, and of a long one
+# Names of dimensions that kernels divide into vectors
+CHANNELS = "depth", "depth_in", "depth_out", "input_size", "num_units", "units"
+MOST, LONGEST = 8192, 1 << 18  # elements of a tensor, and of one with a wide or long dimension
 MOST_OUTPUTS = 6  # of an operation in a graph
 GREATEST = 1e3  # magnitude of floats
 LARGEST = 2**20  # of integers
@@ -142,9 +144,9 @@ class Fitted(Drawn):
 
     def size(self, name: str) -> int:
         last = f"axis {int(self._once.get('rank of all', 0)) - 1}"
-        if self.widest and not self._wide and name in (last, *CHANNELS) and name not in self._sizes:
+        if self.widest and name not in self._sizes and (name in CHANNELS or (name == last and not self._wide)):
             self._wide = True
-            self._sizes[name] = int(self.pick(*(LONG if self.longest else WIDE)))
+            self._sizes[name] = int(self.pick(*(LONG if self.longest else WIDEST)))
         return super().size(name)
 
     def _size(self) -> int:
@@ -170,7 +172,7 @@ class Fitted(Drawn):
 
     def tensor(self, kind: int, shape: Sequence[int], quant: tuple[float, int] | None = None) -> Value:
         shape = tuple(int(n) for n in shape)
-        if np.prod(shape, dtype=np.int64) > (LONGEST if self.longest else MOST):
+        if np.prod(shape, dtype=np.int64) > (LONGEST if self.widest else MOST):
             raise InvalidModel("too large")
         if self.rng.random() < 0.6:
             fitting = [n for n in self._pool if n.value.type == kind and n.value.shape == shape]
@@ -322,7 +324,7 @@ class GraphDrawing:
             return False
         node = self.add_input(first, True)
         self.pool.append(node)
-        if self.try_cell(cell, node, soft=soft, long=long, full_rank=full_rank):
+        if self.try_cell(cell, node, soft=soft, wide=wide, long=long, full_rank=full_rank):
             return True
         self.inputs.remove(node)
         self.pool.remove(node)
@@ -334,13 +336,14 @@ class GraphDrawing:
         seeded: DrawnNode | None,
         *,
         soft: bool = False,
+        wide: bool = False,
         long: bool = False,
         full_rank: int | None = None,
     ) -> bool:
         """Draw one call; add it if it suits. soft: results may hide errors, such as all at an end of their type."""
         try:
             fitted = Fitted(cell, self.rng, self.pool, seeded, True, full_rank)
-            fitted.longest = long
+            fitted.widest, fitted.longest = wide, long
             call = scaled(fitted.call())
         except (InvalidModel, UnknownValue):
             return False
