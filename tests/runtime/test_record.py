@@ -105,10 +105,11 @@ DAMAGE = [b"", b"no database", b"SQLite format 3\0" + bytes(500)]
 
 
 @pytest.mark.parametrize("content", DAMAGE)
-def test_a_damaged_record_is_as_if_nothing_had_been_measured(content: bytes) -> None:
+def test_a_damaged_record_is_as_if_nothing_had_been_measured(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     record.record_tuned("m", "[]", {"a": 1.0})
     location.path().write_bytes(content)
     assert record.profile() is None and record.tuned_times("m") == [] and record.failures(["d"]) == []
+    assert ("`nnhal calibrate --forget` deletes it" in caplog.text) == bool(content)
     record.record_tuned("m", "[]", {"a": 1.0})  # may be forgotten
     record.keep_profile(mine())  # measuring again mends it
     assert record.profile() == mine()

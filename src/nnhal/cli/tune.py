@@ -13,6 +13,7 @@ from nnhal.cli import common
 from nnhal.cli.bench import warn_if_disturbed
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.model_text import shown_name
+from nnhal.runtime.measured import record
 from nnhal.runtime.measured.background_write import wait_for_writes
 from nnhal.runtime.partition import Expectation
 from nnhal.runtime.placement import Placement
@@ -47,6 +48,7 @@ def command(model: str, duration: float, as_json: bool, **options: Any) -> None:
     Later compilations of the model with the same threads, rules and options, on these devices or some of them, use the
     fastest placement. `nnhal calibrate --forget` deletes what was measured.
     """
+    record.require_writable()
     warn_if_disturbed(os.getloadavg()[0])
     names = common.load_drivers(options["drivers"], options["devices"])
     graph = common.open_model(model, options)

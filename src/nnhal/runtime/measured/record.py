@@ -98,7 +98,7 @@ def _looked(what: str, ask: Callable[[sqlite3.Connection], T], nothing: T, since
             (form,) = connection.execute("pragma user_version").fetchone()
             return ask(connection) if form >= since else nothing  # 0: another process is creating it
     except (OSError, sqlite3.Error, ValueError, BadFile) as error:
-        _log.warning("%s: nothing is known: %s: %s", what, FILE, getattr(error, "strerror", None) or error)
+        _log.warning("%s: nothing is known: %s", what, _reason(error))
         return nothing
 
 
@@ -108,9 +108,26 @@ def _noted(what: str, write: Callable[[sqlite3.Connection], object]) -> str:
         with _opened(make=True) as connection:
             write(connection)
     except (OSError, sqlite3.Error) as error:
-        _log.warning("%s: not recorded: %s: %s", what, FILE, getattr(error, "strerror", None) or error)
+        _log.warning("%s: not recorded: %s", what, _reason(error))
         return str(error)
     return ""
+
+
+def _reason(error: Exception) -> str:
+    damaged = isinstance(error, sqlite3.DatabaseError | ValueError | BadFile)
+    hint = (
+        "; `nnhal calibrate --forget` deletes it" if damaged and not isinstance(error, sqlite3.OperationalError) else ""
+    )
+    return f"{FILE}: {getattr(error, 'strerror', None) or error}{hint}"
+
+
+def require_writable() -> None:
+    """Raise OperationFailed if nothing can be recorded."""
+    try:
+        with _opened(make=True):
+            pass
+    except (OSError, sqlite3.Error) as error:
+        raise OperationFailed(f"no measured time can be recorded: {_reason(error)}") from None
 
 
 # ----------------------------------------------------------------------------------------------------------- the profile
