@@ -11,6 +11,7 @@ import pytest
 
 from nnhal import api
 from nnhal.base.errors import OperationFailed
+from nnhal.bench.calibrate import Calibration
 from nnhal.cli import calibrate
 from nnhal.runtime import discovery, isolation, placer
 from nnhal.runtime.measured import record
@@ -66,8 +67,10 @@ def test_what_is_going_to_be_measured_is_proved(
 
 
 @pytest.mark.nightly
-def test_what_was_not_proved_is_proved_before_it_is_measured() -> None:
+def test_what_was_not_proved_is_proved_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the exact forms are measured, and others run once somebody proves."""
+    tasks = Calibration.tasks
+    monkeypatch.setattr(Calibration, "tasks", lambda self: tasks(self)[:2])  # all would take minutes on a busy machine
     path = Path(__file__).parents[1] / "drivers" / "forms_driver.py"
     driver = discovery.load_driver(path)
     nnhal("calibrate", "--busy", "--quick", "--driver", str(path), "--device", driver.name)
