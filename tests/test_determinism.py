@@ -72,6 +72,14 @@ def of_call(node: ast.Call) -> str:
     return ""
 
 
+def read_at_once(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and its parts, without the bodies of functions."""
+    if not isinstance(node, ast.Lambda):
+        yield node
+        for part in ast.iter_child_nodes(node):
+            yield from read_at_once(part)
+
+
 def faults(function: ast.FunctionDef) -> Iterator[str]:
     """What a test does that it must not, by line."""
     timed = {
@@ -81,6 +89,9 @@ def faults(function: ast.FunctionDef) -> Iterator[str]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
+    for node in (part for each in function.decorator_list for part in read_at_once(each)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "time" and node.attr in CLOCKS:
+            yield f"{node.lineno}: reads the clock when it is collected, which may be an hour before it runs"
     for node in ast.walk(function):
         wrong = ""
         if isinstance(node, ast.Call):

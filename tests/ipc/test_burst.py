@@ -185,14 +185,15 @@ def test_an_error_of_the_driver_is_the_result_with_its_text_and_the_next_executi
 
 
 @pytest.mark.parametrize(
-    ("control", "why"),
+    ("limited", "why"),
     [
-        (Control(deadline=time.monotonic_ns() + 10**12), "it has a deadline"),
-        (Control(loop_timeout=10**9), "it has a loop timeout"),
-        (Control(cancelled=threading.Event()), "it may be cancelled"),
+        (lambda: Control(deadline=time.monotonic_ns() + 10**12), "it has a deadline"),
+        (lambda: Control(loop_timeout=10**9), "it has a loop timeout"),
+        (lambda: Control(cancelled=threading.Event()), "it may be cancelled"),
     ],
 )
-def test_what_a_packet_cannot_carry_takes_the_plain_call_and_says_why(reference, control, why):
+def test_what_a_packet_cannot_carry_takes_the_plain_call_and_says_why(reference, limited, why):
+    control = limited()
     prepared = checked_prepared(reference, add_model(), Hints()).remote
     with prepared.burst() as burst:
         wanted = run(prepared, burst, control=control)

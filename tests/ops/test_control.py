@@ -14,8 +14,10 @@ from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints
 from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder
+from nnhal.ops import control
 from tests import requests
 from tests.ops.run import B8, F32, I32, Q8, Type, bound, known, result, run
+from tests.waiting import Clock
 
 FLAG, NUMBER = result(B8, (1,)), result(F32, (1,))
 YES, NO = known(np.array([True])), known(np.array([False]))
@@ -253,7 +255,16 @@ def test_loop_within_a_loop():
     assert execute(b, x, y, [3]).tolist() == [40]  # 3 .. 10, 20, 30, 40
 
 
-def test_time_out_of_an_inner_loop_ends_the_execution():
+class Ticking(Clock):
+    """A clock that moves by a tenth of a millisecond whenever it is read."""
+
+    def monotonic_ns(self) -> int:
+        self.advance(1e-4)
+        return self.ns
+
+
+def test_time_out_of_an_inner_loop_ends_the_execution(monkeypatch):
+    Ticking().play(monkeypatch, control)
     b = ModelBuilder()
     below, still = condition(b, 10), plus(b, 0)
     body = b.subgraph()
