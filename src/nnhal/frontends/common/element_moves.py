@@ -38,6 +38,17 @@ def moved(t: OperationWriter, terms: Sequence[Term], places: Array, fill: Any = 
     return result
 
 
+def numbered(t: OperationWriter, terms: Sequence[Term]) -> list[Array]:
+    """Return the number of each element of some terms, counted through, in their shapes in the file."""
+    t.check_count(sum(math.prod(t.known(term)) for term in terms))
+    start, arrays = 0, []
+    for term in terms:
+        shape = t.known(term)[: t.rank(term)]
+        arrays.append((np.arange(math.prod(shape), dtype=np.int64) + start).reshape(shape))
+        start += arrays[-1].size
+    return arrays
+
+
 def chosen(t: OperationWriter, here: Array, x: Term, y: Term) -> Term:
     """Return x where `here` holds, y elsewhere."""
     if here.all():

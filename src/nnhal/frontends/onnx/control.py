@@ -18,7 +18,7 @@ from nnhal.frontends.onnx.file import OnnxFileGraph
 from nnhal.frontends.onnx.graph import NodeGraph, OperationList
 from nnhal.frontends.onnx.movement import joined
 from nnhal.frontends.onnx.node_order import inner_graphs
-from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import B8, I32
 
 MOST_UNROLLED = 256  # iterations of a loop that are written one after the other
@@ -71,7 +71,7 @@ def shared_captures(graphs: Sequence[NodeGraph]) -> list[Term]:
     return outers
 
 
-@node("If", outputs=(1, None), becomes="IF; of a condition that is known, the branch")
+@operator("If", apart=True, outputs=(1, None), becomes="IF; of a condition that is known, the branch")
 def branch(t: NodeTask) -> None:
     """Replace the node by its branch if the condition is known."""
     known = t.raw(0).data
@@ -112,12 +112,8 @@ def bare(value: Value) -> Value:
 # ------------------------------------------------------------------------------------------------------------------ loops
 
 
-@node(
-    "Loop",
-    inputs=(2, None),
-    outputs=(1, None),
-    becomes="its iterations one after the other if they are few and known; else WHILE",
-)
+@operator("Loop", apart=True, inputs=(2, None), outputs=(1, None),
+          becomes="its iterations one after the other if they are few and known; else WHILE")  # fmt: skip
 def loop(t: NodeTask) -> None:
     """Lower a loop: a number of iterations, a condition, and values carried from one iteration to the next."""
     body = t.inner("body")

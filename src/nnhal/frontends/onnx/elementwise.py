@@ -1,28 +1,41 @@
 """Entries of elementwise nodes: arithmetic, comparisons, selection, activations, conversions."""
 
 import math
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import Activation, OperandType
-from nnhal.base.operands import Value
+from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import broadcast
+from nnhal.frontends.common.folding import elementwise, exact, quotient, require_foldable
 from nnhal.frontends.common.integer_arithmetic import modulo as remainder
-from nnhal.frontends.common.integer_arithmetic import plain, power, truncated_quotient
+from nnhal.frontends.common.integer_arithmetic import plain as combined
+from nnhal.frontends.common.integer_arithmetic import power, truncated_quotient
+from nnhal.frontends.common.integer_ranges import (
+    Span,
+    absolute,
+    added,
+    multiplied,
+    negated,
+    of_all,
+    of_values,
+    subtracted,
+    unchanged,
+)
+from nnhal.frontends.common.integer_ranges import power as power_of
+from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.real_functions import RealArithmetic, floor_remainder
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import number
-from nnhal.frontends.onnx.file import KINDS
+from nnhal.frontends.onnx.file import DTYPES, KINDS
 from nnhal.frontends.onnx.graph import TYPES
-from nnhal.frontends.onnx.task import NodeTask, all_scalars, node
+from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, all_scalars, operator
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
 
 FLOATS = (F32, F16)
-NAMES = {"Add": "ADD", "Sub": "SUB", "Mul": "MUL", "Equal": "EQUAL", "Greater": "GREATER", "Less": "LESS",
-         "GreaterOrEqual": "GREATER_EQUAL", "LessOrEqual": "LESS_EQUAL", "And": "LOGICAL_AND", "Or": "LOGICAL_OR",
-         "Max": "MAXIMUM", "Min": "MINIMUM", "Abs": "ABS", "Exp": "EXP", "Floor": "FLOOR", "Log": "LOG", "Neg": "NEG",
-         "Sigmoid": "LOGISTIC", "Sin": "SIN", "Sqrt": "SQRT", "Tanh": "TANH", "Not": "LOGICAL_NOT",
-         "HardSwish": "HARD_SWISH"}  # fmt: skip
 RANGES = {(0.0, math.inf): Activation.RELU, (0.0, 6.0): Activation.RELU6, (-1.0, 1.0): Activation.RELU1}
 OPERATIONS = {Activation.RELU: "RELU", Activation.RELU6: "RELU6", Activation.RELU1: "RELU1"}
 
@@ -47,13 +60,30 @@ def in_own_type(t: NodeTask, made: Term) -> Term:
     return made if made.value.type == kind else t.make("CAST", made, like=Value(kind))
 
 
-@node("Add", "Sub", "Mul", inputs=2, single=True, becomes="ADD, SUB, MUL")
+def plain(function: Callable[..., Any]) -> Fold:
+    """Fold by a function of the arrays alone."""
+    return elementwise(function, MOST_FOLDED)
+
+
+def truth(function: Callable[..., Any]) -> Fold:
+    """Fold by a function of the arrays that gives booleans."""
+    return lambda t, *xs: (plain(function)(t, *xs), "BOOL")
+
+
+def many(function: Callable[[Array, Array], Any]) -> Fold:
+    """Fold any number of arrays by a function of two."""
+    return plain(lambda *xs: reduce(function, xs))
+
+
+@operator("Add", to="ADD", inputs=2, single=True, fold=plain(exact(np.add)), span=added, on_reals=True)
+@operator("Sub", to="SUB", inputs=2, single=True, fold=plain(exact(np.subtract)), span=subtracted, on_reals=True)
+@operator("Mul", to="MUL", inputs=2, single=True, fold=plain(exact(np.multiply)), span=multiplied, on_reals=True)
 def arithmetic(t: NodeTask) -> None:
     x, y = t.x(0), t.x(1)
     t.require(x.value.type in (*FLOATS, I32), f"of {x.kind} has no operation in NNAPI")
     if x.value.type == F32 and fuse_into_layer(t):
         return
-    t.give(NAMES[t.name], x, y, activation=0, scalar=all_scalars(t))
+    t.give(t.facts.to, x, y, activation=0, scalar=all_scalars(t))
 
 
 def fuse_into_layer(t: NodeTask) -> bool:
@@ -72,7 +102,14 @@ def fuse_into_layer(t: NodeTask) -> bool:
     return False
 
 
-@node("Div", inputs=2, single=True, becomes="DIV; of integers corrected to round towards 0")
+def within_dividend(x: Span, y: Span) -> Span:
+    """Return the range of a quotient: no farther from 0 than the dividend, of either sign."""
+    most = max(map(abs, x))
+    return -most, most
+
+
+@operator("Div", inputs=2, single=True, becomes="DIV; of integers corrected to round towards 0", fold=plain(quotient),
+          span=of_values(within_dividend))  # fmt: skip
 def divide(t: NodeTask) -> None:
     """Round integer quotients towards 0, as ONNX does; NNAPI rounds down."""
     x, y = t.x(0), t.x(1)
@@ -83,13 +120,20 @@ def divide(t: NodeTask) -> None:
         t.give("DIV", x, y, activation=0, scalar=all_scalars(t))
 
 
-@node("Mod", inputs=2, single=True, becomes="SUB, MUL and DIV: x - floor(x / y) * y, of floats with an exact product")
+def folded_modulo(t: NodeTask, x: Array, y: Array) -> Any:
+    require_foldable(x.dtype.kind == "f" or (y != 0).all())
+    return np.fmod(x, y) if t.attr("fmod", 0) else np.mod(x, y)
+
+
+@operator("Mod", inputs=2, single=True, fold=folded_modulo,
+          span=of_values(lambda x, y: (-max(map(abs, y)), max(map(abs, y)))),
+          becomes="SUB, MUL and DIV: x - floor(x / y) * y, of floats with an exact product")  # fmt: skip
 def modulo(t: NodeTask) -> None:
     """Give the remainder the sign of the divisor; with fmod, that of the dividend."""
     x, y = t.x(0), t.x(1)
     if x.value.type == I32:
-        down = truncated_quotient(t, x, y) if t.attr("fmod", 0) else plain(t, "DIV", x, y)
-        t.result(0, plain(t, "SUB", x, plain(t, "MUL", down, y)), scalar=all_scalars(t))
+        down = truncated_quotient(t, x, y) if t.attr("fmod", 0) else combined(t, "DIV", x, y)
+        t.result(0, combined(t, "SUB", x, combined(t, "MUL", down, y)), scalar=all_scalars(t))
         return
     t.require(x.value.type == F32, f"of {x.kind} has no operation in NNAPI")
     rest = floor_remainder(t, t.make("ABS", x), t.make("ABS", y))
@@ -106,7 +150,19 @@ def modulo(t: NodeTask) -> None:
     t.give("SELECT", wrong, t.make("ADD", rest, y, activation=0), rest, like=x, scalar=all_scalars(t))
 
 
-@node("Pow", inputs=2, single=True, becomes="POW; MUL for squares; of integers, products of squares")
+def folded_power(x: Array, y: Array) -> Any:
+    return np.power(x.astype(np.float64), y).astype(x.dtype) if x.dtype.kind == "f" else np.power(x, y)
+
+
+def powers(x: Span, y: Span) -> Span:
+    """Return the range of a power. Negative exponents result in at most 1."""
+    most = power_of(max(map(abs, x)), max(0, y[1]))
+    even = y[0] == y[1] and y[0] % 2 == 0
+    return (0 if even or x[0] >= 0 else -max(1, most)), max(1, most)
+
+
+@operator("Pow", inputs=2, single=True, becomes="POW; MUL for squares; of integers, products of squares",
+          fold=plain(folded_power), span=of_values(powers))  # fmt: skip
 def raised(t: NodeTask) -> None:
     """Give the result the type of the base."""
     x, y, scalar = t.x(0), t.x(1), all_scalars(t)
@@ -136,52 +192,59 @@ def require_integers(t: NodeTask, x: Term, y: Term) -> Term:
     return r.choose(small, t.filled(shape, 0, OperandType(I32)), x)
 
 
-@node(
-    "Max",
-    "Min",
-    "Sum",
-    "Mean",
-    inputs=(1, None),
-    single=True,
-    becomes="MAXIMUM, MINIMUM, ADD, from the first to the last",
-)
+@operator("Max", to="MAXIMUM", inputs=(1, None), single=True, fold=many(np.maximum), span=of_all)
+@operator("Min", to="MINIMUM", inputs=(1, None), single=True, fold=many(np.minimum), span=of_all)
+@operator("Sum", to="ADD", inputs=(1, None), single=True)
+@operator("Mean", to="ADD", inputs=(1, None), single=True, becomes="ADD, from the first to the last; MUL")
 def several(t: NodeTask) -> None:
     """Combine the inputs from the first to the last."""
     total, *others = t.xs()
-    more = {} if t.name in NAMES else {"activation": 0}
+    more = {"activation": 0} if t.facts.to == "ADD" else {}
     for x in others:
-        total = t.make(NAMES.get(t.name, "ADD"), total, x, **more)
+        total = t.make(t.facts.to, total, x, **more)
     if t.name == "Mean" and others:
         total = t.make("MUL", total, t.scalar(1 / (1 + len(others)), total), activation=0)
     t.result(0, total, scalar=all_scalars(t))
 
 
-@node("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", inputs=2, single=True,
-      becomes="EQUAL, GREATER, GREATER_EQUAL, LESS, LESS_EQUAL")  # fmt: skip
-@node("And", "Or", inputs=2, single=True, becomes="LOGICAL_AND, LOGICAL_OR")
+@operator("Equal", to="EQUAL", inputs=2, single=True, fold=truth(np.equal))
+@operator("Greater", to="GREATER", inputs=2, single=True, fold=truth(np.greater))
+@operator("GreaterOrEqual", to="GREATER_EQUAL", inputs=2, single=True, fold=truth(np.greater_equal))
+@operator("Less", to="LESS", inputs=2, single=True, fold=truth(np.less))
+@operator("LessOrEqual", to="LESS_EQUAL", inputs=2, single=True, fold=truth(np.less_equal))
+@operator("And", to="LOGICAL_AND", inputs=2, single=True, fold=truth(np.logical_and))
+@operator("Or", to="LOGICAL_OR", inputs=2, single=True, fold=truth(np.logical_or))
 def compare(t: NodeTask) -> None:
-    t.give(NAMES[t.name], t.x(0), t.x(1), like=Value(B8), scalar=all_scalars(t))
+    t.give(t.facts.to, t.x(0), t.x(1), like=Value(B8), scalar=all_scalars(t))
 
 
-@node("Xor", inputs=2, single=True, becomes="NOT_EQUAL")
+@operator("Xor", to="NOT_EQUAL", inputs=2, single=True, fold=truth(np.logical_xor))
 def exclusive(t: NodeTask) -> None:
     t.give("NOT_EQUAL", t.x(0), t.x(1), scalar=all_scalars(t))
 
 
-@node("Not", single=True, becomes="LOGICAL_NOT")
-@node("Abs", "Exp", "Floor", "Log", "Neg", "Sigmoid", "Sin", "Sqrt", "Tanh", "HardSwish", single=True,
-      becomes="ABS, EXP, FLOOR, LOG, NEG, LOGISTIC, SIN, SQRT, TANH, HARD_SWISH")  # fmt: skip
+@operator("Not", to="LOGICAL_NOT", single=True, fold=truth(np.logical_not))
+@operator("Abs", to="ABS", single=True, fold=plain(np.abs), span=absolute)
+@operator("Exp", to="EXP", single=True, fold=plain(np.exp))
+@operator("Floor", to="FLOOR", single=True, fold=plain(np.floor))
+@operator("Log", to="LOG", single=True, fold=plain(np.log))
+@operator("Neg", to="NEG", single=True, fold=plain(exact(np.negative)), span=negated)
+@operator("Sigmoid", to="LOGISTIC", single=True)
+@operator("Sin", to="SIN", single=True, fold=plain(np.sin))
+@operator("Sqrt", to="SQRT", single=True, fold=plain(np.sqrt))
+@operator("Tanh", to="TANH", single=True)
+@operator("HardSwish", to="HARD_SWISH", single=True)
 def unary(t: NodeTask) -> None:
-    t.give(NAMES[t.name], t.x(0), scalar=all_scalars(t))
+    t.give(t.facts.to, t.x(0), scalar=all_scalars(t))
 
 
-@node("Ceil", single=True, becomes="NEG, FLOOR, NEG")
+@operator("Ceil", single=True, fold=plain(np.ceil), becomes="NEG, FLOOR, NEG")
 def ceil(t: NodeTask) -> None:
     """Write -floor(-x)."""
     t.give("NEG", t.make("FLOOR", t.make("NEG", floats(t))), scalar=all_scalars(t))
 
 
-@node("Reciprocal", single=True, becomes="DIV of 1")
+@operator("Reciprocal", single=True, fold=plain(lambda x: 1 / x), becomes="DIV of 1")
 def reciprocal(t: NodeTask) -> None:
     x = floats(t)
     t.give("DIV", t.scalar(1, x), x, like=x, activation=0, scalar=all_scalars(t))
@@ -211,7 +274,8 @@ def clipped(t: NodeTask, low: float, high: float) -> None:
     t.result(0, x, scalar=all_scalars(t))
 
 
-@node("Relu", single=True, becomes="RELU, or the activation of the operation before; of integers MAXIMUM")
+@operator("Relu", single=True, span=of_all, on_stored=True,
+          becomes="RELU, or the activation of the operation before; of integers MAXIMUM")  # fmt: skip
 def relu(t: NodeTask) -> None:
     x = t.x(0)
     if id(x) in t.graph.context.rectified:
@@ -222,8 +286,9 @@ def relu(t: NodeTask) -> None:
         clipped(t, 0.0, math.inf)
 
 
-@node("Clip", inputs=(1, 3), single=True, becomes="RELU6, RELU1 or RELU, or the activation of the operation before; "
-      "from 0 to 1 RELU1, RELU; else MAXIMUM, MINIMUM")  # fmt: skip
+@operator("Clip", inputs=(1, 3), single=True, span=of_all,
+          becomes="RELU6, RELU1 or RELU, or the activation of the operation before; from 0 to 1 RELU1, "
+          "RELU; else MAXIMUM, MINIMUM")  # fmt: skip
 def clip(t: NodeTask) -> None:
     """Clamp to bounds, which are optional inputs; before version 11, attributes."""
     x = t.x(0)
@@ -241,20 +306,20 @@ def clip(t: NodeTask) -> None:
     t.result(0, x, scalar=all_scalars(t))
 
 
-@node("LeakyRelu", single=True, becomes="PRELU with a constant")
+@operator("LeakyRelu", single=True, becomes="PRELU with a constant")
 def leaky(t: NodeTask) -> None:
     """Write alpha x for x below 0."""
     x = floats(t)
     t.give("PRELU", x, t.scalar(t.attr("alpha", 0.01), x), scalar=all_scalars(t))
 
 
-@node("PRelu", inputs=2, single=True, becomes="PRELU")
+@operator("PRelu", inputs=2, single=True, becomes="PRELU")
 def prelu(t: NodeTask) -> None:
     """Write PRELU; the slope broadcasts."""
     t.give("PRELU", floats(t), t.x(1), scalar=all_scalars(t))
 
 
-@node("Elu", single=True, becomes="ELU")
+@operator("Elu", single=True, becomes="ELU")
 def elu(t: NodeTask) -> None:
     """Write alpha (e^x - 1) for x below 0."""
     t.result(0, elu_of(t, floats(t), t.attr("alpha", 1.0)), scalar=all_scalars(t))
@@ -268,14 +333,14 @@ def elu_of(t: NodeTask, x: Term, alpha: float) -> Term:
     return r("ADD", t.make("RELU", x), r("MUL", t.make("ELU", r("MINIMUM", x, 0.0), 1.0), alpha))
 
 
-@node("Selu", single=True, becomes="ELU, MUL")
+@operator("Selu", single=True, becomes="ELU, MUL")
 def selu(t: NodeTask) -> None:
     """Write gamma times the ELU."""
     alpha, gamma = t.attr("alpha", 1.6732632423543772), t.attr("gamma", 1.0507009873554805)
     t.result(0, RealArithmetic(t)("MUL", elu_of(t, floats(t), alpha), gamma), scalar=all_scalars(t))
 
 
-@node("Celu", single=True, becomes="MUL, ELU, MUL")
+@operator("Celu", single=True, becomes="MUL, ELU, MUL")
 def celu(t: NodeTask) -> None:
     """Write max(0, x) + min(0, alpha (e^(x / alpha) - 1))."""
     x, alpha, r = floats(t), t.attr("alpha", 1.0), RealArithmetic(t)
@@ -283,7 +348,7 @@ def celu(t: NodeTask) -> None:
     t.result(0, r("MUL", t.make("ELU", r("MUL", x, 1 / alpha), 1.0), alpha), scalar=all_scalars(t))
 
 
-@node("HardSigmoid", single=True, becomes="MUL, ADD, RELU")
+@operator("HardSigmoid", single=True, becomes="MUL, ADD, RELU")
 def hard_sigmoid(t: NodeTask) -> None:
     """Write alpha x + beta, clamped to 0 and 1."""
     x = floats(t)
@@ -292,7 +357,7 @@ def hard_sigmoid(t: NodeTask) -> None:
     t.give("RELU", line, scalar=all_scalars(t))
 
 
-@node("ThresholdedRelu", single=True, becomes="GREATER, SELECT")
+@operator("ThresholdedRelu", single=True, becomes="GREATER, SELECT")
 def thresholded(t: NodeTask) -> None:
     """Write x where it exceeds alpha, otherwise 0."""
     x, r = floats(t), RealArithmetic(t)
@@ -303,7 +368,15 @@ def thresholded(t: NodeTask) -> None:
 # ------------------------------------------------------------------------------------------------------ choices and types
 
 
-@node("Where", inputs=3, single=True, becomes="SELECT; of booleans LOGICAL_AND, LOGICAL_OR")
+def folded_where(t: NodeTask, condition: Array, x: Array, y: Array) -> Any:
+    require_foldable(
+        math.prod(np.broadcast_shapes(condition.shape, x.shape, y.shape)) <= max(MOST_FOLDED, x.size, y.size)
+    )
+    return np.where(condition, x, y), t.raw(1).kind
+
+
+@operator("Where", inputs=3, single=True, becomes="SELECT; of booleans LOGICAL_AND, LOGICAL_OR", fold=folded_where,
+          span=of_all)  # fmt: skip
 def where(t: NodeTask) -> None:
     """Select elements; NNAPI's SELECT requires equal shapes, so smaller tensors are repeated first."""
     terms = [t.x(place) for place in range(3)]
@@ -319,7 +392,28 @@ def where(t: NodeTask) -> None:
         t.result(0, t.make("SELECT", condition, x, y, like=x), kind, scalar=all_scalars(t))
 
 
-@node("Cast", single=True, becomes="CAST; of booleans SELECT, to booleans NOT_EQUAL; of integers alike nothing")
+def folded_cast(t: NodeTask, x: Array) -> Any:
+    kind = KINDS.get(t.attr("to", 0), "")
+    require_foldable(kind in DTYPES)
+    dtype = np.dtype(DTYPES[kind])
+    if x.dtype == object:
+        require_foldable(kind in ("INT64", "INT32"))
+        return x, kind
+    if kind == "BOOL":
+        return x != 0, kind
+    if dtype.kind in "iu":
+        require_foldable(x.dtype.kind != "f" or (np.isfinite(x).all() and np.abs(x).max(initial=0) < 2**62))
+        cast = np.trunc(x).astype(np.int64) if x.dtype.kind == "f" else x.astype(np.int64)
+        limits = np.iinfo(dtype)
+        fits = cast.size == 0 or (limits.min <= cast.min() and (kind == "UINT64" or cast.max() <= limits.max))
+        require_foldable(fits)
+        return cast, kind
+    return x.astype(dtype), kind
+
+
+@operator("Cast", single=True, becomes="CAST; of booleans SELECT, to booleans NOT_EQUAL; of integers "
+          "alike nothing",
+          fold=folded_cast, span=unchanged)  # fmt: skip
 def cast(t: NodeTask) -> None:
     """Convert values to another type."""
     to, reals = KINDS.get(t.attr("to", 0), ""), t.raw(0).reals
@@ -329,7 +423,7 @@ def cast(t: NodeTask) -> None:
     converted(t, t.x(0), to)
 
 
-@node("CastLike", inputs=2, single=True, becomes="as Cast")
+@operator("CastLike", inputs=2, single=True, becomes="as Cast", fold=lambda t, x, y: (x.astype(y.dtype), t.raw(1).kind))
 def cast_like(t: NodeTask) -> None:
     """Convert values to the type of another tensor."""
     converted(t, t.x(0), t.raw(1).kind)
@@ -394,7 +488,9 @@ def numbers(t: NodeTask, x: Term) -> Term:
     return t.make("DEQUANTIZE", x, like=Value(F32))
 
 
-@node("Identity", "Dropout", inputs=(1, 3), outputs=(1, 2), becomes="nothing, or a copy")
+@operator("Identity", inputs=(1, 3), outputs=(1, 2), becomes="nothing, or a copy", moves=lambda _, x: x, span=of_all,
+          on_reals=True)  # fmt: skip
+@operator("Dropout", inputs=(1, 3), outputs=(1, 2), becomes="nothing, or a copy")
 def identity(t: NodeTask) -> None:
     """Return the input. A Dropout drops elements only in training."""
     if t.given(2):
@@ -407,7 +503,7 @@ def identity(t: NodeTask) -> None:
         t.later.append(lambda: t.graph.context.note_real_term(t.results[0], stored))
 
 
-@node("ai.onnx.ml.Scaler", becomes="SUB, MUL")
+@operator("ai.onnx.ml.Scaler", becomes="SUB, MUL")
 def scaler(t: NodeTask) -> None:
     """Write (x - offset) scale, with one number each or one for each feature."""
     x = t.x(0)
@@ -422,7 +518,14 @@ def scaler(t: NodeTask) -> None:
     t.result(0, x)
 
 
-@node("OneHot", inputs=3, becomes="EQUAL with 0, 1, .. depth - 1, then SELECT")
+def folded_one_hot(t: NodeTask, indices: Array, depth: Array, values: Array) -> Any:
+    axis, count = t.attr("axis", -1), int(depth.reshape(()))
+    require_foldable(count > 0 and indices.size * count <= MOST_FOLDED)
+    hits = np.where(indices < 0, indices + count, indices)[..., None] == np.arange(count)
+    return np.moveaxis(np.where(hits, values[1], values[0]), -1, axis), t.raw(2).kind
+
+
+@operator("OneHot", inputs=3, becomes="EQUAL with 0, 1, .. depth - 1, then SELECT", fold=folded_one_hot, span=of_all)
 def one_hot(t: NodeTask) -> None:
     """Write SELECT(index == 0, 1, .. depth - 1; on; off); negative indices count from the end."""
     indices, depth, values = t.index(0, "indices"), t.integer_of(1, "depth"), t.data(2, "values")

@@ -8,16 +8,24 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import NOWHERE, moved
+from nnhal.frontends.common.folding import FAILURES, require_foldable, taken
+from nnhal.frontends.common.integer_ranges import of_all, of_first
 from nnhal.frontends.common.row_gathers import index_offsets, row_numbers
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS
-from nnhal.frontends.onnx.fold import FAILURES
 from nnhal.frontends.onnx.movement import part_of
-from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, operator
 from nnhal.ops.schema import B8, F16, F32, I32
 
 
-@node("Gather", inputs=2, becomes="GATHER; of one place SLICE")
+def gather_moves(t: NodeTask, x: Array, indices: Array) -> Any:
+    axis = t.attr("axis", 0)
+    require_foldable(indices.dtype != object and x.ndim)
+    require_foldable(indices.size * (x.size // max(1, x.shape[axis])) <= max(MOST_FOLDED, x.size))
+    return x.take(indices.astype(np.int64), axis)
+
+
+@operator("Gather", inputs=2, becomes="GATHER; of one place SLICE", moves=gather_moves, span=of_first)
 def gather(t: NodeTask) -> None:
     """Gather along an axis. A scalar index removes the dimension; negative indices count from the end."""
     x, indices = t.x(0), t.index(1, "indices")
@@ -70,7 +78,15 @@ def from_begin(t: NodeTask, indices: Term, size: int | None) -> Term:
     return t.reshaped(t.make("SELECT", below, from_end, flat, like=flat), shape)
 
 
-@node("GatherElements", inputs=2, becomes="GATHER of elements counted through")
+def gather_elements_moves(t: NodeTask, x: Array, indices: Array) -> Any:
+    axis = t.attr("axis", 0) % max(1, x.ndim)
+    require_foldable(x.ndim == indices.ndim > 0)
+    cut = tuple(slice(None) if n == axis else slice(size) for n, size in enumerate(indices.shape))
+    return np.take_along_axis(x[cut], indices, axis)
+
+
+@operator("GatherElements", inputs=2, becomes="GATHER of elements counted through", moves=gather_elements_moves,
+          span=of_all)  # fmt: skip
 def gather_elements(t: NodeTask) -> None:
     """Gather elements, each with an index within its row."""
     x, indices = t.x(0), t.index(1, "indices")
@@ -100,7 +116,14 @@ def gather_elements(t: NodeTask) -> None:
     t.result(0, t.nonzero_mask(made) if x.value.type == B8 else made, x.kind)
 
 
-@node("GatherND", inputs=2, becomes="GATHER of rows counted through")
+def gather_nd_moves(t: NodeTask, x: Array, indices: Array) -> Any:
+    require_foldable(not t.attr("batch_dims", 0) and indices.dtype != object)
+    depth = indices.shape[-1]
+    require_foldable(math.prod(indices.shape[:-1]) * math.prod(x.shape[depth:]) <= max(MOST_FOLDED, x.size))
+    return taken(x, indices)
+
+
+@operator("GatherND", inputs=2, becomes="GATHER of rows counted through", moves=gather_nd_moves, span=of_all)
 def gather_nd(t: NodeTask) -> None:
     """Gather rows by index vectors, converted to row numbers."""
     x, indices = t.x(0), t.index(1, "indices")
@@ -123,7 +146,9 @@ def gather_nd(t: NodeTask) -> None:
     t.result(0, t.nonzero_mask(found) if x.value.type == B8 else found, x.kind, scalar=not dims)
 
 
-@node("ScatterND", inputs=3, becomes="GATHER and SELECT, of indices that are constant; ADD, MUL, MAXIMUM, MINIMUM")
+@operator("ScatterND", inputs=3, becomes="GATHER and SELECT, of indices that are constant; ADD, MUL, "
+          "MAXIMUM, MINIMUM",
+          span=of_all)  # fmt: skip
 def scatter_nd(t: NodeTask) -> None:
     """Write rows into a tensor."""
     x, indices, updates = t.x(0), t.ints(1, "indices"), t.x(2)
@@ -137,7 +162,7 @@ def scatter_nd(t: NodeTask) -> None:
     scattered(t, x, updates, np.arange(size).reshape(shape)[tuple(vectors.T)])
 
 
-@node("ScatterElements", inputs=3, becomes="as ScatterND")
+@operator("ScatterElements", inputs=3, becomes="as ScatterND", span=of_all)
 def scatter_elements(t: NodeTask) -> None:
     """Write elements into a tensor."""
     x, updates = t.x(0), t.x(2)
@@ -197,7 +222,7 @@ COMBINED: dict[str, Callable[["np.dtype[Any]"], tuple[str, Any]]] = {
 MOST_ROUNDS = 64
 
 
-@node("Trilu", inputs=(1, 2), becomes="MUL by ones and zeros; of integers and booleans SELECT")
+@operator("Trilu", inputs=(1, 2), becomes="MUL by ones and zeros; of integers and booleans SELECT", span=of_all)
 def triangle(t: NodeTask) -> None:
     """Keep one side of the diagonal, with zeros on the other."""
     x, k = t.x(0), t.integer_of(1, "k") if t.given(1) else 0
@@ -213,7 +238,7 @@ def triangle(t: NodeTask) -> None:
         t.result(0, moved(t, [x], places, 0), x.kind)
 
 
-@node("ReverseSequence", inputs=2, becomes="GATHER, of lengths that are constant")
+@operator("ReverseSequence", inputs=2, becomes="GATHER, of lengths that are constant", span=of_all)
 def reverse_sequence(t: NodeTask) -> None:
     """Reverse the first elements of each batch."""
     x, lengths = t.x(0), t.ints(1, "sequence_lens")

@@ -1,170 +1,31 @@
-"""Entries of nodes that move data: shapes, slices, joining and splitting, padding, repeating, blocks."""
+"""Operators that move data: joining and splitting, slices, padding, repeating."""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from nnhal.base.operands import Value
-from nnhal.frontends.common.element_moves import NOWHERE, moved, transposed
-from nnhal.frontends.common.terms import EmittedOperation, OpenDimension, Term, constant, stored
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.element_moves import NOWHERE, moved
+from nnhal.frontends.common.folding import CannotFold, numbers, require_foldable
+from nnhal.frontends.common.integer_ranges import of_all, of_first
+from nnhal.frontends.common.terms import Term, constant, stored
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE, MOST_DIMENSIONS
 from nnhal.frontends.onnx.file import DTYPES
-from nnhal.frontends.onnx.fold import CannotFoldNode, sliced
-from nnhal.frontends.onnx.positions import lower_by_places
-from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, computed, lower_by_places, operator
 from nnhal.ops.schema import B8, F16, F32, I32
-
-# ---------------------------------------------------------------------------------------------------------------- shapes
-
-
-@node("Shape", becomes="a constant, as far as the shape is known")
-def shape_of(t: NodeTask) -> None:
-    """Return the shape, known at import as far as possible."""
-    shape = t.extents(t.raw(0))[t.attr("start", 0) : t.attr("end", None)]
-    t.known_result(shape if any(isinstance(n, OpenDimension) for n in shape) else shape.astype(np.int64))
-
-
-@node("Size", becomes="a constant")
-def size_of(t: NodeTask) -> None:
-    """Return the size, known at import."""
-    t.known_result(np.array(math.prod(t.known(t.raw(0))), np.int64))
-
-
-@node("Reshape", inputs=2, becomes="RESHAPE")
-def reshape(t: NodeTask) -> None:
-    """Reshape. One dimension may be open (-1); 0 represents that of the input."""
-    x = t.x(0)
-    sizes = t.shape(x)[: t.rank(x)]
-    if t.raw(1).data is None:
-        t.require(x.value.type != B8, "of booleans to a computed shape has no operation in NNAPI")
-        t.result(0, t.make("RESHAPE", x, t.index(1, "shape")), x.kind)
-        return
-    wanted: list[int | OpenDimension] = []
-    for place, n in enumerate(t.dimensions(1, "shape")):
-        if n == 0 and not t.attr("allowzero", 0):
-            t.require(
-                place < len(sizes),
-                f"dimension {place} is 0, which copies it from the input, whose rank is {len(sizes)}",
-            )
-            size = sizes[place]
-            wanted.append(OpenDimension(x, place) if size is None else size)
-        elif isinstance(n, int):
-            t.require(n >= -1, f"dimension {place} is {n}, must be at least -1")
-            wanted.append(n)
-        else:
-            wanted.append(n)
-    t.result(0, t.reshaped(x, settled(t, x, wanted) or [1]), x.kind, scalar=not wanted)
-
-
-def settled(t: NodeTask, x: Term, wanted: Sequence[int | OpenDimension]) -> list[int | None]:
-    """Return the shape of x, with the dimensions that are the same for any open sizes, even in place of -1."""
-
-    def giver(term: Term) -> EmittedOperation | None:
-        return next((made for made in t.emitted if term in made.outputs), None) or t.graph.producer(term)
-
-    left = None
-    known = math.prod(n for n in wanted if isinstance(n, int) and n != -1)
-    if -1 in wanted and known:
-        over = [n for n in wanted if isinstance(n, OpenDimension)]
-        each = t.graph.context.trials.quotient(x, over, giver)
-        left = each.numerator // known if each is not None and each % known == 0 else None
-        for term in (x, *(n.term for n in over)) if left is None else ():
-            t.follows(term)
-    return [left if n == -1 else n if isinstance(n, int) else None for n in wanted]
-
-
-@node("Flatten", becomes="RESHAPE")
-def flatten(t: NodeTask) -> None:
-    """Reshape to two dimensions."""
-    x, axis = t.x(0), t.attr("axis", 1)
-    shape = t.shape(x)[: t.rank(x)]
-    axis += len(shape) if axis < 0 else 0
-    parts = shape[:axis], shape[axis:]
-    dims = [None if None in part else math.prod(d or 0 for d in part) for part in parts]
-    t.result(0, t.reshaped(x, dims), x.kind)
-
-
-def axes_in(t: NodeTask, place: int = 1) -> list[int] | None:
-    """Return the axes: an attribute before version 13, an input from then on; None if unspecified."""
-    if t.given(place):
-        return t.ints(place, "axes")
-    return t.attr_ints("axes") if "axes" in t.node.attributes else None
-
-
-@node("Squeeze", inputs=(1, 2), becomes="RESHAPE")
-def squeeze(t: NodeTask) -> None:
-    """Remove the named dimensions of 1, or all."""
-    x, named = t.x(0), axes_in(t)
-    shape = t.shape(x)[: t.rank(x)]
-    if not named:
-        named = [i for i, d in enumerate(t.known(x)[: t.rank(x)]) if d == 1]
-    axes = {t.axis(n, len(shape)) for n in named}
-    t.require(all(shape[i] in (1, None) for i in axes), f"dimensions {sorted(axes)} of {list(shape)} must be 1")
-    left = [d for i, d in enumerate(shape) if i not in axes]
-    t.result(0, t.reshaped(x, left or [1]), x.kind, scalar=not left)
-
-
-@node("Unsqueeze", inputs=(1, 2), becomes="RESHAPE")
-def unsqueeze(t: NodeTask) -> None:
-    """Insert dimensions of 1."""
-    x, named = t.x(0), axes_in(t)
-    shape = list(t.shape(x)[: t.rank(x)])
-    t.require(named is not None, "has no axes, must have some")
-    rank = len(shape) + len(named or ())
-    for axis in sorted(t.axis(n, rank) for n in named or ()):
-        shape.insert(axis, 1)
-    t.result(0, t.reshaped(x, shape or [1]), x.kind, scalar=not shape)
-
-
-@node(
-    "Transpose", becomes="TRANSPOSE, of more than four dimensions those that stay together as one; of booleans GATHER"
-)
-def transpose(t: NodeTask) -> None:
-    """Permute the dimensions, reversed by default."""
-    x = t.x(0)
-    rank = t.rank(x)
-    order = t.attr_ints("perm") or list(reversed(range(rank)))
-    t.require(sorted(order) == list(range(rank)), f"perm is {order}, must be an order of {rank} dimensions")
-    t.result(0, transposed(t, x, order) if rank else x, x.kind, scalar=not rank)
-
-
-@node("DepthToSpace", becomes="DEPTH_TO_SPACE; in the order CRD RESHAPE and TRANSPOSE")
-def depth_to_space(t: NodeTask) -> None:
-    """Move channels to blocks."""
-    x, side, mode = t.x(0), t.attr("blocksize", 1), t.attr("mode", "DCR")
-    if mode == "DCR":
-        t.result(0, t.make("DEPTH_TO_SPACE", x, side, True), x.kind)
-        return
-    n, c, h, w = four(t, x)
-    split = t.reshaped(x, (n * (c // side**2), side, side, h, w))
-    t.result(0, t.reshaped(transposed(t, split, (0, 3, 1, 4, 2)), (n, c // side**2, h * side, w * side)), x.kind)
-
-
-def four(t: NodeTask, x: Term) -> tuple[int, int, int, int]:
-    """Return a shape of four dimensions."""
-    shape = t.known(x)
-    t.require(len(shape) == 4, f"has shape {list(shape)}, must have four dimensions")
-    return shape[0], shape[1], shape[2], shape[3]
-
-
-@node("SpaceToDepth", becomes="SPACE_TO_DEPTH; in the order CRD RESHAPE and TRANSPOSE")
-def space_to_depth(t: NodeTask) -> None:
-    """Move blocks to channels."""
-    x, side, mode = t.x(0), t.attr("blocksize", 1), t.attr("mode", "DCR")
-    if mode == "DCR":
-        t.result(0, t.make("SPACE_TO_DEPTH", x, side, True), x.kind)
-        return
-    n, c, h, w = four(t, x)
-    split = t.reshaped(x, (n * c, h // side, side, w // side, side))
-    turned = transposed(t, split, (0, 2, 4, 1, 3))
-    t.result(0, t.reshaped(turned, (n, c * side**2, h // side, w // side)), x.kind)
-
 
 # ------------------------------------------------------------------------------------------------- joining and splitting
 
 
-@node("Concat", inputs=(1, None), becomes="CONCATENATION; of booleans and integers GATHER and SELECT")
+def concat_moves(t: NodeTask, *xs: Array) -> Any:
+    mixed = any(x.dtype == object for x in xs)
+    return np.concatenate([x.astype(object) for x in xs] if mixed else xs, t.attr("axis", 0))
+
+
+@operator("Concat", inputs=(1, None), becomes="CONCATENATION; of booleans and integers GATHER and SELECT",
+          moves=concat_moves, joins=True, span=of_all, on_stored=True, on_reals=True)  # fmt: skip
 def concat(t: NodeTask) -> None:
     """Concatenate, without empty inputs."""
     places = [n for n in range(len(t.node.inputs)) if t.raw(n).data is None or np.asarray(t.raw(n).data).size]
@@ -195,7 +56,18 @@ def joined(t: NodeTask, terms: Sequence[Term], axis: int) -> Term:
     return t.reshaped(whole, (*first[:axis], sum(s[axis] for s in shapes), *first[axis + 1 :]))
 
 
-@node("Split", inputs=(1, 2), outputs=(1, None), becomes="SPLIT, or SLICE for each part")
+def split_moves(t: NodeTask, x: Array, *sizes: Array) -> Any:
+    axis, count = t.attr("axis", 0), len(t.node.outputs)
+    parts = numbers(sizes[0]) if sizes else t.attr_ints("split")
+    if not parts:
+        step = -(-x.shape[axis] // count)
+        parts = [min(step, x.shape[axis] - n * step) for n in range(count)]
+    require_foldable(len(parts) == count and min(parts) >= 0 and sum(parts) == x.shape[axis])
+    return np.split(x, np.cumsum(parts)[:-1], axis)
+
+
+@operator("Split", inputs=(1, 2), outputs=(1, None), becomes="SPLIT, or SLICE for each part", moves=split_moves,
+          span=of_all, on_stored=True, on_reals=True)  # fmt: skip
 def split(t: NodeTask) -> None:
     """Split into given sizes, or equal ones, of which the last may be smaller."""
     x, count = t.x(0), len(t.node.outputs)
@@ -244,7 +116,37 @@ def part_of(t: NodeTask, x: Term, axis: int, start: int, size: int) -> Term:
     return t.make("SLICE", x, t.integers(starts), t.integers(sizes_))
 
 
-@node("Slice", inputs=(1, 5), becomes="SLICE, or STRIDED_SLICE; of booleans GATHER")
+def slice_moves(t: NodeTask, x: Array, *given: Array) -> Any:
+    if given:
+        parts = [numbers(g) for g in given]
+    else:
+        parts = [
+            t.attr_ints("starts"),
+            t.attr_ints("ends"),
+            *([t.attr_ints("axes")] if "axes" in t.node.attributes else []),
+        ]
+    starts, ends = parts[0], parts[1]
+    axes = parts[2] if len(parts) > 2 else list(range(len(starts)))
+    steps = parts[3] if len(parts) > 3 else [1] * len(starts)
+    index = [slice(None)] * x.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        index[axis % x.ndim] = sliced(start, end, step, x.shape[axis])
+    return x[tuple(index)]
+
+
+def sliced(start: int, end: int, step: int, size: int) -> slice:
+    """Return a slice, clamped as in ONNX."""
+    require_foldable(step)
+    start += size if start < 0 else 0
+    end += size if end < 0 else 0
+    if step > 0:
+        return slice(min(max(start, 0), size), min(max(end, 0), size), step)
+    start, end = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
+    return slice(start, None if end < 0 else end, step)
+
+
+@operator("Slice", inputs=(1, 5), becomes="SLICE, or STRIDED_SLICE; of booleans GATHER", moves=slice_moves,
+          span=of_first, on_stored=True, on_reals=True)  # fmt: skip
 def slice_(t: NodeTask) -> None:
     """Slice. Negative bounds count from the end, and bounds are clamped to the size."""
     x = t.x(0)
@@ -268,7 +170,7 @@ def slice_(t: NodeTask) -> None:
             continue
         try:
             index[axis] = sliced(low, high, step, size)
-        except CannotFoldNode:
+        except CannotFold:
             t.refuse("has a step of 0")
     ranges = [range(*each.indices(size)) if size is not None else None for each, size in zip(index, shape, strict=True)]
     left = [len(r) if r is not None else None for r in ranges]
@@ -305,7 +207,9 @@ def slice_(t: NodeTask) -> None:
 # ---------------------------------------------------------------------------------------------------- padding, repeating
 
 
-@node("Pad", inputs=(1, 4), becomes="PAD, PAD_V2, MIRROR_PAD; of edges, and where it cuts, GATHER or SLICE")
+@operator("Pad", inputs=(1, 4), becomes="PAD, PAD_V2, MIRROR_PAD; of edges, and where it cuts, GATHER "
+          "or SLICE",
+          span=of_all)  # fmt: skip
 def pad(t: NodeTask) -> None:
     """Add elements around a tensor; negative numbers remove some."""
     x, mode = t.x(0), t.attr("mode", "constant")
@@ -380,7 +284,15 @@ def deep_padded(t: NodeTask, x: Term, widths: Sequence[tuple[int, int]], value: 
     return x
 
 
-@node("Tile", inputs=2, becomes="TILE")
+def tile_moves(_: NodeTask, x: Array, times: Array) -> Any:
+    counts = numbers(times)
+    require_foldable(
+        len(counts) == x.ndim and min(counts, default=1) >= 0 and x.size * math.prod(counts) <= MOST_FOLDED
+    )
+    return np.tile(x, counts)
+
+
+@operator("Tile", inputs=2, becomes="TILE", moves=tile_moves, span=of_first)
 def tile(t: NodeTask) -> None:
     """Repeat along each dimension."""
     x, counts = t.x(0), t.ints(1, "repeats")
@@ -398,7 +310,13 @@ def repeated(t: NodeTask, x: Term, counts: Sequence[int]) -> Term:
     return t.make("TILE", x, t.integers(counts))
 
 
-@node("Expand", inputs=2, becomes="TILE")
+def expand_moves(_: NodeTask, x: Array, shape: Array) -> Any:
+    full = np.broadcast_shapes(x.shape, tuple(numbers(shape)))
+    require_foldable(math.prod(full) <= MOST_FOLDED)
+    return np.broadcast_to(x, full)
+
+
+@operator("Expand", inputs=2, becomes="TILE", moves=expand_moves, span=of_first)
 def expand(t: NodeTask) -> None:
     """Broadcast: repeat along dimensions of 1, in both directions."""
     x, wanted = t.x(0), t.ints(1, "shape")
@@ -410,3 +328,37 @@ def expand(t: NodeTask) -> None:
         t.same(x)
         return
     t.result(0, repeated(t, t.reshaped(x, full), [w // s for w, s in zip(whole, full, strict=True)]), x.kind)
+
+
+# ------------------------------------------------------------------------------------------- computed at import only
+
+COUNTED = "has an output whose size depends on values, which NNAPI does not support"
+
+
+@computed("Range", becomes="a constant, of limits that are known",
+          refused=f"of limits that are computed at execution {COUNTED}")  # fmt: skip
+def range_(_: NodeTask, start: Array, limit: Array, delta: Array) -> Any:
+    first, last, step = (x.reshape(()) for x in (start, limit, delta))
+    require_foldable(step != 0 and abs(float(last) - float(first)) / abs(float(step)) <= MOST_FOLDED)
+    count = max(0, math.ceil((last.item() - first.item()) / step.item()))
+    return (first + np.arange(count) * step).astype(start.dtype)
+
+
+@computed("ConstantOfShape", becomes="a constant, of a shape that is known",
+          refused=f"of a shape that is computed at execution {COUNTED}")  # fmt: skip
+def filled(t: NodeTask, shape: Array) -> Any:
+    sizes = numbers(shape)
+    require_foldable(min(sizes, default=0) >= 0 and math.prod(sizes) <= MOST_FOLDED and len(sizes) <= 8)
+    if "value" not in t.node.attributes:
+        return np.zeros(sizes, np.float32), "FLOAT"
+    tensor = t.tensor("value")
+    value = t.graph.array(tensor)
+    require_foldable(value is not None and value.size == 1)
+    return np.full(sizes, np.asarray(value).reshape(())), tensor.kind
+
+
+@computed("NonZero", becomes="a constant, of values that are known",
+          refused=f"of values that are computed at execution {COUNTED}")  # fmt: skip
+def nonzero(_: NodeTask, x: Array) -> Any:
+    require_foldable(x.size <= MOST_FOLDED)
+    return np.array(np.nonzero(x)), "INT64"

@@ -17,14 +17,15 @@ from nnhal.base.codes import Activation
 from nnhal.base.operands import Array, ChannelQuant, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.folding import require_foldable
 from nnhal.frontends.common.terms import PLAIN_SCALE, Term, UnsupportedOperator, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS
+from nnhal.frontends.onnx.file import DTYPES, OnnxNode
 from nnhal.frontends.onnx.file import KINDS as FILE_KINDS
-from nnhal.frontends.onnx.file import OnnxNode
 from nnhal.frontends.onnx.graph import NodeGraph
 from nnhal.frontends.onnx.layers import dilated_filter, narrowed, ordered, window
 from nnhal.frontends.onnx.products import is_row
-from nnhal.frontends.onnx.task import NodeTask, all_scalars, node
+from nnhal.frontends.onnx.task import OPERATORS, NodeTask, all_scalars, operator
 from nnhal.ops.schema import F32, I32, Q8, Q8PC, Q8S
 
 KINDS = {"UINT8": Q8, "INT8": Q8S}
@@ -75,7 +76,20 @@ def quant_params_behind(t: NodeTask) -> QuantParams:
     return quant_params_at(t, 1, 2, kind)
 
 
-@node("QuantizeLinear", inputs=(2, 3), becomes="QUANTIZE; nothing where the operation before stores its result so")
+def folded_quantise(t: NodeTask, x: Array, scale: Array, *zero: Array) -> Any:
+    number = t.attr("output_dtype", 0)
+    kind = t.raw(2).kind if zero else FILE_KINDS.get(number, "") if number else "UINT8"
+    require_foldable(x.dtype == scale.dtype == np.float32 and kind in DTYPES and not t.attr("block_size", 0))
+    limits = np.iinfo(DTYPES[kind])
+    sizes = [1] * x.ndim
+    if scale.size > 1:
+        sizes[t.attr("axis", 1)] = scale.size
+    steps, first = (each.reshape(sizes) for each in (scale, zero[0] if zero else np.zeros(scale.shape, DTYPES[kind])))
+    return np.clip(np.rint(x / steps).astype(np.float64) + first, limits.min, limits.max), kind
+
+
+@operator("QuantizeLinear", inputs=(2, 3), apart=True, fold=folded_quantise,
+          becomes="QUANTIZE; nothing where the operation before stores its result so")  # fmt: skip
 def quantise(t: NodeTask) -> None:
     """Quantise real values."""
     steps, x = quant_params_behind(t), t.x(0)
@@ -96,7 +110,8 @@ def converted(t: NodeTask, x: Term, value: Value) -> Term:
     return t.reshaped(t.make(name, t.reshaped(x, (math.prod(t.known(x)),)), like=value), shape)
 
 
-@node("DequantizeLinear", inputs=(2, 3), becomes="DEQUANTIZE, unless the next operation reads the stored values")
+@operator("DequantizeLinear", apart=True, inputs=(2, 3),
+          becomes="DEQUANTIZE, unless the next operation reads the stored values")  # fmt: skip
 def dequantise(t: NodeTask) -> None:
     """Dequantise stored values."""
     raw = t.raw(0)
@@ -194,7 +209,7 @@ class StoredNode(NodeTask):
     def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
         super().__init__(graph, node, opset)
         self._stored: dict[int, Term] = {}
-        for place in range(len(node.inputs) if node.op == "Concat" else 1):
+        for place in range(len(node.inputs) if self.facts.joins else 1):
             term = super().raw(place)
             stored = graph.context.stored.get(id(term))
             usual = stored is not None and stored.value.type in ASYMMETRIC and stored.value.data is None
@@ -222,10 +237,6 @@ class StoredNode(NodeTask):
     def same(self, term: Term, number: int = 0) -> None:
         """Set output `number` to an existing term."""
         raise UnsupportedOperator
-
-
-MOVED = frozenset(("Concat", "DepthToSpace", "Flatten", "GlobalMaxPool", "MaxPool", "Relu", "Reshape", "Slice",
-                   "SpaceToDepth", "Split", "Squeeze", "Transpose", "Unsqueeze"))  # fmt: skip
 
 
 class WantedQuantParams(NamedTuple):
@@ -271,14 +282,13 @@ def stored_inputs(t: NodeTask, places: Sequence[int]) -> list[Term]:
 
 
 Quantised = Callable[[NodeTask, WantedQuantParams], None]
-QUANTISED: dict[str, Quantised] = {}
 
 
 def on_stored_values(*names: str) -> Callable[[Quantised], Quantised]:
     """Register a function that lowers plain nodes on stored values."""
 
     def add(function: Quantised) -> Quantised:
-        QUANTISED.update(dict.fromkeys(names, function))
+        OPERATORS.update({name: replace(OPERATORS[name], quantised=function) for name in names})
         return function
 
     return add
@@ -287,9 +297,9 @@ def on_stored_values(*names: str) -> Callable[[Quantised], Quantised]:
 def lower_stored(t: NodeTask) -> None:
     """Lower a plain node on stored values; Inexpressible without a reason if that is not possible."""
     found = wanted(t)
-    if found is None or t.name not in QUANTISED:
+    if found is None or t.facts.quantised is None:
         raise UnsupportedOperator
-    QUANTISED[t.name](t, found)
+    t.facts.quantised(t, found)
 
 
 def alike(x: Term, out: QuantParams) -> None:
@@ -524,7 +534,8 @@ def finish(t: NodeTask, made: Term, steps: QuantParams, *, scalar: bool = False)
     t.result(0, made, kind_of(steps), scalar=scalar)
 
 
-@node("QLinearConv", inputs=(8, 9), becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, quantised, in NCHW")
+@operator("QLinearConv", apart=True, inputs=(8, 9),
+          becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, quantised, in NCHW")  # fmt: skip
 def linear_convolution(t: NodeTask) -> None:
     """Convolve with the parameters of input, weights and output."""
     x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), quant_params_at(t, 6, 7)
@@ -536,7 +547,7 @@ def linear_convolution(t: NodeTask) -> None:
         t.refuse(str(error) or "has types or a rank that NNAPI's quantised layers reject")
 
 
-@node("QLinearMatMul", inputs=8, becomes="FULLY_CONNECTED, quantised; of real values BATCH_MATMUL")
+@operator("QLinearMatMul", apart=True, inputs=8, becomes="FULLY_CONNECTED, quantised; of real values BATCH_MATMUL")
 def linear_product(t: NodeTask) -> None:
     """Multiply with the parameters of both inputs (of the second, maybe for each column) and of the output."""
     x, w, out = stored_input(t, 0, 1, 2, -2), stored_input(t, 3, 4, 5, -1), quant_params_at(t, 6, 7)
@@ -555,7 +566,7 @@ def linear_product(t: NodeTask) -> None:
     finish(t, t.run("QUANTIZE", real, outs=[out.value()])[0], out)
 
 
-@node("com.microsoft.QGemm", inputs=(6, 9), becomes="FULLY_CONNECTED, quantised")
+@operator("com.microsoft.QGemm", inputs=(6, 9), becomes="FULLY_CONNECTED, quantised")
 def linear_gemm(t: NodeTask) -> None:
     """Multiply with a stored output."""
     t.require(t.given(7) and t.given(8), "has an output of real values, must have a stored one")
@@ -572,7 +583,7 @@ def linear_gemm(t: NodeTask) -> None:
         t.refuse(str(error) or "has types that NNAPI's quantised layers reject")
 
 
-@node("com.microsoft.QLinearAdd", "com.microsoft.QLinearMul", inputs=8, becomes="ADD, MUL, quantised")
+@operator("com.microsoft.QLinearAdd", "com.microsoft.QLinearMul", inputs=8, becomes="ADD, MUL, quantised")
 def linear_arithmetic(t: NodeTask) -> None:
     """Combine with the parameters of both inputs and of the output."""
     x, y, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), quant_params_at(t, 6, 7)
@@ -581,9 +592,8 @@ def linear_arithmetic(t: NodeTask) -> None:
     finish(t, t.run(name, x, y, activation=0, outs=[out.value()])[0], out, scalar=x.scalar and y.scalar)
 
 
-@node(
-    "com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu", inputs=5, becomes="LOGISTIC, PRELU of real values"
-)
+@operator("com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu", inputs=5,
+          becomes="LOGISTIC, PRELU of real values")  # fmt: skip
 def linear_function(t: NodeTask) -> None:
     """Compute through real values, which rounds once."""
     x, out = stored_input(t, 0, 1, 2), quant_params_at(t, 3, 4)
@@ -595,7 +605,7 @@ def linear_function(t: NodeTask) -> None:
     finish(t, t.run("QUANTIZE", made, outs=[out.value()])[0], out, scalar=x.scalar)
 
 
-@node("com.microsoft.QLinearGlobalAveragePool", inputs=5, becomes="MEAN of real values")
+@operator("com.microsoft.QLinearGlobalAveragePool", inputs=5, becomes="MEAN of real values")
 def linear_mean(t: NodeTask) -> None:
     """Compute through real values, which rounds once."""
     x, out = stored_input(t, 0, 1, 2), quant_params_at(t, 3, 4)
@@ -605,7 +615,7 @@ def linear_mean(t: NodeTask) -> None:
     finish(t, t.run("QUANTIZE", made, outs=[out.value()])[0], out)
 
 
-@node("com.microsoft.QLinearConcat", inputs=(5, None), becomes="CONCATENATION, quantised")
+@operator("com.microsoft.QLinearConcat", inputs=(5, None), becomes="CONCATENATION, quantised")
 def linear_concat(t: NodeTask) -> None:
     """Concatenate inputs with different parameters."""
     out = quant_params_at(t, 0, 1)

@@ -16,7 +16,7 @@ from nnhal.frontends.onnx.dynamic import in_steps
 from nnhal.frontends.onnx.elementwise import floats
 from nnhal.frontends.onnx.indexing import reversed_along
 from nnhal.frontends.onnx.movement import equal_parts, part_of
-from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import F32
 
 MOST_STEPS = 1024  # of a GRU, whose time steps are written one after the other
@@ -132,9 +132,8 @@ class Sequences:
                 t.result(number, whole)
 
 
-@node(
-    "LSTM", inputs=(3, 8), outputs=(0, 3), becomes="UNIDIRECTIONAL_SEQUENCE_LSTM for each direction; GATHER backwards"
-)
+@operator("LSTM", inputs=(3, 8), outputs=(0, 3),
+          becomes="UNIDIRECTIONAL_SEQUENCE_LSTM for each direction; GATHER backwards")  # fmt: skip
 def lstm(t: NodeTask) -> None:
     """Lower an LSTM; the gates' weights stay in the file."""
     s = Sequences(t, 4)
@@ -205,12 +204,9 @@ class QuantisedSequences(Sequences):
         return sums
 
 
-@node(
-    "com.microsoft.DynamicQuantizeLSTM",
-    inputs=12,
-    outputs=(0, 3),
-    becomes="input and state quantised as DynamicQuantizeLinear; FULLY_CONNECTED, LOGISTIC, TANH, MUL, for each time step",
-)
+@operator("com.microsoft.DynamicQuantizeLSTM", inputs=12, outputs=(0, 3),
+          becomes="input and state quantised as DynamicQuantizeLinear; FULLY_CONNECTED, LOGISTIC, TANH, "
+          "MUL, for each time step")  # fmt: skip
 def dynamically_quantised_lstm(t: NodeTask) -> None:
     """Lower the node; the input is quantised once for all time steps, the state at each."""
     s = QuantisedSequences(t, 4)
@@ -249,7 +245,8 @@ def quantised_lstm_steps(t: NodeTask, s: QuantisedSequences, n: int) -> tuple[li
     return made, c
 
 
-@node("RNN", inputs=(3, 6), outputs=(0, 2), becomes="UNIDIRECTIONAL_SEQUENCE_RNN for each direction; GATHER backwards")
+@operator("RNN", inputs=(3, 6), outputs=(0, 2),
+          becomes="UNIDIRECTIONAL_SEQUENCE_RNN for each direction; GATHER backwards")  # fmt: skip
 def rnn(t: NodeTask) -> None:
     """Lower an RNN with Tanh, Relu or Sigmoid."""
     s = Sequences(t, 1)
@@ -270,12 +267,8 @@ def rnn(t: NodeTask) -> None:
     s.finish(outputs, lasts)
 
 
-@node(
-    "GRU",
-    inputs=(3, 6),
-    outputs=(0, 2),
-    becomes="FULLY_CONNECTED, SPLIT, LOGISTIC, TANH, MUL, ADD, SUB, for each time step",
-)
+@operator("GRU", inputs=(3, 6), outputs=(0, 2),
+          becomes="FULLY_CONNECTED, SPLIT, LOGISTIC, TANH, MUL, ADD, SUB, for each time step")  # fmt: skip
 def gru(t: NodeTask) -> None:
     """Lower a GRU: one product of the input for all time steps; those of the state for each."""
     s = Sequences(t, 3)

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Shape, Value
 from nnhal.base.records import replace
+from nnhal.frontends.common.integer_ranges import unlimited
 from nnhal.frontends.common.terms import Term, UnsupportedOperator
 from nnhal.frontends.tflite.graph import ImportGraph
-from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.frontends.tflite.task import OperatorTask, operator
 
 
 def called(t: OperatorTask, number: int, given: Sequence[Value]) -> ImportGraph:
@@ -41,7 +42,7 @@ def as_condition(t: OperatorTask, term: Term) -> Term:
     return term
 
 
-@entry("IF", inputs=(1, None), outputs=(1, None))
+@operator("IF", inputs=(1, None), outputs=(1, None), span=unlimited)
 def branch(t: OperatorTask) -> None:
     """Write IF; both branches have the same operands."""
     o, condition = t.options("IfOptions"), as_condition(t, t.x(0))
@@ -51,7 +52,7 @@ def branch(t: OperatorTask) -> None:
     t.give("IF", condition, *map(reference, graphs), *operands)
 
 
-@entry("WHILE", inputs=(1, None), outputs=(1, None))
+@operator("WHILE", inputs=(1, None), outputs=(1, None), span=unlimited)
 def loop(t: OperatorTask) -> None:
     """Write WHILE; a dimension that the body changes is unknown from the start."""
     o, operands = t.options("WhileOptions"), t.xs()
@@ -77,7 +78,8 @@ def common(before: Shape | None, after: Shape | None) -> Shape | None:
     return tuple(m if m == n else None for m, n in zip(before, after, strict=True))
 
 
-@entry("STABLEHLO_COMPOSITE", inputs=(0, None), outputs=(1, None), becomes="the operations of its subgraph")
+@operator("STABLEHLO_COMPOSITE", span=unlimited, inputs=(0, None), outputs=(1, None),
+          becomes="the operations of its subgraph")  # fmt: skip
 def composite(t: OperatorTask) -> None:
     """Replace a named operator by the operators of its subgraph."""
     number = t.options("StableHLOCompositeOptions")("DecompositionSubgraphIndex")

@@ -1,7 +1,7 @@
 """Entries of reductions over axes, and of cumulative sums."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -10,30 +10,42 @@ import numpy as np
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import NOWHERE, moved
+from nnhal.frontends.common.folding import CannotFold, numbers, require_foldable
 from nnhal.frontends.common.integer_arithmetic import modulo, plain, towards_zero
+from nnhal.frontends.common.integer_ranges import of_all, of_indices, of_sum
+from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS
-from nnhal.frontends.tflite.fold import CannotFold
-from nnhal.frontends.tflite.positions import dilate, pad_edges
-from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.frontends.tflite.file import Options
+from nnhal.frontends.tflite.padding import dilate, pad_edges
+from nnhal.frontends.tflite.task import MOST_FOLDED, OPERATORS, OperatorTask, operator
 from nnhal.ops.schema import B8, F32, I32
 
-NAMES = {"SUM": "REDUCE_SUM"}  # the others have NNAPI's names
 PAIRWISE = {"SUM": "ADD", "MEAN": "ADD", "REDUCE_PROD": "MUL", "REDUCE_MAX": "MAXIMUM", "REDUCE_MIN": "MINIMUM"}
 MOST_AVERAGED = 46_340  # remainders, each below their number, whose sum fits 32 bits
 
 
-@entry(
-    "SUM",
-    "REDUCE_PROD",
-    "REDUCE_MAX",
-    "REDUCE_MIN",
-    "MEAN",
-    inputs=2,
-    real=True,
-    becomes="REDUCE_SUM, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN, MEAN; of int32 ADD, MUL, MAXIMUM, MINIMUM of halves",
-)
-@entry("REDUCE_ANY", "REDUCE_ALL", inputs=2)
+def reduces(function: Callable[..., Any]) -> Fold:
+    """Wrap a reduction over axes."""
+
+    def folded(o: Options, x: Array, axes: Array) -> Any:
+        keep, over = bool(o.read("ReducerOptions")("KeepDims")), {axis % x.ndim for axis in numbers(axes)}
+        require_foldable(math.prod(n for i, n in enumerate(x.shape) if i not in over) <= MOST_FOLDED)
+        return function(x, axis=tuple(over), keepdims=keep)
+
+    return folded
+
+
+@operator("SUM", to="REDUCE_SUM", inputs=2, real=True, becomes="REDUCE_SUM; of int32 ADD of halves",
+          fold=reduces(np.sum), span=of_sum)  # fmt: skip
+@operator("REDUCE_PROD", inputs=2, real=True, becomes="REDUCE_PROD; of int32 MUL of halves", fold=reduces(np.prod))
+@operator("REDUCE_MAX", inputs=2, real=True, becomes="REDUCE_MAX; of int32 MAXIMUM of halves", fold=reduces(np.max),
+          span=of_all)  # fmt: skip
+@operator("REDUCE_MIN", inputs=2, real=True, becomes="REDUCE_MIN; of int32 MINIMUM of halves", fold=reduces(np.min),
+          span=of_all)  # fmt: skip
+@operator("MEAN", inputs=2, real=True, becomes="MEAN; of int32 quotients and remainders, ADD of halves")
+@operator("REDUCE_ANY", inputs=2, fold=reduces(np.any))
+@operator("REDUCE_ALL", inputs=2, fold=reduces(np.all))
 def reduce(t: OperatorTask) -> None:
     """Reduce over some axes."""
     x, keep = t.x(0), bool(t.options("ReducerOptions")("KeepDims"))
@@ -48,7 +60,7 @@ def reduce(t: OperatorTask) -> None:
         left = [1 if i in reduced else d for i, d in enumerate(shape) if keep or i not in reduced]
         t.result(0, t.reshaped(over_groups(t, x, reduced), left or [1]))
     else:
-        t.give(NAMES.get(t.name, t.name), x, t.index(1, "axes"), keep)
+        t.give(t.facts.to or t.name, x, t.index(1, "axes"), keep)
 
 
 def over_groups(t: OperatorTask, x: Term, axes: set[int]) -> Term:
@@ -92,7 +104,7 @@ def along(t: OperatorTask, x: Term) -> Term:
     if x.value.type == I32:
         t.require(t.name in PAIRWISE, "of INT32 is not in TFLite")
         return halved(t, PAIRWISE[t.name], x)
-    return t.make(NAMES.get(t.name, t.name), x, t.integers([1]), True)
+    return t.make(t.facts.to or t.name, x, t.integers([1]), True)
 
 
 def halved(t: OperatorTask, name: str, x: Term) -> Term:
@@ -116,7 +128,7 @@ def part(t: OperatorTask, x: Term, start: int, size: int, inner: int, outer: int
     return t.make("SLICE", x, t.integers([0, start, 0]), t.integers([outer, size, inner]))
 
 
-@entry("CUMSUM", inputs=2, becomes="ADD of the tensor moved by 1, 2, 4, .. places")
+@operator("CUMSUM", inputs=2, becomes="ADD of the tensor moved by 1, 2, 4, .. places")
 def cumulative(t: OperatorTask) -> None:
     """Sum over 1, 2, 4, .. elements: each iteration adds the sums that end where the current ones begin."""
     o, x = t.options("CumsumOptions"), t.x(0)
@@ -160,7 +172,7 @@ BODIES = {
 BOTH = PAIRWISE | {"REDUCE_ALL": "LOGICAL_AND", "REDUCE_ANY": "LOGICAL_OR"}
 
 
-@entry("REDUCE_WINDOW", inputs=5, becomes="GATHER of windows, then REDUCE_SUM, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN")
+@operator("REDUCE_WINDOW", inputs=5, becomes="GATHER of windows, then REDUCE_SUM, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN")
 def reduce_window(t: OperatorTask) -> None:
     """Reduce every window within the tensor."""
     kind = FUNCTIONS.get(t.options("ReduceWindowOptions")("ReduceFunction"))
@@ -171,7 +183,7 @@ def reduce_window(t: OperatorTask) -> None:
     over_windows(t, x, kind, windows(t, numbered(t, x), shape, steps, apart))
 
 
-@entry("STABLEHLO_REDUCE_WINDOW", inputs=2, becomes="as REDUCE_WINDOW, with padding")
+@operator("STABLEHLO_REDUCE_WINDOW", inputs=2, becomes="as REDUCE_WINDOW, with padding")
 def reduce_padded_window(t: OperatorTask) -> None:
     """Reduce padded windows; padding has the initial value, and the function is a subgraph of one operator."""
     o, x = t.options("StablehloReduceWindowOptions"), t.x(0)
@@ -225,7 +237,7 @@ def over_windows(t: OperatorTask, x: Term, kind: str | None, places: Array) -> N
     reduced = (
         halved(t, PAIRWISE[kind], found)
         if x.value.type == I32
-        else t.make(NAMES.get(kind, kind), found, t.integers([1]), True)
+        else t.make(OPERATORS[kind].to or kind, found, t.integers([1]), True)
     )
     more: dict[str, Any] = {"activation": 0} if kind in ("SUM", "REDUCE_PROD") else {}
     result = t.make(BOTH[kind], t.reshaped(reduced, (places[..., 0].size,)), t.reshaped(first, (1,)), **more)
@@ -235,17 +247,19 @@ def over_windows(t: OperatorTask, x: Term, kind: str | None, places: Array) -> N
 # ------------------------------------------------------------------------------------------------------- places of extremes
 
 
-@entry("ARG_MAX", "ARG_MIN", inputs=2, becomes="ARGMAX, ARGMIN")
+@operator("ARG_MAX", to="ARGMAX", inputs=2, span=of_indices)
+@operator("ARG_MIN", to="ARGMIN", inputs=2, span=of_indices)
 def arg_extreme(t: OperatorTask) -> None:
     """Return the index, whose 64-bit value fits 32 bits."""
     x = t.x(0)
     axis = t.axis(t.integer(1, "axis"), t.rank(x))
     x = t.ones(x) if x.value.type == B8 else x
-    (found,) = t.run(t.name.replace("_", ""), x, axis, outs=[Value(I32, None)])
+    (found,) = t.run(t.facts.to, x, axis, outs=[Value(I32, None)])
     t.same(found)
 
 
-@entry("TOPK_V2", inputs=2, outputs=2, becomes="TOPK_V2 of the row reversed, whose order among equals is the other one")
+@operator("TOPK_V2", inputs=2, outputs=2, span=lambda s: (of_indices if s.number else of_all)(s),
+          becomes="TOPK_V2 of the row reversed, whose order among equals is the other one")  # fmt: skip
 def topk(t: OperatorTask) -> None:
     """Return the top elements.
 
