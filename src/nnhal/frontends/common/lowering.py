@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from nnhal.base.codes import OperandType
 from nnhal.base.errors import BadFile, InvalidModel, NnhalError, bounded_text
-from nnhal.base.operands import Array
+from nnhal.base.operands import Array, Shape, Value
 from nnhal.frontends.common.element_moves import broadcast, merged, moved, numbered
 from nnhal.frontends.common.folding import FAILURES, CannotFold
 from nnhal.frontends.common.operators import OperatorFacts
-from nnhal.frontends.common.terms import Term, UnsupportedOperator
+from nnhal.frontends.common.terms import Term, UnsupportedOperator, WrittenGraph
 from nnhal.frontends.common.writing import MOST_DIMENSIONS, OperationWriter
 
 
@@ -84,3 +85,15 @@ def flattened(t: OperationWriter, terms: Sequence[Term]) -> tuple[tuple[int, ...
         terms = [broadcast(t, x, whole) for x in terms]
         shapes = merged([t.known(x) for x in terms], whole)
     return whole, [t.reshaped(x, shape) for x, shape in zip(terms, shapes, strict=True)]
+
+
+def reference(graph: WrittenGraph) -> Term:
+    """Return a graph as an operand."""
+    return Term(Value(OperandType.SUBGRAPH, data=graph.facts), graph=graph)
+
+
+def common_shape(before: Shape | None, after: Shape | None) -> Shape | None:
+    """Return the known part of a shape that may be either."""
+    if before is None or after is None or len(before) != len(after):
+        return None
+    return tuple(m if m == n else None for m, n in zip(before, after, strict=True))

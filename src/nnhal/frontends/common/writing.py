@@ -12,7 +12,16 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.operands import Array, Shape, Value, dtype_of
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Budget, Cost
-from nnhal.frontends.common.terms import EmittedOperation, OpenDimension, Term, UnsupportedOperator, constant, shaped
+from nnhal.frontends.common.terms import (
+    EmittedOperation,
+    OpenDimension,
+    Term,
+    UnsupportedOperator,
+    WrittenGraph,
+    constant,
+    shaped,
+)
+from nnhal.model.graph import EdgeForm
 from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, Arg, Op, T, bind, types_for
 
@@ -21,6 +30,31 @@ MOST_DIMENSIONS = 4  # of many NNAPI operations
 MOST_PLACES = 1 << 20  # numbers of a constant with source indices of elements
 INT32_RANGE = np.iinfo(np.int32)
 ARGUMENTS = (Term, int, float, str, np.generic)
+
+
+class ImportedGraph(WrittenGraph):
+    """A graph during import. problems: what cannot be expressed in any graph of the file, with the places."""
+
+    def __init__(self, budget: Budget, problems: dict[tuple[str, str], list[str]]) -> None:
+        self._budget, self._problems = budget, problems
+        self.inputs: list[Term] = []
+        self.outputs: list[Term] = []
+        self.forms: list[EdgeForm] = []
+        self.failed = False  # an operator of it cannot be expressed
+
+    def problem(self, name: str, reason: str, place: str = "") -> None:
+        """Record something that cannot be expressed."""
+        self.failed = True
+        self._problems.setdefault((name, reason), []).append(place)
+
+    def emit_copy(self, term: Term) -> Term:
+        """Return a copy of a term, if a model may not have it as an output itself."""
+        self._budget.spend(Cost.OPERATIONS, 1)
+        copied = replace(term.value, data=None)
+        bound = bind(OPS["CAST"], [term.value], [copied], "CAST")
+        result = Term(replace(copied, shape=bound.shapes[0] or copied.shape), term.kind, scalar=term.scalar)
+        self.operations.append(EmittedOperation("CAST", (term,), (result,), "copy", bound))
+        return result
 
 
 class OperationWriter:

@@ -77,9 +77,9 @@ class NodeOnReals(NodeTask):
         """Return input `place`, as reals if it is held so."""
         return self._seen.get(place) or super().raw(place)
 
-    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool | None = None) -> None:
         """Set output `number`, with the type of the input."""
-        hold(self, number, self._kind, term, scalar=scalar)
+        hold(self, number, self._kind, term, scalar=self.is_scalar(scalar))
 
     def same(self, term: Term, number: int = 0) -> None:
         """Set output `number` to an existing term."""
@@ -101,9 +101,9 @@ class CentredNode(NodeTask):
         """Return input `place`, minus its zero point."""
         return self._inputs[place]
 
-    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool | None = None) -> None:
         """Set output `number` to sums of 32 bits."""
-        hold(self, number, "INT32", term, scalar=scalar)
+        hold(self, number, "INT32", term, scalar=self.is_scalar(scalar))
 
     def _centred(self, place: int) -> Term:
         names = self.node.inputs

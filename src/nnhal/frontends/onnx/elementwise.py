@@ -32,7 +32,7 @@ from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import number
 from nnhal.frontends.onnx.file import DTYPES, KINDS
 from nnhal.frontends.onnx.graph import TYPES
-from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, all_scalars, operator
+from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, operator
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
 
 FLOATS = (F32, F16)
@@ -83,7 +83,7 @@ def arithmetic(t: NodeTask) -> None:
     t.require(x.value.type in (*FLOATS, I32), f"of {x.kind} has no operation in NNAPI")
     if x.value.type == F32 and fuse_into_layer(t):
         return
-    t.give(t.facts.to, x, y, activation=0, scalar=all_scalars(t))
+    t.give(t.facts.to, x, y, activation=0)
 
 
 def fuse_into_layer(t: NodeTask) -> bool:
@@ -115,9 +115,9 @@ def divide(t: NodeTask) -> None:
     x, y = t.x(0), t.x(1)
     t.require(x.value.type in (*FLOATS, I32), f"of {x.kind} has no operation in NNAPI")
     if x.value.type == I32:
-        t.result(0, truncated_quotient(t, x, y), scalar=all_scalars(t))
+        t.result(0, truncated_quotient(t, x, y))
     else:
-        t.give("DIV", x, y, activation=0, scalar=all_scalars(t))
+        t.give("DIV", x, y, activation=0)
 
 
 def folded_modulo(t: NodeTask, x: Array, y: Array) -> Any:
@@ -133,7 +133,7 @@ def modulo(t: NodeTask) -> None:
     x, y = t.x(0), t.x(1)
     if x.value.type == I32:
         down = truncated_quotient(t, x, y) if t.attr("fmod", 0) else combined(t, "DIV", x, y)
-        t.result(0, combined(t, "SUB", x, combined(t, "MUL", down, y)), scalar=all_scalars(t))
+        t.result(0, combined(t, "SUB", x, combined(t, "MUL", down, y)))
         return
     t.require(x.value.type == F32, f"of {x.kind} has no operation in NNAPI")
     rest = floor_remainder(t, t.make("ABS", x), t.make("ABS", y))
@@ -141,13 +141,13 @@ def modulo(t: NodeTask) -> None:
     sizes = t.together(t.known(x), t.known(y))
     terms = [broadcast(t, each, sizes) for each in (negative, t.make("NEG", rest), rest)]
     if t.attr("fmod", 0):
-        t.give("SELECT", *terms, like=x, scalar=all_scalars(t))
+        t.give("SELECT", *terms, like=x)
         return
     rest = t.make("SELECT", *terms, like=x)
     other = t.make("NOT_EQUAL", negative, t.make("LESS", y, t.scalar(0, y), like=Value(B8)), like=Value(B8))
     left = t.make("NOT_EQUAL", rest, t.scalar(0, x), like=Value(B8))
     wrong = broadcast(t, t.make("LOGICAL_AND", other, left), sizes)
-    t.give("SELECT", wrong, t.make("ADD", rest, y, activation=0), rest, like=x, scalar=all_scalars(t))
+    t.give("SELECT", wrong, t.make("ADD", rest, y, activation=0), rest, like=x)
 
 
 def folded_power(x: Array, y: Array) -> Any:
@@ -165,22 +165,22 @@ def powers(x: Span, y: Span) -> Span:
           fold=plain(folded_power), span=of_values(powers))  # fmt: skip
 def raised(t: NodeTask) -> None:
     """Give the result the type of the base."""
-    x, y, scalar = t.x(0), t.x(1), all_scalars(t)
+    x, y = t.x(0), t.x(1)
     one = y.data is not None and y.data.size == 1 and y.data.ndim <= t.rank(x)
     exponent = float(np.asarray(y.data).reshape(-1)[0]) if one else None
     if x.value.type == I32:
         t.require(y.value.type == I32, "of integers must have integers as exponents")
         if y.data is None or (np.asarray(y.data) < 0).any():
             x, y = require_integers(t, x, y), t.make("ABS", y)
-        t.result(0, power(t, x, y), x.kind, scalar=scalar)
+        t.result(0, power(t, x, y), x.kind)
     elif exponent == 2:
-        t.give("MUL", x, x, activation=0, scalar=scalar)
+        t.give("MUL", x, x, activation=0)
     else:
         if exponent is not None:
             y = t.scalar(exponent, x)
         elif y.value.type == I32:
             y = t.make("CAST", y, like=Value(x.value.type))
-        t.give("POW", x, y, scalar=scalar)
+        t.give("POW", x, y)
 
 
 def require_integers(t: NodeTask, x: Term, y: Term) -> Term:
@@ -204,7 +204,7 @@ def several(t: NodeTask) -> None:
         total = t.make(t.facts.to, total, x, **more)
     if t.name == "Mean" and others:
         total = t.make("MUL", total, t.scalar(1 / (1 + len(others)), total), activation=0)
-    t.result(0, total, scalar=all_scalars(t))
+    t.result(0, total)
 
 
 @operator("Equal", to="EQUAL", inputs=2, single=True, fold=truth(np.equal))
@@ -215,12 +215,12 @@ def several(t: NodeTask) -> None:
 @operator("And", to="LOGICAL_AND", inputs=2, single=True, fold=truth(np.logical_and))
 @operator("Or", to="LOGICAL_OR", inputs=2, single=True, fold=truth(np.logical_or))
 def compare(t: NodeTask) -> None:
-    t.give(t.facts.to, t.x(0), t.x(1), like=Value(B8), scalar=all_scalars(t))
+    t.give(t.facts.to, t.x(0), t.x(1), like=Value(B8))
 
 
 @operator("Xor", to="NOT_EQUAL", inputs=2, single=True, fold=truth(np.logical_xor))
 def exclusive(t: NodeTask) -> None:
-    t.give("NOT_EQUAL", t.x(0), t.x(1), scalar=all_scalars(t))
+    t.give("NOT_EQUAL", t.x(0), t.x(1))
 
 
 @operator("Not", to="LOGICAL_NOT", single=True, fold=truth(np.logical_not))
@@ -235,19 +235,19 @@ def exclusive(t: NodeTask) -> None:
 @operator("Tanh", to="TANH", single=True)
 @operator("HardSwish", to="HARD_SWISH", single=True)
 def unary(t: NodeTask) -> None:
-    t.give(t.facts.to, t.x(0), scalar=all_scalars(t))
+    t.give(t.facts.to, t.x(0))
 
 
 @operator("Ceil", single=True, fold=plain(np.ceil), becomes="NEG, FLOOR, NEG")
 def ceil(t: NodeTask) -> None:
     """Write -floor(-x)."""
-    t.give("NEG", t.make("FLOOR", t.make("NEG", floats(t))), scalar=all_scalars(t))
+    t.give("NEG", t.make("FLOOR", t.make("NEG", floats(t))))
 
 
 @operator("Reciprocal", single=True, fold=plain(lambda x: 1 / x), becomes="DIV of 1")
 def reciprocal(t: NodeTask) -> None:
     x = floats(t)
-    t.give("DIV", t.scalar(1, x), x, like=x, activation=0, scalar=all_scalars(t))
+    t.give("DIV", t.scalar(1, x), x, like=x, activation=0)
 
 
 # ------------------------------------------------------------------------------------------------------------ activations
@@ -260,18 +260,18 @@ def clipped(t: NodeTask, low: float, high: float) -> None:
     if code is not None:
         fused = t.fused(0, code)
         if fused is None:
-            t.give(OPERATIONS[code], x, scalar=all_scalars(t))
+            t.give(OPERATIONS[code], x)
         else:
             t.fresh(fused)
         return
     if (low, high) == (0.0, 1.0):
-        t.give("RELU", t.fused(0, Activation.RELU1) or t.make("RELU1", x), scalar=all_scalars(t))
+        t.give("RELU", t.fused(0, Activation.RELU1) or t.make("RELU1", x))
         return
     if low > -math.inf:
         x = t.make("MAXIMUM", x, t.scalar(low, x))
     if high < math.inf:
         x = t.make("MINIMUM", x, t.scalar(high, x))
-    t.result(0, x, scalar=all_scalars(t))
+    t.result(0, x)
 
 
 @operator("Relu", single=True, span=of_all, on_stored=True,
@@ -281,7 +281,7 @@ def relu(t: NodeTask) -> None:
     if id(x) in t.graph.context.rectified:
         t.same(x)
     elif x.value.type == I32:
-        t.give("MAXIMUM", x, t.scalar(0, x), scalar=all_scalars(t))
+        t.give("MAXIMUM", x, t.scalar(0, x))
     else:
         clipped(t, 0.0, math.inf)
 
@@ -303,26 +303,26 @@ def clip(t: NodeTask) -> None:
     for name, place in (("MAXIMUM", 1), ("MINIMUM", 2)):
         if t.given(place):
             x = t.make(name, x, t.x(place))
-    t.result(0, x, scalar=all_scalars(t))
+    t.result(0, x)
 
 
 @operator("LeakyRelu", single=True, becomes="PRELU with a constant")
 def leaky(t: NodeTask) -> None:
     """Write alpha x for x below 0."""
     x = floats(t)
-    t.give("PRELU", x, t.scalar(t.attr("alpha", 0.01), x), scalar=all_scalars(t))
+    t.give("PRELU", x, t.scalar(t.attr("alpha", 0.01), x))
 
 
 @operator("PRelu", inputs=2, single=True, becomes="PRELU")
 def prelu(t: NodeTask) -> None:
     """Write PRELU; the slope broadcasts."""
-    t.give("PRELU", floats(t), t.x(1), scalar=all_scalars(t))
+    t.give("PRELU", floats(t), t.x(1))
 
 
 @operator("Elu", single=True, becomes="ELU")
 def elu(t: NodeTask) -> None:
     """Write alpha (e^x - 1) for x below 0."""
-    t.result(0, elu_of(t, floats(t), t.attr("alpha", 1.0)), scalar=all_scalars(t))
+    t.result(0, elu_of(t, floats(t), t.attr("alpha", 1.0)))
 
 
 def elu_of(t: NodeTask, x: Term, alpha: float) -> Term:
@@ -337,7 +337,7 @@ def elu_of(t: NodeTask, x: Term, alpha: float) -> Term:
 def selu(t: NodeTask) -> None:
     """Write gamma times the ELU."""
     alpha, gamma = t.attr("alpha", 1.6732632423543772), t.attr("gamma", 1.0507009873554805)
-    t.result(0, RealArithmetic(t)("MUL", elu_of(t, floats(t), alpha), gamma), scalar=all_scalars(t))
+    t.result(0, RealArithmetic(t)("MUL", elu_of(t, floats(t), alpha), gamma))
 
 
 @operator("Celu", single=True, becomes="MUL, ELU, MUL")
@@ -345,7 +345,7 @@ def celu(t: NodeTask) -> None:
     """Write max(0, x) + min(0, alpha (e^(x / alpha) - 1))."""
     x, alpha, r = floats(t), t.attr("alpha", 1.0), RealArithmetic(t)
     t.require(alpha > 0, f"alpha is {alpha}, must be above 0")
-    t.result(0, r("MUL", t.make("ELU", r("MUL", x, 1 / alpha), 1.0), alpha), scalar=all_scalars(t))
+    t.result(0, r("MUL", t.make("ELU", r("MUL", x, 1 / alpha), 1.0), alpha))
 
 
 @operator("HardSigmoid", single=True, becomes="MUL, ADD, RELU")
@@ -354,7 +354,7 @@ def hard_sigmoid(t: NodeTask) -> None:
     x = floats(t)
     product = RealArithmetic(t)("MUL", x, t.attr("alpha", 0.2))
     line = t.make("ADD", product, t.scalar(t.attr("beta", 0.5), x), activation=int(Activation.RELU1))
-    t.give("RELU", line, scalar=all_scalars(t))
+    t.give("RELU", line)
 
 
 @operator("ThresholdedRelu", single=True, becomes="GREATER, SELECT")
@@ -362,7 +362,7 @@ def thresholded(t: NodeTask) -> None:
     """Write x where it exceeds alpha, otherwise 0."""
     x, r = floats(t), RealArithmetic(t)
     zeros = t.filled(t.known(x), 0, OperandType(x.value.type))
-    t.result(0, r.choose(r.test("GREATER", x, t.attr("alpha", 1.0)), x, zeros), scalar=all_scalars(t))
+    t.result(0, r.choose(r.test("GREATER", x, t.attr("alpha", 1.0)), x, zeros))
 
 
 # ------------------------------------------------------------------------------------------------------ choices and types
@@ -387,9 +387,9 @@ def where(t: NodeTask) -> None:
     condition, x, y = terms
     if x.value.type == B8:
         others = t.make("LOGICAL_AND", t.make("LOGICAL_NOT", condition), y)
-        t.give("LOGICAL_OR", t.make("LOGICAL_AND", condition, x), others, scalar=all_scalars(t))
+        t.give("LOGICAL_OR", t.make("LOGICAL_AND", condition, x), others)
     else:
-        t.result(0, t.make("SELECT", condition, x, y, like=x), kind, scalar=all_scalars(t))
+        t.result(0, t.make("SELECT", condition, x, y, like=x), kind)
 
 
 def folded_cast(t: NodeTask, x: Array) -> Any:
@@ -431,18 +431,18 @@ def cast_like(t: NodeTask) -> None:
 
 def converted(t: NodeTask, x: Term, to: str) -> None:
     """Set the node's output to a term in another type."""
-    kind, scalar = x.value.type, all_scalars(t)
+    kind = x.value.type
     t.require(to in TYPES, f"converts to {to or 'no type'}, which NNAPI has no type for")
     wanted = TYPES[to]
     if to == x.kind:
         t.same(x)
     elif wanted == kind == I32:
-        t.result(0, t.copied(x), to, scalar=scalar)
+        t.result(0, t.copied(x), to)
     elif wanted == B8:
-        t.give("NOT_EQUAL", numbers(t, x), t.scalar(0, numbers(t, x)), like=Value(B8), scalar=scalar)
+        t.give("NOT_EQUAL", numbers(t, x), t.scalar(0, numbers(t, x)), like=Value(B8))
     elif kind == B8 and wanted in (*FLOATS, I32):
         parts = [t.filled(t.known(x), n, OperandType(wanted)) for n in (1, 0)]
-        t.result(0, t.make("SELECT", x, *parts, like=parts[0]), to, scalar=scalar)
+        t.result(0, t.make("SELECT", x, *parts, like=parts[0]), to)
     elif kind in (Q8, Q8S):
         t.require(
             (x.value.scale, x.value.zero_point) == (1.0, 0), "of stored values as numbers has no operation in NNAPI"
@@ -450,15 +450,15 @@ def converted(t: NodeTask, x: Term, to: str) -> None:
         real = t.make("DEQUANTIZE", x, like=Value(F32))
         if wanted in (Q8, Q8S):
             real = in_range(t, real, wanted)
-            t.result(0, t.make("QUANTIZE", real, like=Value(wanted, None, 1.0)), to, scalar=scalar)
+            t.result(0, t.make("QUANTIZE", real, like=Value(wanted, None, 1.0)), to)
             return
-        t.result(0, real if wanted == F32 else t.make("CAST", real, like=Value(wanted)), to, scalar=scalar)
+        t.result(0, real if wanted == F32 else t.make("CAST", real, like=Value(wanted)), to)
     elif wanted in (Q8, Q8S):
-        t.result(0, t.make("QUANTIZE", bytes_as_reals(t, x, wanted), like=Value(wanted, None, 1.0)), to, scalar=scalar)
+        t.result(0, t.make("QUANTIZE", bytes_as_reals(t, x, wanted), like=Value(wanted, None, 1.0)), to)
     elif wanted == kind:
-        t.result(0, t.copied(x), to, scalar=scalar)
+        t.result(0, t.copied(x), to)
     else:
-        t.result(0, t.make("CAST", x, like=Value(wanted)), to, scalar=scalar)
+        t.result(0, t.make("CAST", x, like=Value(wanted)), to)
 
 
 def bytes_as_reals(t: NodeTask, x: Term, wanted: OperandType) -> Term:

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.element_moves import NOWHERE, moved
+from nnhal.frontends.common.element_moves import NOWHERE, moved, numbered, part_of
 from nnhal.frontends.common.folding import FAILURES, require_foldable, taken
 from nnhal.frontends.common.integer_ranges import of_all, of_first
 from nnhal.frontends.common.row_gathers import index_offsets, row_numbers
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS
-from nnhal.frontends.onnx.movement import part_of
 from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, operator
 from nnhal.ops.schema import B8, F16, F32, I32
 
@@ -61,9 +60,7 @@ def gather(t: NodeTask) -> None:
 
 def through(t: NodeTask, x: Term, axis: int, numbers: "np.ndarray[tuple[int, ...], np.dtype[np.integer]]") -> Term:
     """Gather booleans by constant indices."""
-    shape = t.known(x)
-    t.check_count(math.prod(shape))
-    return moved(t, [x], np.arange(math.prod(shape)).reshape(shape).take(numbers, axis))
+    return moved(t, [x], numbered(t, [x])[0].take(numbers, axis))
 
 
 def from_begin(t: NodeTask, indices: Term, size: int | None) -> Term:
@@ -227,11 +224,11 @@ def triangle(t: NodeTask) -> None:
     """Keep one side of the diagonal, with zeros on the other."""
     x, k = t.x(0), t.integer_of(1, "k") if t.given(1) else 0
     shape = t.known(x)
-    t.check_count(math.prod(shape))
+    every = numbered(t, [x])[0]
     t.require(INT32_RANGE.min <= k <= INT32_RANGE.max and len(shape) >= 2, f"k is {k}, must fit into 32 bits")
     side = np.triu if t.attr("upper", 1) else np.tril
     keep = np.broadcast_to(side(np.ones(shape[-2:], bool), k), shape)
-    places = np.where(keep, np.arange(math.prod(shape)).reshape(shape), -1)
+    places = np.where(keep, every, NOWHERE)
     if x.value.type == B8:
         t.give("LOGICAL_AND", x, constant(Value(B8), keep.copy()))
     else:
@@ -248,12 +245,11 @@ def reverse_sequence(t: NodeTask) -> None:
         batch != time and len(lengths) == shape[batch],
         f"sequence_lens is {lengths}, must have one number for each batch",
     )
-    t.check_count(math.prod(shape))
-    numbered = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), (batch, time), (0, 1)).copy()
-    for row, length in zip(numbered, lengths, strict=True):
+    rows = np.moveaxis(numbered(t, [x])[0], (batch, time), (0, 1)).copy()
+    for row, length in zip(rows, lengths, strict=True):
         t.require(0 <= length <= shape[time], f"has a length of {length}, must be 0 to {shape[time]}")
         row[:length] = row[:length][::-1].copy()
-    t.result(0, moved(t, [x], np.moveaxis(numbered, (0, 1), (batch, time))), x.kind)
+    t.result(0, moved(t, [x], np.moveaxis(rows, (0, 1), (batch, time))), x.kind)
 
 
 def reversed_along(t: NodeTask, x: Term, axis: int) -> Term:

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.element_moves import transposed
+from nnhal.frontends.common.element_moves import part_of, three, transposed
 from nnhal.frontends.common.real_functions import RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, reshaped_constant
 from nnhal.frontends.onnx.elementwise import FLOATS, floats, in_own_type, single_floats
-from nnhal.frontends.onnx.movement import filled_around, part_of
+from nnhal.frontends.onnx.movement import filled_around
 from nnhal.frontends.onnx.task import NodeTask, operator
 
 Pads = list[tuple[int, int]]
@@ -432,7 +432,6 @@ def softmax(t: NodeTask) -> None:
         t.result(0, t.reshaped(t.make(t.facts.to, flat, 1.0, -1), shape))
     elif len(shape) > MOST_DIMENSIONS:
         sizes = t.known(x)
-        parts = (math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :]))
-        t.result(0, t.reshaped(t.make(t.facts.to, t.reshaped(x, parts), 1.0, 1), sizes))
+        t.result(0, t.reshaped(t.make(t.facts.to, t.reshaped(x, three(sizes, axis)), 1.0, 1), sizes))
     else:
         t.give(t.facts.to, x, 1.0, -1 if last else axis)

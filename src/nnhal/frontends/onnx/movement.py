@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.element_moves import NOWHERE, moved
+from nnhal.frontends.common.element_moves import NOWHERE, joined, moved, part_of, three
 from nnhal.frontends.common.folding import CannotFold, numbers, require_foldable
 from nnhal.frontends.common.integer_ranges import of_all, of_first
 from nnhal.frontends.common.terms import Term, constant, stored
@@ -40,20 +40,6 @@ def concat(t: NodeTask) -> None:
         t.result(0, t.copied(terms[0]) if terms[0].value.data is None else terms[0], kind)
         return
     t.result(0, joined(t, terms, axis), kind)
-
-
-def joined(t: NodeTask, terms: Sequence[Term], axis: int) -> Term:
-    """Concatenate terms."""
-    if len(t.shape(terms[0])) <= MOST_DIMENSIONS:
-        return t.make("CONCATENATION", *terms, axis, like=terms[0])
-    shapes = [t.known(term) for term in terms]
-    first = shapes[0]
-    rest = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
-    t.require(len(rest) == 1, f"shapes {', '.join(str(list(s)) for s in shapes)} must differ along axis {axis} only")
-    outer, inner = math.prod(first[:axis]), math.prod(first[axis + 1 :])
-    flat = [t.reshaped(term, (outer, shape[axis], inner)) for term, shape in zip(terms, shapes, strict=True)]
-    whole = t.make("CONCATENATION", *flat, 1, like=terms[0])
-    return t.reshaped(whole, (*first[:axis], sum(s[axis] for s in shapes), *first[axis + 1 :]))
 
 
 def split_moves(t: NodeTask, x: Array, *sizes: Array) -> Any:
@@ -99,21 +85,6 @@ def equal_parts(t: NodeTask, x: Term, axis: int, count: int) -> list[Term]:
         return [x]
     like = Value(x.value.type, None, x.value.scale, x.value.zero_point)
     return t.run("SPLIT", x, axis, count, outs=[like] * count)
-
-
-def part_of(t: NodeTask, x: Term, axis: int, start: int, size: int) -> Term:
-    """Return a range along one dimension."""
-    shape = t.shape(x)
-    if (start, size) == (0, shape[axis]):
-        return x
-    if len(shape) > MOST_DIMENSIONS:
-        sizes = t.known(x)
-        outer, inner = math.prod(sizes[:axis]), math.prod(sizes[axis + 1 :])
-        flat = t.reshaped(x, (outer, sizes[axis], inner))
-        return t.reshaped(part_of(t, flat, 1, start, size), (*sizes[:axis], size, *sizes[axis + 1 :]))
-    starts = [start if i == axis else 0 for i in range(len(shape))]
-    sizes_ = [size if i == axis else -1 if d is None else d for i, d in enumerate(shape)]
-    return t.make("SLICE", x, t.integers(starts), t.integers(sizes_))
 
 
 def slice_moves(t: NodeTask, x: Array, *given: Array) -> Any:
@@ -277,9 +248,7 @@ def deep_padded(t: NodeTask, x: Term, widths: Sequence[tuple[int, int]], value: 
     for axis, pair in enumerate(widths):
         if sum(pair):
             shape = t.known(x)
-            outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-            flat = t.reshaped(x, (outer, shape[axis], inner))
-            flat = filled_around(t, flat, [(0, 0), pair, (0, 0)], value)
+            flat = filled_around(t, t.reshaped(x, three(shape, axis)), [(0, 0), pair, (0, 0)], value)
             x = t.reshaped(flat, (*shape[:axis], shape[axis] + sum(pair), *shape[axis + 1 :]))
     return x
 

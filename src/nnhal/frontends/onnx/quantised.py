@@ -25,7 +25,7 @@ from nnhal.frontends.onnx.file import KINDS as FILE_KINDS
 from nnhal.frontends.onnx.graph import NodeGraph
 from nnhal.frontends.onnx.layers import dilated_filter, narrowed, ordered, window
 from nnhal.frontends.onnx.products import is_row
-from nnhal.frontends.onnx.task import OPERATORS, NodeTask, all_scalars, operator
+from nnhal.frontends.onnx.task import OPERATORS, NodeTask, operator
 from nnhal.ops.schema import F32, I32, Q8, Q8PC, Q8S
 
 KINDS = {"UINT8": Q8, "INT8": Q8S}
@@ -223,11 +223,11 @@ class StoredNode(NodeTask):
         """Return input `place` as stored."""
         return self._stored.get(place) or super().raw(place)
 
-    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool | None = None) -> None:
         """Set output `number` to the real values of a term with the input's parameters."""
         if quant_params_of(term.value) != quant_params_of(self._stored[0].value):
             raise UnsupportedOperator
-        one = scalar and term.value.shape == (1,)
+        one = self.is_scalar(scalar) and term.value.shape == (1,)
         if term.scalar != one and not any(term is out for made in self.emitted for out in made.outputs):
             term = self._view(term)
         term.kind, term.scalar = self._stored[0].kind, one
@@ -266,7 +266,7 @@ def wanted(t: NodeTask) -> WantedQuantParams | None:
 
 def give(t: NodeTask, made: Term, out: WantedQuantParams) -> None:
     """Set the node's output to the real values of a stored term."""
-    made.kind, made.scalar = kind_of(out.steps), all_scalars(t)
+    made.kind, made.scalar = kind_of(out.steps), t.is_scalar()
     t.result(0, converted(t, made, Value(F32)), "FLOAT", scalar=made.scalar)
     if out.activation:
         t.graph.context.rectified.add(id(t.results[0]))

@@ -2,28 +2,26 @@
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.element_moves import NOWHERE, axis_moved, broadcast, merged, moved
+from nnhal.frontends.common.element_moves import NOWHERE, axis_moved, broadcast, merged, moved, part_of
 from nnhal.frontends.common.folding import require_foldable
 from nnhal.frontends.common.integer_ranges import Span, Spans, of_all, of_indices, of_sum, power
 from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.real_functions import RealArithmetic
+from nnhal.frontends.common.reductions import PAIRWISE, cumulated, grouped, halved
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.writing import MOST_DIMENSIONS
 from nnhal.frontends.onnx.elementwise import in_own_type, single_floats
 from nnhal.frontends.onnx.indexing import reversed_along
-from nnhal.frontends.onnx.movement import part_of
 from nnhal.frontends.onnx.shapes import axes_in, axes_of
 from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, operator
 from nnhal.ops.schema import F16, F32, I32
 
-PAIRWISE = {"REDUCE_SUM": "ADD", "REDUCE_PROD": "MUL", "REDUCE_MAX": "MAXIMUM", "REDUCE_MIN": "MINIMUM"}
 MOST_SUMMED = 1 << 16
 
 
@@ -154,14 +152,9 @@ def reduced(t: NodeTask, x: Term, name: str, axes: Sequence[int]) -> Term:
     if x.value.type in (F32, F16) and len(t.shape(x)) <= MOST_DIMENSIONS:
         return t.make(name, x, t.integers(axes), True)
     shape = t.known(x)
-    t.require(0 not in shape, "has no elements")
-    groups = [(gone, [shape[i] for i in run]) for gone, run in groupby(range(len(shape)), key=lambda i: i in axes)]
-    sizes, gone = [math.prod(run) for _, run in groups], [g for g, _ in groups]
-    for place in reversed([i for i, g in enumerate(gone) if g]):
-        parts = (math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :]))
-        x = along(t, t.reshaped(x, parts), name)
-        sizes[place] = 1
-    return t.reshaped(x, [1 if i in axes else d for i, d in enumerate(shape)])
+    return t.reshaped(
+        grouped(t, x, shape, axes, lambda y: along(t, y, name)), [1 if i in axes else d for i, d in enumerate(shape)]
+    )
 
 
 def along(t: NodeTask, x: Term, name: str) -> Term:
@@ -169,19 +162,9 @@ def along(t: NodeTask, x: Term, name: str) -> Term:
     if x.value.type in (F32, F16):
         return t.make(name, x, t.integers([1]), True)
     t.require(x.value.type == I32 and name in PAIRWISE, f"of {x.kind or 'these'} has no operation in NNAPI")
-    more: dict[str, Any] = {"activation": 0} if PAIRWISE[name] in ("ADD", "MUL") else {}
-    rest: list[Term] = []
     size = t.known(x)[1]
     t.require(size <= MOST_SUMMED, f"of {size} integers, must be of at most {MOST_SUMMED}")
-    while size > 1:
-        half = size // 2
-        if size % 2:
-            rest.append(part_of(t, x, 1, size - 1, 1))
-        x = t.make(PAIRWISE[name], part_of(t, x, 1, 0, half), part_of(t, x, 1, half, half), **more)
-        size = half
-    for other in rest:
-        x = t.make(PAIRWISE[name], x, other, **more)
-    return x
+    return halved(t, PAIRWISE[name], x)
 
 
 def folded_cumulative(t: NodeTask, x: Array, axis: Array) -> Any:
@@ -192,19 +175,14 @@ def folded_cumulative(t: NodeTask, x: Array, axis: Array) -> Any:
 @operator("CumSum", inputs=2, becomes="ADD of the tensor moved by 1, 2, 4, .. places", fold=folded_cumulative,
           span=of_sum)  # fmt: skip
 def cumulative(t: NodeTask) -> None:
-    """Sum over 1, 2, 4, .. elements: each iteration adds the sums that end where the current ones begin."""
+    """Sum along an axis, in either direction, with or without the element itself."""
     x = t.x(0)
     t.require(x.value.type in (F32, F16, I32), f"of {x.kind} has no operation in NNAPI")
-    shape, axis = t.known(x), t.axis(t.integer_of(1, "axis"), t.rank(x))
-    parts = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    t.check_count(math.prod(parts))
-    made, step, back = t.reshaped(x, parts), 1, bool(t.attr("reverse", 0))
-    while step < shape[axis]:
-        made = t.make("ADD", made, shifted(t, made, step, back=back), activation=0)
-        step *= 2
-    if t.attr("exclusive", 0):
-        made = shifted(t, made, 1, back=back)
-    t.result(0, t.reshaped(made, shape), x.kind)
+    axis, back = t.axis(t.integer_of(1, "axis"), t.rank(x)), bool(t.attr("reverse", 0))
+    t.check_count(math.prod(t.known(x)))
+    exclusive = bool(t.attr("exclusive", 0))
+    made = cumulated(t, x, axis, lambda y, step: shifted(t, y, step, back=back), exclusive=exclusive)
+    t.result(0, made, x.kind)
 
 
 def shifted(t: NodeTask, x: Term, step: int, *, back: bool) -> Term:

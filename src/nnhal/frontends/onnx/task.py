@@ -219,15 +219,22 @@ class NodeTask(OperationWriter):
         found = self.results.get(number)
         return replace((found or self.x(0)).value, shape=None, data=None, name="")
 
-    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
-        """Set output `number` to a term, with its ONNX type. scalar: whether it has rank 0."""
+    def is_scalar(self, said: bool | None = None) -> bool:
+        """Whether the output has rank 0. said: None for an elementwise operator, whose inputs determine it."""
+        places = range(len(self.node.inputs))
+        return (
+            (self.facts.single and all(self.raw(n).scalar for n in places if self.given(n))) if said is None else said
+        )
+
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool | None = None) -> None:
+        """Set output `number` to a term, with its ONNX type. scalar: see `is_scalar`."""
         if not kind:
             kind = KIND_OF.get(term.value.type, "")  # type: ignore[call-overload]
             if kind == "INT32" and any(
                 self.raw(n).kind == "INT64" for n in range(len(self.node.inputs)) if self.given(n)
             ):
                 kind = "INT64"
-        one = scalar and term.value.shape == (1,)
+        one = self.is_scalar(scalar) and term.value.shape == (1,)
         other = (term.kind and term.kind != kind) or term.scalar != one or term.data is not None
         if other and not any(term is out for made in self.emitted for out in made.outputs):
             term = self._view(term)
@@ -261,7 +268,7 @@ class NodeTask(OperationWriter):
         self.results[number] = term
 
     def give(
-        self, name: str, *given: Any, like: Term | Value | int | None = None, scalar: bool = False, **named: Any
+        self, name: str, *given: Any, like: Term | Value | int | None = None, scalar: bool | None = None, **named: Any
     ) -> None:
         """Write an operation whose output is the node's."""
         self.result(0, self.make(name, *given, like=like, **named), scalar=scalar)
@@ -426,13 +433,13 @@ class FlatNode(NodeTask):
         """Return input `place`, with fewer dimensions."""
         return self._flat[place] if place in getattr(self, "_flat", {}) else super().raw(place)
 
-    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool | None = None) -> None:
         """Set output `number`, with its original dimensions."""
         super().result(number, self.reshaped(term, self.whole or (1,)), kind, scalar=scalar)
 
     def same(self, term: Term, number: int = 0) -> None:
         """Set output `number` to an existing term, with its original dimensions."""
-        self.result(number, term, term.kind, scalar=all_scalars(self))
+        self.result(number, term, term.kind)
 
 
 class RowNode(NodeTask):
@@ -461,7 +468,7 @@ class RowNode(NodeTask):
         """Return input `place`, as pictures."""
         return self._four.get(place) or super().raw(place)
 
-    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool | None = None) -> None:
         """Set output `number`, as rows."""
         self.rows_of(number, term, kind)
 
@@ -478,11 +485,6 @@ class RowNode(NodeTask):
         n, c, _, w = self.shape(made)
         super().result(number, self.reshaped(made, (n, c, w)), kind)
         self.later.append(lambda: self.graph.context.note_reshaped_term(self.results[number], made))
-
-
-def all_scalars(t: NodeTask) -> bool:
-    """Whether all inputs have rank 0."""
-    return all(t.raw(place).scalar for place in range(len(t.node.inputs)) if t.given(place))
 
 
 def lower_by_places(t: NodeTask) -> None:

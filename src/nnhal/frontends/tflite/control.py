@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from nnhal.base.codes import OperandType
-from nnhal.base.operands import Shape, Value
+from nnhal.base.operands import Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.integer_ranges import unlimited
+from nnhal.frontends.common.lowering import common_shape, reference
 from nnhal.frontends.common.terms import Term, UnsupportedOperator
 from nnhal.frontends.tflite.graph import ImportGraph
 from nnhal.frontends.tflite.task import OperatorTask, operator
@@ -29,11 +29,6 @@ def check_types(t: OperatorTask, number: int, given: Sequence[Term]) -> None:
         for place, (index, term) in enumerate(zip(source.inputs, given, strict=True)):
             kind = source.tensors[index].type
             t.require(kind == term.kind, f"input {place} of subgraph {number} is {kind}, must be {term.kind}")
-
-
-def reference(graph: ImportGraph) -> Term:
-    """Return a subgraph as an operand."""
-    return Term(Value(OperandType.SUBGRAPH, data=graph.facts), graph=graph)
 
 
 def as_condition(t: OperatorTask, term: Term) -> Term:
@@ -63,19 +58,12 @@ def loop(t: OperatorTask) -> None:
         t.require(
             len(body.outputs) == len(values), f"the body has {len(body.outputs)} outputs, must have {len(values)}"
         )
-        shapes = [common(v.shape, r.value.shape) for v, r in zip(values, body.outputs, strict=True)]
+        shapes = [common_shape(v.shape, r.value.shape) for v, r in zip(values, body.outputs, strict=True)]
         if shapes == [v.shape for v in values]:
             break
         values = [replace(v, shape=shape) for v, shape in zip(values, shapes, strict=True)]
     condition = called(t, o("CondSubgraphIndex"), values)
     t.give("WHILE", reference(condition), reference(body), *operands)
-
-
-def common(before: Shape | None, after: Shape | None) -> Shape | None:
-    """Return the known part of a shape that may be either."""
-    if before is None or after is None or len(before) != len(after):
-        return None
-    return tuple(m if m == n else None for m, n in zip(before, after, strict=True))
 
 
 @operator("STABLEHLO_COMPOSITE", span=unlimited, inputs=(0, None), outputs=(1, None),

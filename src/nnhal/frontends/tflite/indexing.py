@@ -12,10 +12,10 @@ from nnhal.frontends.common.element_moves import axis_moved, broadcast
 from nnhal.frontends.common.folding import numbers, require_foldable, taken
 from nnhal.frontends.common.integer_ranges import of_all
 from nnhal.frontends.common.real_functions import lowest
+from nnhal.frontends.common.reductions import halved
 from nnhal.frontends.common.row_gathers import added, batched, count_below, index_offsets, row_numbers
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.tflite.file import Options
-from nnhal.frontends.tflite.reduction import halved
 from nnhal.frontends.tflite.task import MOST_FOLDED, OperatorTask, operator
 from nnhal.ops.schema import B8, F32, I32
 

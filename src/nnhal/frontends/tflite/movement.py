@@ -1,12 +1,12 @@
 """Operators that move data: joining and splitting, slices, repeating, reversing."""
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.element_moves import joined
 from nnhal.frontends.common.folding import numbers, require_foldable
 from nnhal.frontends.common.integer_ranges import of_all
 from nnhal.frontends.common.terms import Term, constant
@@ -33,23 +33,11 @@ def concatenate(t: OperatorTask) -> None:
     axis, code = o("Axis"), o("FusedActivationFunction")
     axis = t.axis(axis, t.rank(terms[0]))
     if t.rank(terms[0]) > MOST_DIMENSIONS:
-        joined_flat(t, terms, axis)
+        t.result(0, joined(t, terms, axis, t.out()))
     elif code:
         t.activated(code, t.make("CONCATENATION", *terms, axis, like=t.out()))
     else:
         t.give("CONCATENATION", *terms, axis)
-
-
-def joined_flat(t: OperatorTask, terms: Sequence[Term], axis: int) -> None:
-    """Concatenate more than four dimensions: those before and those after the axis are merged."""
-    shapes = [t.known(term) for term in terms]
-    first = shapes[0]
-    rest = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
-    t.require(len(rest) == 1, f"shapes {', '.join(str(list(s)) for s in shapes)} must differ along axis {axis} only")
-    outer, inner = math.prod(first[:axis]), math.prod(first[axis + 1 :])
-    flat = [t.reshaped(term, (outer, shape[axis], inner)) for term, shape in zip(terms, shapes, strict=True)]
-    joined = t.make("CONCATENATION", *flat, 1, like=t.out())
-    t.reshaped(joined, (*first[:axis], sum(s[axis] for s in shapes), *first[axis + 1 :]), out=True)
 
 
 def pack_moves(o: Options, *xs: Array) -> Any:
