@@ -21,7 +21,8 @@ class OperatorFacts(Struct, frozen=True):
         becomes: The resulting operations, for people.
         single: Whether it is elementwise, so that dimensions can be merged if NNAPI supports at most four.
         fold: Computes it from arrays if all inputs are known at import.
-        moves: Like `fold`, for an operator that only moves elements, also those that are known only at execution.
+        moves: Like `fold`, for an operator that only moves elements, also those that are known only at execution. In ONNX
+            it gets the arrays whose elements move, and the task has the other inputs.
         joins: Whether it moves the elements of all inputs, not only of the first.
         span: The range of its integers; None for an operator that does not compute with 64-bit integers.
         refused: Why it is refused if it is not computed at import and `lower` is None.

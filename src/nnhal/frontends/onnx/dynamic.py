@@ -11,7 +11,7 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.common.real_functions import RealArithmetic, rounded
+from nnhal.frontends.common.functions import RealArithmetic, rounded
 from nnhal.frontends.common.terms import PLAIN_SCALE, UNTYPED, Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC
 from nnhal.frontends.onnx.file import OnnxNode

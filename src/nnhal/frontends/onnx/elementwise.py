@@ -9,25 +9,14 @@ import numpy as np
 
 from nnhal.base.codes import Activation, OperandType
 from nnhal.base.operands import Array, Value
+from nnhal.frontends.common import integer_ranges as spans
 from nnhal.frontends.common.element_moves import broadcast
 from nnhal.frontends.common.folding import elementwise, exact, quotient, require_foldable
-from nnhal.frontends.common.integer_arithmetic import modulo as remainder
-from nnhal.frontends.common.integer_arithmetic import plain as combined
-from nnhal.frontends.common.integer_arithmetic import power, truncated_quotient
-from nnhal.frontends.common.integer_ranges import (
-    Span,
-    absolute,
-    added,
-    multiplied,
-    negated,
-    of_all,
-    of_values,
-    subtracted,
-    unchanged,
-)
-from nnhal.frontends.common.integer_ranges import power as power_of
+from nnhal.frontends.common.functions import RealArithmetic, floor_remainder, power, truncated_quotient
+from nnhal.frontends.common.functions import modulo as remainder
+from nnhal.frontends.common.functions import plain as combined
+from nnhal.frontends.common.integer_ranges import Span
 from nnhal.frontends.common.operators import Fold
-from nnhal.frontends.common.real_functions import RealArithmetic, floor_remainder
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import number
 from nnhal.frontends.onnx.file import DTYPES, KINDS
@@ -75,9 +64,9 @@ def many(function: Callable[[Array, Array], Any]) -> Fold:
     return plain(lambda *xs: reduce(function, xs))
 
 
-@operator("Add", to="ADD", inputs=2, single=True, fold=plain(exact(np.add)), span=added, on_reals=True)
-@operator("Sub", to="SUB", inputs=2, single=True, fold=plain(exact(np.subtract)), span=subtracted, on_reals=True)
-@operator("Mul", to="MUL", inputs=2, single=True, fold=plain(exact(np.multiply)), span=multiplied, on_reals=True)
+@operator("Add", to="ADD", inputs=2, single=True, fold=plain(exact(np.add)), span=spans.added, on_reals=True)
+@operator("Sub", to="SUB", inputs=2, single=True, fold=plain(exact(np.subtract)), span=spans.subtracted, on_reals=True)
+@operator("Mul", to="MUL", inputs=2, single=True, fold=plain(exact(np.multiply)), span=spans.multiplied, on_reals=True)
 def arithmetic(t: NodeTask) -> None:
     x, y = t.x(0), t.x(1)
     t.require(x.value.type in (*FLOATS, I32), f"of {x.kind} has no operation in NNAPI")
@@ -109,7 +98,7 @@ def within_dividend(x: Span, y: Span) -> Span:
 
 
 @operator("Div", inputs=2, single=True, becomes="DIV; of integers corrected to round towards 0", fold=plain(quotient),
-          span=of_values(within_dividend))  # fmt: skip
+          span=spans.of_values(within_dividend))  # fmt: skip
 def divide(t: NodeTask) -> None:
     """Round integer quotients towards 0, as ONNX does; NNAPI rounds down."""
     x, y = t.x(0), t.x(1)
@@ -126,7 +115,7 @@ def folded_modulo(t: NodeTask, x: Array, y: Array) -> Any:
 
 
 @operator("Mod", inputs=2, single=True, fold=folded_modulo,
-          span=of_values(lambda x, y: (-max(map(abs, y)), max(map(abs, y)))),
+          span=spans.of_values(lambda x, y: (-max(map(abs, y)), max(map(abs, y)))),
           becomes="SUB, MUL and DIV: x - floor(x / y) * y, of floats with an exact product")  # fmt: skip
 def modulo(t: NodeTask) -> None:
     """Give the remainder the sign of the divisor; with fmod, that of the dividend."""
@@ -156,13 +145,13 @@ def folded_power(x: Array, y: Array) -> Any:
 
 def powers(x: Span, y: Span) -> Span:
     """Return the range of a power. Negative exponents result in at most 1."""
-    most = power_of(max(map(abs, x)), max(0, y[1]))
+    most = spans.power(max(map(abs, x)), max(0, y[1]))
     even = y[0] == y[1] and y[0] % 2 == 0
     return (0 if even or x[0] >= 0 else -max(1, most)), max(1, most)
 
 
 @operator("Pow", inputs=2, single=True, becomes="POW; MUL for squares; of integers, products of squares",
-          fold=plain(folded_power), span=of_values(powers))  # fmt: skip
+          fold=plain(folded_power), span=spans.of_values(powers))  # fmt: skip
 def raised(t: NodeTask) -> None:
     """Give the result the type of the base."""
     x, y = t.x(0), t.x(1)
@@ -192,8 +181,8 @@ def require_integers(t: NodeTask, x: Term, y: Term) -> Term:
     return r.choose(small, t.filled(shape, 0, OperandType(I32)), x)
 
 
-@operator("Max", to="MAXIMUM", inputs=(1, None), single=True, fold=many(np.maximum), span=of_all)
-@operator("Min", to="MINIMUM", inputs=(1, None), single=True, fold=many(np.minimum), span=of_all)
+@operator("Max", to="MAXIMUM", inputs=(1, None), single=True, fold=many(np.maximum), span=spans.of_all)
+@operator("Min", to="MINIMUM", inputs=(1, None), single=True, fold=many(np.minimum), span=spans.of_all)
 @operator("Sum", to="ADD", inputs=(1, None), single=True)
 @operator("Mean", to="ADD", inputs=(1, None), single=True, becomes="ADD, from the first to the last; MUL")
 def several(t: NodeTask) -> None:
@@ -224,11 +213,11 @@ def exclusive(t: NodeTask) -> None:
 
 
 @operator("Not", to="LOGICAL_NOT", single=True, fold=truth(np.logical_not))
-@operator("Abs", to="ABS", single=True, fold=plain(np.abs), span=absolute)
+@operator("Abs", to="ABS", single=True, fold=plain(np.abs), span=spans.absolute)
 @operator("Exp", to="EXP", single=True, fold=plain(np.exp))
 @operator("Floor", to="FLOOR", single=True, fold=plain(np.floor))
 @operator("Log", to="LOG", single=True, fold=plain(np.log))
-@operator("Neg", to="NEG", single=True, fold=plain(exact(np.negative)), span=negated)
+@operator("Neg", to="NEG", single=True, fold=plain(exact(np.negative)), span=spans.negated)
 @operator("Sigmoid", to="LOGISTIC", single=True)
 @operator("Sin", to="SIN", single=True, fold=plain(np.sin))
 @operator("Sqrt", to="SQRT", single=True, fold=plain(np.sqrt))
@@ -274,7 +263,7 @@ def clipped(t: NodeTask, low: float, high: float) -> None:
     t.result(0, x)
 
 
-@operator("Relu", single=True, span=of_all, on_stored=True,
+@operator("Relu", single=True, span=spans.of_all, on_stored=True,
           becomes="RELU, or the activation of the operation before; of integers MAXIMUM")  # fmt: skip
 def relu(t: NodeTask) -> None:
     x = t.x(0)
@@ -286,7 +275,7 @@ def relu(t: NodeTask) -> None:
         clipped(t, 0.0, math.inf)
 
 
-@operator("Clip", inputs=(1, 3), single=True, span=of_all,
+@operator("Clip", inputs=(1, 3), single=True, span=spans.of_all,
           becomes="RELU6, RELU1 or RELU, or the activation of the operation before; from 0 to 1 RELU1, "
           "RELU; else MAXIMUM, MINIMUM")  # fmt: skip
 def clip(t: NodeTask) -> None:
@@ -376,7 +365,7 @@ def folded_where(t: NodeTask, condition: Array, x: Array, y: Array) -> Any:
 
 
 @operator("Where", inputs=3, single=True, becomes="SELECT; of booleans LOGICAL_AND, LOGICAL_OR", fold=folded_where,
-          span=of_all)  # fmt: skip
+          span=spans.of_all)  # fmt: skip
 def where(t: NodeTask) -> None:
     """Select elements; NNAPI's SELECT requires equal shapes, so smaller tensors are repeated first."""
     terms = [t.x(place) for place in range(3)]
@@ -413,7 +402,7 @@ def folded_cast(t: NodeTask, x: Array) -> Any:
 
 @operator("Cast", single=True, becomes="CAST; of booleans SELECT, to booleans NOT_EQUAL; of integers "
           "alike nothing",
-          fold=folded_cast, span=unchanged)  # fmt: skip
+          fold=folded_cast, span=spans.unchanged)  # fmt: skip
 def cast(t: NodeTask) -> None:
     """Convert values to another type."""
     to, reals = KINDS.get(t.attr("to", 0), ""), t.raw(0).reals
@@ -488,8 +477,8 @@ def numbers(t: NodeTask, x: Term) -> Term:
     return t.make("DEQUANTIZE", x, like=Value(F32))
 
 
-@operator("Identity", inputs=(1, 3), outputs=(1, 2), becomes="nothing, or a copy", moves=lambda _, x: x, span=of_all,
-          on_reals=True)  # fmt: skip
+@operator("Identity", inputs=(1, 3), outputs=(1, 2), becomes="nothing, or a copy", moves=lambda _, x: x,
+          span=spans.of_all, on_reals=True)  # fmt: skip
 @operator("Dropout", inputs=(1, 3), outputs=(1, 2), becomes="nothing, or a copy")
 def identity(t: NodeTask) -> None:
     """Return the input. A Dropout drops elements only in training."""
@@ -525,7 +514,8 @@ def folded_one_hot(t: NodeTask, indices: Array, depth: Array, values: Array) -> 
     return np.moveaxis(np.where(hits, values[1], values[0]), -1, axis), t.raw(2).kind
 
 
-@operator("OneHot", inputs=3, becomes="EQUAL with 0, 1, .. depth - 1, then SELECT", fold=folded_one_hot, span=of_all)
+@operator("OneHot", inputs=3, becomes="EQUAL with 0, 1, .. depth - 1, then SELECT", fold=folded_one_hot,
+          span=spans.of_all)  # fmt: skip
 def one_hot(t: NodeTask) -> None:
     """Write SELECT(index == 0, 1, .. depth - 1; on; off); negative indices count from the end."""
     indices, depth, values = t.index(0, "indices"), t.integer_of(1, "depth"), t.data(2, "values")

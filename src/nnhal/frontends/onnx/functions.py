@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 
-from nnhal.frontends.common.integer_ranges import sign as sign_range
-from nnhal.frontends.common.real_functions import (
+from nnhal.frontends.common.functions import (
     RealArithmetic,
     cosine_of,
     gelu_of,
@@ -14,6 +13,7 @@ from nnhal.frontends.common.real_functions import (
     rounded,
     sign_of,
 )
+from nnhal.frontends.common.integer_ranges import sign as sign_range
 from nnhal.frontends.onnx.elementwise import floats, in_own_type, plain, single_floats
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import I32

@@ -10,14 +10,15 @@ from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import NOWHERE, moved, numbered, part_of
 from nnhal.frontends.common.folding import FAILURES, require_foldable, taken
 from nnhal.frontends.common.integer_ranges import of_all, of_first
-from nnhal.frontends.common.row_gathers import index_offsets, row_numbers
+from nnhal.frontends.common.row_gathers import index_offsets, row_numbers, rows_at
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS
 from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, operator
 from nnhal.ops.schema import B8, F16, F32, I32
 
 
-def gather_moves(t: NodeTask, x: Array, indices: Array) -> Any:
+def gather_moves(t: NodeTask, x: Array) -> Any:
+    indices = t.data(1, "indices")
     axis = t.attr("axis", 0)
     require_foldable(indices.dtype != object and x.ndim)
     require_foldable(indices.size * (x.size // max(1, x.shape[axis])) <= max(MOST_FOLDED, x.size))
@@ -75,7 +76,8 @@ def from_begin(t: NodeTask, indices: Term, size: int | None) -> Term:
     return t.reshaped(t.make("SELECT", below, from_end, flat, like=flat), shape)
 
 
-def gather_elements_moves(t: NodeTask, x: Array, indices: Array) -> Any:
+def gather_elements_moves(t: NodeTask, x: Array) -> Any:
+    indices = t.data(1, "indices")
     axis = t.attr("axis", 0) % max(1, x.ndim)
     require_foldable(x.ndim == indices.ndim > 0)
     cut = tuple(slice(None) if n == axis else slice(size) for n, size in enumerate(indices.shape))
@@ -113,7 +115,8 @@ def gather_elements(t: NodeTask) -> None:
     t.result(0, t.nonzero_mask(made) if x.value.type == B8 else made, x.kind)
 
 
-def gather_nd_moves(t: NodeTask, x: Array, indices: Array) -> Any:
+def gather_nd_moves(t: NodeTask, x: Array) -> Any:
+    indices = t.data(1, "indices")
     require_foldable(not t.attr("batch_dims", 0) and indices.dtype != object)
     depth = indices.shape[-1]
     require_foldable(math.prod(indices.shape[:-1]) * math.prod(x.shape[depth:]) <= max(MOST_FOLDED, x.size))
@@ -136,11 +139,8 @@ def gather_nd(t: NodeTask) -> None:
         below = t.make("LESS", indices, t.scalar(0, indices), like=Value(B8))
         indices = t.make("SELECT", below, t.make("ADD", indices, sizes, activation=0), indices, like=indices)
     flat = row_numbers(t, indices, shape[:depth])
-    bare = t.ones(x) if x.value.type == B8 else x
-    rows = t.reshaped(bare, (math.prod(shape[:depth]), math.prod(shape[depth:])))
-    dims = (*places[:-1], *shape[depth:])
-    found = t.reshaped(t.make("GATHER", rows, 0, flat), dims or (1,))
-    t.result(0, t.nonzero_mask(found) if x.value.type == B8 else found, x.kind, scalar=not dims)
+    found = rows_at(t, x, flat, places[:-1], depth)
+    t.result(0, found, x.kind, scalar=len(places) - 1 + len(shape) - depth == 0)
 
 
 @operator("ScatterND", inputs=3, becomes="GATHER and SELECT, of indices that are constant; ADD, MUL, "

@@ -11,7 +11,7 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import part_of, three, transposed
-from nnhal.frontends.common.real_functions import RealArithmetic
+from nnhal.frontends.common.functions import RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, reshaped_constant
 from nnhal.frontends.onnx.elementwise import FLOATS, floats, in_own_type, single_floats

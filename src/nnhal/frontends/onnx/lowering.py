@@ -196,7 +196,8 @@ def _computed(t: NodeTask, arrays: Sequence[Array], kind: str) -> list[tuple[Arr
     t.budget.spend(Cost.ELEMENTS, min(size, SMALL) + len(arrays) + 8, t.label)
     try:
         with np.errstate(all="ignore"):
-            results = function(t, *arrays)
+            moving = arrays if t.facts.moves is None or t.facts.joins else arrays[:1]
+            results = function(t, *moving)
             if isinstance(results, tuple):
                 results, kind = results
             results = results if isinstance(results, list) else [results]

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import NOWHERE, joined, moved, part_of, three
-from nnhal.frontends.common.folding import CannotFold, numbers, require_foldable
+from nnhal.frontends.common.folding import numbers, require_foldable
 from nnhal.frontends.common.integer_ranges import of_all, of_first
 from nnhal.frontends.common.terms import Term, constant, stored
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE, MOST_DIMENSIONS
@@ -42,34 +42,34 @@ def concat(t: NodeTask) -> None:
     t.result(0, joined(t, terms, axis), kind)
 
 
-def split_moves(t: NodeTask, x: Array, *sizes: Array) -> Any:
-    axis, count = t.attr("axis", 0), len(t.node.outputs)
-    parts = numbers(sizes[0]) if sizes else t.attr_ints("split")
+def parts_of(t: NodeTask, size: int) -> list[int]:
+    """Return the sizes of the outputs: given ones, or equal ones, of which the last may be smaller."""
+    parts, count = t.listed(1, "split"), len(t.node.outputs)
     if not parts:
-        step = -(-x.shape[axis] // count)
-        parts = [min(step, x.shape[axis] - n * step) for n in range(count)]
-    require_foldable(len(parts) == count and min(parts) >= 0 and sum(parts) == x.shape[axis])
-    return np.split(x, np.cumsum(parts)[:-1], axis)
+        step = -(-size // count)
+        parts = [min(step, size - n * step) for n in range(count)]
+    fits = len(parts) == count and sum(parts) == size and min(parts) >= 0
+    t.require(fits, f"split is {parts}, must sum up to {size}")
+    return parts
+
+
+def split_moves(t: NodeTask, x: Array) -> Any:
+    axis = t.attr("axis", 0)
+    return np.split(x, np.cumsum(parts_of(t, x.shape[axis]))[:-1], axis)
 
 
 @operator("Split", inputs=(1, 2), outputs=(1, None), becomes="SPLIT, or SLICE for each part", moves=split_moves,
           span=of_all, on_stored=True, on_reals=True)  # fmt: skip
 def split(t: NodeTask) -> None:
-    """Split into given sizes, or equal ones, of which the last may be smaller."""
-    x, count = t.x(0), len(t.node.outputs)
+    """Split a dimension."""
+    x = t.x(0)
     axis = t.axis(t.attr("axis", 0), t.rank(x))
     size = t.shape(x)[axis]
-    t.require(size is not None, "has a size along its axis that is known only at execution")
-    size = size or 0
-    parts = t.ints(1, "split") if t.given(1) else t.attr_ints("split")
-    if not parts:
-        step = -(-size // count)
-        parts = [min(step, size - n * step) for n in range(count)]
-    t.require(
-        len(parts) == count and sum(parts) == size and min(parts) >= 0, f"split is {parts}, must sum up to {size}"
-    )
+    if size is None:
+        t.refuse("has a size along its axis that is known only at execution")
+    parts = parts_of(t, size)
     if len(set(parts)) == 1 and t.rank(x) <= MOST_DIMENSIONS and x.value.type != B8:
-        for n, term in enumerate(equal_parts(t, x, axis, count)):
+        for n, term in enumerate(equal_parts(t, x, axis, len(parts))):
             t.result(n, term, x.kind)
         return
     start = 0
@@ -87,27 +87,40 @@ def equal_parts(t: NodeTask, x: Term, axis: int, count: int) -> list[Term]:
     return t.run("SPLIT", x, axis, count, outs=[like] * count)
 
 
-def slice_moves(t: NodeTask, x: Array, *given: Array) -> Any:
-    if given:
-        parts = [numbers(g) for g in given]
-    else:
-        parts = [
-            t.attr_ints("starts"),
-            t.attr_ints("ends"),
-            *([t.attr_ints("axes")] if "axes" in t.node.attributes else []),
-        ]
-    starts, ends = parts[0], parts[1]
-    axes = parts[2] if len(parts) > 2 else list(range(len(starts)))
-    steps = parts[3] if len(parts) > 3 else [1] * len(starts)
+class SliceBounds(NamedTuple):
+    """The range of one axis of a Slice."""
+
+    start: int
+    end: int
+    axis: int
+    step: int
+
+
+def bounds_of(t: NodeTask, rank: int) -> list[SliceBounds]:
+    """Return the ranges of a Slice."""
+    starts, ends, axes = (t.listed(n, name) for n, name in enumerate(("starts", "ends", "axes"), 1))
+    axes = axes or list(range(len(starts)))
+    steps = t.ints(4, "steps") if t.given(4) else [1] * len(starts)
+    even = len(starts) == len(ends) == len(axes) == len(steps)
+    t.require(even, "starts, ends, axes and steps must have the same length")
+    found = [
+        SliceBounds(low, high, t.axis(n, rank), step)
+        for low, high, n, step in zip(starts, ends, axes, steps, strict=True)
+    ]
+    t.require(all(bounds.step for bounds in found), "has a step of 0")
+    return found
+
+
+def slice_moves(t: NodeTask, x: Array) -> Any:
     index = [slice(None)] * x.ndim
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        index[axis % x.ndim] = sliced(start, end, step, x.shape[axis])
+    for bounds in bounds_of(t, x.ndim):
+        index[bounds.axis] = sliced(bounds, x.shape[bounds.axis])
     return x[tuple(index)]
 
 
-def sliced(start: int, end: int, step: int, size: int) -> slice:
-    """Return a slice, clamped as in ONNX."""
-    require_foldable(step)
+def sliced(bounds: SliceBounds, size: int) -> slice:
+    """Return a slice of a dimension, clamped as in ONNX."""
+    start, end, _, step = bounds
     start += size if start < 0 else 0
     end += size if end < 0 else 0
     if step > 0:
@@ -122,27 +135,14 @@ def slice_(t: NodeTask) -> None:
     """Slice. Negative bounds count from the end, and bounds are clamped to the size."""
     x = t.x(0)
     shape = t.shape(x)[: t.rank(x)]
-    if len(t.node.inputs) > 1:
-        starts, ends = t.ints(1, "starts"), t.ints(2, "ends")
-        axes = t.ints(3, "axes") if t.given(3) else list(range(len(starts)))
-        steps = t.ints(4, "steps") if t.given(4) else [1] * len(starts)
-    else:
-        starts, ends = t.attr_ints("starts"), t.attr_ints("ends")
-        axes, steps = t.attr_ints("axes") or list(range(len(starts))), [1] * len(starts)
-    even = len(starts) == len(ends) == len(axes) == len(steps)
-    t.require(even, "starts, ends, axes and steps must have the same length")
     index = [slice(None)] * len(shape)
-    for low, high, n, step in zip(starts, ends, axes, steps, strict=True):
-        axis = t.axis(n, len(shape))
-        size = shape[axis]
-        t.require(step, "has a step of 0")
-        if size is None:
-            t.require(low == 0 and high >= INT32_RANGE.max and step == 1, "of a size known only at execution")
-            continue
-        try:
-            index[axis] = sliced(low, high, step, size)
-        except CannotFold:
-            t.refuse("has a step of 0")
+    for bounds in bounds_of(t, len(shape)):
+        size = shape[bounds.axis]
+        if size is not None:
+            index[bounds.axis] = sliced(bounds, size)
+        else:
+            whole = bounds.start == 0 and bounds.end >= INT32_RANGE.max and bounds.step == 1
+            t.require(whole, "of a size known only at execution")
     ranges = [range(*each.indices(size)) if size is not None else None for each, size in zip(index, shape, strict=True)]
     left = [len(r) if r is not None else None for r in ranges]
     if 0 in left:
@@ -185,7 +185,7 @@ def pad(t: NodeTask) -> None:
     """Add elements around a tensor; negative numbers remove some."""
     x, mode = t.x(0), t.attr("mode", "constant")
     rank = t.rank(x)
-    pads = t.ints(1, "pads") if t.given(1) else t.attr_ints("pads")
+    pads = t.listed(1, "pads")
     axes = t.ints(3, "axes") if t.given(3) else list(range(rank))
     t.require(len(pads) == 2 * len(axes), f"has {len(pads)} pads, must have {2 * len(axes)}")
     widths = [(0, 0)] * rank
@@ -253,8 +253,8 @@ def deep_padded(t: NodeTask, x: Term, widths: Sequence[tuple[int, int]], value: 
     return x
 
 
-def tile_moves(_: NodeTask, x: Array, times: Array) -> Any:
-    counts = numbers(times)
+def tile_moves(t: NodeTask, x: Array) -> Any:
+    counts = t.ints(1, "repeats")
     require_foldable(
         len(counts) == x.ndim and min(counts, default=1) >= 0 and x.size * math.prod(counts) <= MOST_FOLDED
     )
@@ -279,8 +279,8 @@ def repeated(t: NodeTask, x: Term, counts: Sequence[int]) -> Term:
     return t.make("TILE", x, t.integers(counts))
 
 
-def expand_moves(_: NodeTask, x: Array, shape: Array) -> Any:
-    full = np.broadcast_shapes(x.shape, tuple(numbers(shape)))
+def expand_moves(t: NodeTask, x: Array) -> Any:
+    full = np.broadcast_shapes(x.shape, tuple(t.ints(1, "shape")))
     require_foldable(math.prod(full) <= MOST_FOLDED)
     return np.broadcast_to(x, full)
 

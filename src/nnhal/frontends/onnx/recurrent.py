@@ -11,7 +11,7 @@ import numpy as np
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.element_moves import part_of
-from nnhal.frontends.common.real_functions import RealArithmetic
+from nnhal.frontends.common.functions import RealArithmetic
 from nnhal.frontends.common.terms import Blob, Term, constant
 from nnhal.frontends.onnx.dynamic import in_steps
 from nnhal.frontends.onnx.elementwise import floats

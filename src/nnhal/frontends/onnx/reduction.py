@@ -10,15 +10,15 @@ from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import NOWHERE, axis_moved, broadcast, merged, moved, part_of
 from nnhal.frontends.common.folding import require_foldable
+from nnhal.frontends.common.functions import RealArithmetic
 from nnhal.frontends.common.integer_ranges import Span, Spans, of_all, of_indices, of_sum, power
 from nnhal.frontends.common.operators import Fold
-from nnhal.frontends.common.real_functions import RealArithmetic
 from nnhal.frontends.common.reductions import PAIRWISE, cumulated, grouped, halved
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.writing import MOST_DIMENSIONS
 from nnhal.frontends.onnx.elementwise import in_own_type, single_floats
 from nnhal.frontends.onnx.indexing import reversed_along
-from nnhal.frontends.onnx.shapes import axes_in, axes_of
+from nnhal.frontends.onnx.shapes import axes_in
 from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, operator
 from nnhal.ops.schema import F16, F32, I32
 
@@ -28,8 +28,8 @@ MOST_SUMMED = 1 << 16
 def reduces(function: Callable[..., Any]) -> Fold:
     """Wrap a reduction over axes."""
 
-    def computed(t: NodeTask, x: Array, *given: Array) -> Any:
-        axes, keep = axes_of(t, given), bool(t.attr("keepdims", 1))
+    def computed(t: NodeTask, x: Array, *_: Array) -> Any:
+        axes, keep = axes_in(t), bool(t.attr("keepdims", 1))
         if not axes and t.attr("noop_with_empty_axes", 0):
             return x
         return function(x, axis=tuple(axes) if axes else None, keepdims=keep)

@@ -8,7 +8,7 @@ import numpy as np
 
 from nnhal.base.operands import Array
 from nnhal.frontends.common.element_moves import transposed
-from nnhal.frontends.common.folding import numbers, require_foldable
+from nnhal.frontends.common.folding import require_foldable
 from nnhal.frontends.common.integer_ranges import of_all, of_first
 from nnhal.frontends.common.terms import EmittedOperation, OpenDimension, Term
 from nnhal.frontends.onnx.task import NodeTask, operator
@@ -28,8 +28,8 @@ def size_of(t: NodeTask) -> None:
     t.known_result(np.array(math.prod(t.known(t.raw(0))), np.int64))
 
 
-def reshape_moves(t: NodeTask, x: Array, shape: Array) -> Any:
-    wanted = numbers(shape)
+def reshape_moves(t: NodeTask, x: Array) -> Any:
+    wanted = t.ints(1, "shape")
     require_foldable(len(wanted) <= 8)
     if not t.attr("allowzero", 0):
         wanted = [x.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
@@ -96,13 +96,6 @@ def flatten(t: NodeTask) -> None:
     t.result(0, t.reshaped(x, dims), x.kind)
 
 
-def axes_of(t: NodeTask, given: Sequence[Array]) -> list[int] | None:
-    """Return the axes: an attribute before version 13, an input from then on."""
-    if given:
-        return numbers(given[0])
-    return t.attr_ints("axes") if "axes" in t.node.attributes else None
-
-
 def axes_in(t: NodeTask, place: int = 1) -> list[int] | None:
     """Return the axes: an attribute before version 13, an input from then on; None if unspecified."""
     if t.given(place):
@@ -110,9 +103,8 @@ def axes_in(t: NodeTask, place: int = 1) -> list[int] | None:
     return t.attr_ints("axes") if "axes" in t.node.attributes else None
 
 
-def squeeze_moves(t: NodeTask, x: Array, *given: Array) -> Any:
-    axes = axes_of(t, given)
-    return x.squeeze(tuple(axes) if axes else None)
+def squeeze_moves(t: NodeTask, x: Array) -> Any:
+    return x.squeeze(tuple(axes_in(t) or ()) or None)
 
 
 @operator("Squeeze", inputs=(1, 2), becomes="RESHAPE", moves=squeeze_moves, span=of_all, on_stored=True, on_reals=True)
@@ -128,8 +120,8 @@ def squeeze(t: NodeTask) -> None:
     t.result(0, t.reshaped(x, left or [1]), x.kind, scalar=not left)
 
 
-def unsqueeze_moves(t: NodeTask, x: Array, *given: Array) -> Any:
-    axes = axes_of(t, given) or []
+def unsqueeze_moves(t: NodeTask, x: Array) -> Any:
+    axes = axes_in(t) or []
     require_foldable(len(axes) <= 8)
     return np.expand_dims(x, tuple(axes)) if axes else x
 

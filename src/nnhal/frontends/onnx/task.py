@@ -1,6 +1,7 @@
 """The interface of an entry to its node: values, attributes, and methods that write NNAPI operations."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,10 @@ class NodeTask(OperationWriter):
         whole = all(isinstance(n, int) for n in value)
         self.require(whole, f"attribute {name} is {short(repr(value))}, must be integers")
         return list(value)
+
+    def listed(self, place: int, name: str) -> list[int]:
+        """Return integers: input `place`, or an attribute in older versions; empty if neither is given."""
+        return self.ints(place, name) if self.given(place) else self.attr_ints(name)
 
     def inner(self, name: str) -> OnnxFileGraph:
         """Return an attribute that is a graph."""
@@ -494,8 +499,5 @@ def lower_by_places(t: NodeTask) -> None:
         raise UnsupportedOperator
     terms = [t.x(place) for place in range(count)]
 
-    def move(*arrays: Array) -> Any:
-        return moves(t, *arrays, *(t.data(n, f"input {n}") for n in range(count, len(t.node.inputs)) if t.given(n)))
-
-    for number, (places, term) in enumerate(moved_by(t, terms, move)):
+    for number, (places, term) in enumerate(moved_by(t, terms, partial(moves, t))):
         t.result(number, term, terms[0].kind, scalar=places.ndim == 0)

@@ -8,22 +8,11 @@ import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common import integer_arithmetic
+from nnhal.frontends.common import integer_ranges as spans
 from nnhal.frontends.common.element_moves import broadcast
 from nnhal.frontends.common.folding import elementwise, exact, numbers, quotient, require_foldable
-from nnhal.frontends.common.integer_ranges import (
-    absolute,
-    added,
-    multiplied,
-    negated,
-    of_all,
-    of_truth,
-    of_values,
-    subtracted,
-    unchanged,
-)
+from nnhal.frontends.common.functions import floor_remainder, modulo, power, truncated_quotient
 from nnhal.frontends.common.operators import Fold
-from nnhal.frontends.common.real_functions import floor_remainder
 from nnhal.frontends.common.terms import PLAIN_SCALE, UNTYPED, Term, constant, stored
 from nnhal.frontends.common.writing import ASYMMETRIC, number
 from nnhal.frontends.tflite.file import DTYPES, Options
@@ -46,9 +35,9 @@ def plain(function: Callable[..., Any], options: str = "") -> Fold:
     return folded
 
 
-@operator("ADD", inputs=2, real=True, single=True, fold=plain(exact(np.add), "AddOptions"), span=added)
-@operator("SUB", inputs=2, real=True, single=True, fold=plain(exact(np.subtract), "SubOptions"), span=subtracted)
-@operator("MUL", inputs=2, real=True, single=True, fold=plain(exact(np.multiply), "MulOptions"), span=multiplied)
+@operator("ADD", inputs=2, real=True, single=True, fold=plain(exact(np.add), "AddOptions"), span=spans.added)
+@operator("SUB", inputs=2, real=True, single=True, fold=plain(exact(np.subtract), "SubOptions"), span=spans.subtracted)
+@operator("MUL", inputs=2, real=True, single=True, fold=plain(exact(np.multiply), "MulOptions"), span=spans.multiplied)
 def arithmetic(t: OperatorTask) -> None:
     """Write arithmetic with a fused activation."""
     combined(t, t.name, t.options(f"{t.name.title()}Options")("FusedActivationFunction"))
@@ -61,7 +50,7 @@ def divide(t: OperatorTask) -> None:
     """Round integer quotients towards 0, as TFLite does; NNAPI rounds down."""
     x, y, code = t.x(0), t.x(1), t.options("DivOptions")("FusedActivationFunction")
     if x.value.type == I32:
-        bounded(t, code, integer_arithmetic.truncated_quotient(t, x, y))
+        bounded(t, code, truncated_quotient(t, x, y))
     else:
         t.fused(code, "DIV", x, y)
 
@@ -106,7 +95,7 @@ def folded_modulo(x: Array, y: Array) -> Any:
 
 
 @operator("FLOOR_MOD", inputs=2, single=True, fold=plain(folded_modulo),
-          span=of_values(lambda x, y: (min(y[0] + 1, 0), max(y[1] - 1, 0))),
+          span=spans.of_values(lambda x, y: (min(y[0] + 1, 0), max(y[1] - 1, 0))),
           becomes="SUB, MUL and DIV: x - floor(x / y) * y, of floats with an exact product")  # fmt: skip
 def floor_modulo(t: OperatorTask) -> None:
     """Write x - floor(x / y) * y."""
@@ -148,14 +137,14 @@ def squared_difference(t: OperatorTask) -> None:
     t.give("MUL", difference, difference, activation=0)
 
 
-@operator("MAXIMUM", inputs=2, real=True, single=True, fold=plain(np.maximum), span=of_all)
-@operator("MINIMUM", inputs=2, real=True, single=True, fold=plain(np.minimum), span=of_all)
-@operator("EQUAL", inputs=2, real=True, single=True, fold=plain(np.equal), span=of_truth)
-@operator("NOT_EQUAL", inputs=2, real=True, single=True, fold=plain(np.not_equal), span=of_truth)
-@operator("LESS", inputs=2, real=True, single=True, fold=plain(np.less), span=of_truth)
-@operator("LESS_EQUAL", inputs=2, real=True, single=True, fold=plain(np.less_equal), span=of_truth)
-@operator("GREATER", inputs=2, real=True, single=True, fold=plain(np.greater), span=of_truth)
-@operator("GREATER_EQUAL", inputs=2, real=True, single=True, fold=plain(np.greater_equal), span=of_truth)
+@operator("MAXIMUM", inputs=2, real=True, single=True, fold=plain(np.maximum), span=spans.of_all)
+@operator("MINIMUM", inputs=2, real=True, single=True, fold=plain(np.minimum), span=spans.of_all)
+@operator("EQUAL", inputs=2, real=True, single=True, fold=plain(np.equal), span=spans.of_truth)
+@operator("NOT_EQUAL", inputs=2, real=True, single=True, fold=plain(np.not_equal), span=spans.of_truth)
+@operator("LESS", inputs=2, real=True, single=True, fold=plain(np.less), span=spans.of_truth)
+@operator("LESS_EQUAL", inputs=2, real=True, single=True, fold=plain(np.less_equal), span=spans.of_truth)
+@operator("GREATER", inputs=2, real=True, single=True, fold=plain(np.greater), span=spans.of_truth)
+@operator("GREATER_EQUAL", inputs=2, real=True, single=True, fold=plain(np.greater_equal), span=spans.of_truth)
 @operator("LOGICAL_AND", inputs=2, single=True, fold=plain(np.logical_and))
 @operator("LOGICAL_OR", inputs=2, single=True, fold=plain(np.logical_or))
 def pair(t: OperatorTask) -> None:
@@ -164,19 +153,19 @@ def pair(t: OperatorTask) -> None:
 
 
 @operator("POW", inputs=2, single=True, becomes="POW; of integers, products of squares")
-def power(t: OperatorTask) -> None:
+def raised(t: OperatorTask) -> None:
     """Write POW, which NNAPI has for floats only."""
     x, y = t.x(0), t.x(1)
     if x.value.type == I32:
-        t.result(0, integer_arithmetic.power(t, x, y))
+        t.result(0, power(t, x, y))
     else:
         t.give("POW", x, y)
 
 
 @operator("EXP", "LOG", "LOGISTIC", "RSQRT", "SIN", "SQRT", "TANH", "HARD_SWISH", real=True, single=True)
-@operator("ABS", real=True, single=True, fold=plain(exact(np.abs)), span=absolute)
+@operator("ABS", real=True, single=True, fold=plain(exact(np.abs)), span=spans.absolute)
 @operator("FLOOR", real=True, single=True, fold=plain(np.floor))
-@operator("NEG", real=True, single=True, fold=plain(exact(np.negative)), span=negated)
+@operator("NEG", real=True, single=True, fold=plain(exact(np.negative)), span=spans.negated)
 @operator("LOGICAL_NOT", single=True, fold=plain(np.logical_not))
 def unary(t: OperatorTask) -> None:
     t.give(t.name, t.x(0))
@@ -245,7 +234,7 @@ def folded_cast(kind: str, x: Array) -> Any:
     return np.trunc(x).astype(np.int64) if x.dtype.kind == "f" else x.astype(np.int64)
 
 
-@operator("CAST", single=True, fold=folded_cast, span=unchanged,
+@operator("CAST", single=True, fold=folded_cast, span=spans.unchanged,
           becomes="CAST; of booleans NOT_EQUAL and SELECT; of integers to UINT8 their last byte, by DIV")  # fmt: skip
 def cast(t: OperatorTask) -> None:
     """Convert stored values. Conversions that NNAPI lacks use comparison, selection, or a scale of 1."""
@@ -260,7 +249,7 @@ def cast(t: OperatorTask) -> None:
     elif kind == Q8S and to in FLOATS and plain:
         t.give("DEQUANTIZE", x)
     elif kind == I32 and to == Q8 and not (x.span and 0 <= x.span[0] <= x.span[1] <= 255):
-        t.give("CAST", integer_arithmetic.modulo(t, x, 256))  # NNAPI's CAST saturates
+        t.give("CAST", modulo(t, x, 256))  # NNAPI's CAST saturates
     else:
         t.give("CAST", x)
 
@@ -305,9 +294,10 @@ def folded_select(o: Options, condition: Array, x: Array, y: Array) -> Any:
     return plain(np.where)(o, condition.reshape(-1, *[1] * (x.ndim - 1)) if rows_of else condition, x, y)
 
 
-@operator("SELECT", inputs=3, becomes="SELECT; of booleans LOGICAL_AND, LOGICAL_OR", fold=folded_select, span=of_all)
+@operator("SELECT", inputs=3, becomes="SELECT; of booleans LOGICAL_AND, LOGICAL_OR", fold=folded_select,
+          span=spans.of_all)  # fmt: skip
 @operator("SELECT_V2", inputs=3, becomes="SELECT; of booleans LOGICAL_AND, LOGICAL_OR", fold=plain(np.where),
-          span=of_all)  # fmt: skip
+          span=spans.of_all)  # fmt: skip
 def select(t: OperatorTask) -> None:
     """Select elements; NNAPI's SELECT requires equal shapes, so smaller tensors are repeated first."""
     terms = [t.x(place) for place in range(3)]
@@ -331,7 +321,7 @@ def broadcast_to_moves(_: Options, x: Array, shape: Array) -> Any:
     return np.broadcast_to(x, numbers(shape))
 
 
-@operator("BROADCAST_TO", inputs=2, moves=broadcast_to_moves, span=of_all, shape=1, becomes="TILE, or GATHER")
+@operator("BROADCAST_TO", inputs=2, moves=broadcast_to_moves, span=spans.of_all, shape=1, becomes="TILE, or GATHER")
 def broadcast_to(t: OperatorTask) -> None:
     """Repeat along dimensions of 1."""
     x, shape = t.x(0), t.ints(1, "shape")
@@ -346,7 +336,7 @@ def folded_filled(_: Options, dims: Array, value: Array) -> Any:
     return np.full(numbers(dims), value.reshape(()))
 
 
-@operator("FILL", inputs=2, fold=folded_filled, span=of_all, shape=0, becomes="FILL, or the value repeated")
+@operator("FILL", inputs=2, fold=folded_filled, span=spans.of_all, shape=0, becomes="FILL, or the value repeated")
 def fill(t: OperatorTask) -> None:
     kind, value = t.out().type, t.x(1)
     if t.raw(1).data is not None and kind in (*FLOATS, I32):
@@ -355,7 +345,7 @@ def fill(t: OperatorTask) -> None:
         t.result(0, broadcast(t, value, t.ints(0, "dims") or (1,)))
 
 
-@operator("ZEROS_LIKE", span=of_all, becomes="a constant, or FILL")
+@operator("ZEROS_LIKE", span=spans.of_all, becomes="a constant, or FILL")
 def zeros_like(t: OperatorTask) -> None:
     """Return a constant if it is small."""
     x = t.x(0)
@@ -369,7 +359,7 @@ def zeros_like(t: OperatorTask) -> None:
         t.result(0, broadcast(t, zero, shape))
 
 
-@operator("ONE_HOT", inputs=4, span=of_all, becomes="EQUAL with 0, 1, .. depth - 1, then SELECT")
+@operator("ONE_HOT", inputs=4, span=spans.of_all, becomes="EQUAL with 0, 1, .. depth - 1, then SELECT")
 def one_hot(t: OperatorTask) -> None:
     """Write SELECT(index == 0, 1, .. depth - 1; on; off)."""
     indices, depth = t.index(0, "indices"), t.integer(1, "depth")

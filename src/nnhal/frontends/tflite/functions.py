@@ -9,10 +9,19 @@ from nnhal.base.codes import MAX_RANK
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import NOWHERE, moved
 from nnhal.frontends.common.folding import numbers, require_foldable
-from nnhal.frontends.common.integer_arithmetic import TOP, parity
-from nnhal.frontends.common.integer_arithmetic import plain as combined
+from nnhal.frontends.common.functions import (
+    ATAN,
+    TINY,
+    TOP,
+    RealArithmetic,
+    cosine_of,
+    gelu_of,
+    parity,
+    rounded,
+    sign_of,
+)
+from nnhal.frontends.common.functions import plain as combined
 from nnhal.frontends.common.integer_ranges import sign as sign_range
-from nnhal.frontends.common.real_functions import ATAN, TINY, RealArithmetic, cosine_of, gelu_of, rounded, sign_of
 from nnhal.frontends.common.terms import PLAIN_SCALE, Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC
 from nnhal.frontends.tflite.elementwise import plain

@@ -10,10 +10,10 @@ from nnhal.base.codes import MAX_RANK, OperandType, type_name
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import axis_moved, broadcast
 from nnhal.frontends.common.folding import numbers, require_foldable, taken
+from nnhal.frontends.common.functions import lowest
 from nnhal.frontends.common.integer_ranges import of_all
-from nnhal.frontends.common.real_functions import lowest
 from nnhal.frontends.common.reductions import halved
-from nnhal.frontends.common.row_gathers import added, batched, count_below, index_offsets, row_numbers
+from nnhal.frontends.common.row_gathers import added, batched, count_below, index_offsets, row_numbers, rows_at
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.tflite.file import Options
 from nnhal.frontends.tflite.task import MOST_FOLDED, OperatorTask, operator
@@ -85,10 +85,7 @@ def gather_nd(t: OperatorTask) -> None:
     depth = places[-1]
     t.require(0 < depth <= t.rank(x), f"has indices of {depth} dimensions, must have 1 to {t.rank(x)}")
     flat = row_numbers(t, indices, shape[:depth]) if depth > 1 else t.reshaped(indices, (math.prod(places[:-1]),))
-    bare_x = t.ones(x) if x.value.type == B8 else x
-    rows = t.reshaped(bare_x, (math.prod(shape[:depth]), math.prod(shape[depth:])))
-    found = t.reshaped(t.make("GATHER", rows, 0, flat), (*places[:-1], *shape[depth:]) or (1,))
-    t.result(0, t.nonzero_mask(found) if x.value.type == B8 else found)
+    t.result(0, rows_at(t, x, flat, places[:-1], depth))
 
 
 def reverse_sequence_moves(o: Options, x: Array, lengths: Array) -> Any:

@@ -10,7 +10,7 @@ from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import NOWHERE, moved, numbered
 from nnhal.frontends.common.folding import CannotFold, numbers, require_foldable
-from nnhal.frontends.common.integer_arithmetic import modulo, plain, towards_zero
+from nnhal.frontends.common.functions import modulo, plain, towards_zero
 from nnhal.frontends.common.integer_ranges import of_all, of_indices, of_sum
 from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.reductions import BOTH, PAIRWISE, cumulated, grouped, halved, unfused

@@ -8,7 +8,7 @@ import numpy as np
 
 from nnhal.base.operands import Value
 from nnhal.frontends.common.element_moves import axis_moved, broadcast
-from nnhal.frontends.common.integer_arithmetic import truncated_quotient
+from nnhal.frontends.common.functions import truncated_quotient
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.tflite.functions import cosine
 from nnhal.frontends.tflite.indexing import COMBINED, combined

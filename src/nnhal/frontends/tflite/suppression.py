@@ -3,7 +3,7 @@
 import numpy as np
 
 from nnhal.base.operands import Value
-from nnhal.frontends.common.real_functions import TINY, RealArithmetic
+from nnhal.frontends.common.functions import TINY, RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.tflite.task import OperatorTask, operator
 from nnhal.ops.schema import F32, I32
