@@ -12,8 +12,7 @@ from nnhal.frontends.common.element_moves import joined, moved
 from nnhal.frontends.common.integer_ranges import ANY, hull
 from nnhal.frontends.common.lowering import common_shape, reference
 from nnhal.frontends.common.terms import OpenDimension, Term, UnsupportedOperator, constant
-from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE
-from nnhal.frontends.onnx.elementwise import FLOATS
+from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, INT32_RANGE
 from nnhal.frontends.onnx.file import OnnxFileGraph
 from nnhal.frontends.onnx.graph import NodeGraph, OperationList
 from nnhal.frontends.onnx.node_order import inner_graphs

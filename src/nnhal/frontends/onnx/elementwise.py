@@ -18,13 +18,12 @@ from nnhal.frontends.common.functions import plain as combined
 from nnhal.frontends.common.integer_ranges import Span
 from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import number
+from nnhal.frontends.common.writing import FLOATS, number
 from nnhal.frontends.onnx.file import DTYPES, KINDS
 from nnhal.frontends.onnx.graph import TYPES
 from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, operator
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
 
-FLOATS = (F32, F16)
 RANGES = {(0.0, math.inf): Activation.RELU, (0.0, 6.0): Activation.RELU6, (-1.0, 1.0): Activation.RELU1}
 OPERATIONS = {Activation.RELU: "RELU", Activation.RELU6: "RELU6", Activation.RELU1: "RELU1"}
 

@@ -198,10 +198,7 @@ class NodeGraph(ImportedGraph):
             if term.doubtful:
                 self.failed = True
                 continue
-            if term.value.type == UNTYPED or term.partly:
-                why = "is a shape known only at execution" if term.partly else f"is {term.kind or 'nothing'}"
-                what = "operation" if term.partly else "type"
-                self.problem(f"output {short(name)!r}", f"{why}, which NNAPI has no {what} for")
+            if self.is_unusable(term, term.kind or "nothing", short(name)):
                 continue
             if term.span is not None and not fits(term.span):
                 self.problem(f"output {short(name)!r}", WIDE)

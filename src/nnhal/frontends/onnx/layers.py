@@ -13,8 +13,8 @@ from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import part_of, three, transposed
 from nnhal.frontends.common.functions import RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, reshaped_constant
-from nnhal.frontends.onnx.elementwise import FLOATS, floats, in_own_type, single_floats
+from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, MOST_DIMENSIONS, reshaped_constant
+from nnhal.frontends.onnx.elementwise import floats, in_own_type, single_floats
 from nnhal.frontends.onnx.movement import filled_around
 from nnhal.frontends.onnx.task import NodeTask, operator
 

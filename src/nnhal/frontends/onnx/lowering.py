@@ -72,7 +72,7 @@ def why_refused(name: str) -> str:
 
 def lower(graph: NodeGraph) -> None:
     """Lower every node of a graph; record those that cannot be lowered in its context."""
-    _lower_all(graph, graph.source.nodes, graph.file.opsets, 0)
+    lower_open(graph)
     graph.finish([e.name for e in graph.source.outputs], [e.kind for e in graph.source.outputs])
     graph.prune()
 
@@ -252,7 +252,7 @@ def _ways(
     plain = partial(NodeTask, graph, node, version)
     if any(id(term) in graph.context.stored for term in terms):
         if facts.quantised is not None:
-            yield plain, quantised.lower_stored
+            yield plain, facts.quantised
         if facts.on_stored:
             yield partial(quantised.StoredNode, graph, node, version), lower
     if facts.single and any(id(term) in graph.context.pictures for term in terms):

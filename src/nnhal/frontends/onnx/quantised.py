@@ -8,7 +8,7 @@ read real values, which is exact too.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -273,33 +273,25 @@ def give(t: NodeTask, made: Term, out: WantedQuantParams) -> None:
     t.later.append(lambda: t.graph.context.note_real_term(t.results[0], made))
 
 
-def stored_inputs(t: NodeTask, places: Sequence[int]) -> list[Term]:
-    """Return the stored values of inputs; Inexpressible without a reason if one has none."""
-    found = [t.graph.context.stored.get(id(t.raw(place))) for place in places]
-    if any(each is None for each in found):
-        raise UnsupportedOperator
-    return [each for each in found if each is not None]
+def on_stored_values(*names: str, inputs: int | None = 1) -> Callable[[Callable[..., Term]], Callable[..., Term]]:
+    """Register a function that lowers plain nodes on stored values.
 
+    It gets the task, the wanted parameters and the first inputs as stored, and returns the stored result. inputs: their
+    number; None for all.
+    """
 
-Quantised = Callable[[NodeTask, WantedQuantParams], None]
+    def add(function: Callable[..., Term]) -> Callable[..., Term]:
+        def lower(t: NodeTask) -> None:
+            out, count = wanted(t), len(t.node.inputs) if inputs is None else inputs
+            terms = [t.graph.context.stored.get(id(t.raw(place))) for place in range(count)]
+            if out is None or None in terms:
+                raise UnsupportedOperator
+            give(t, function(t, out, *terms), out)
 
-
-def on_stored_values(*names: str) -> Callable[[Quantised], Quantised]:
-    """Register a function that lowers plain nodes on stored values."""
-
-    def add(function: Quantised) -> Quantised:
-        OPERATORS.update({name: replace(OPERATORS[name], quantised=function) for name in names})
+        OPERATORS.update({name: replace(OPERATORS[name], quantised=lower) for name in names})
         return function
 
     return add
-
-
-def lower_stored(t: NodeTask) -> None:
-    """Lower a plain node on stored values; Inexpressible without a reason if that is not possible."""
-    found = wanted(t)
-    if found is None or t.facts.quantised is None:
-        raise UnsupportedOperator
-    t.facts.quantised(t, found)
 
 
 def alike(x: Term, out: QuantParams) -> None:
@@ -313,51 +305,43 @@ def kind_of(steps: QuantParams) -> str:
     return "UINT8" if steps.type == Q8 else "INT8"
 
 
-@on_stored_values("Add", "Sub", "Mul")
-def arithmetic(t: NodeTask, out: WantedQuantParams) -> None:
+@on_stored_values("Add", "Sub", "Mul", inputs=2)
+def arithmetic(t: NodeTask, out: WantedQuantParams, x: Term, y: Term) -> Term:
     """Combine two stored tensors."""
-    x, y = stored_inputs(t, (0, 1))
     alike(x, out.steps)
     alike(y, out.steps)
-    (made,) = t.run(t.name.upper(), x, y, activation=int(out.activation), outs=[out.steps.value()])
-    give(t, made, out)
+    return t.run(t.facts.to, x, y, activation=int(out.activation), outs=[out.steps.value()])[0]
 
 
 @on_stored_values("Sigmoid", "Tanh", "Softmax")
-def fixed(t: NodeTask, out: WantedQuantParams) -> None:
+def fixed(t: NodeTask, out: WantedQuantParams, x: Term) -> Term:
     """Lower nodes whose results have fixed parameters in NNAPI."""
-    (x,) = stored_inputs(t, (0,))
     alike(x, out.steps)
     if out.activation:
         raise UnsupportedOperator
-    if t.name == "Softmax":
-        rank = t.rank(x)
-        axis = t.axis(t.attr("axis", 1 if t.opset < 13 else -1), rank)
-        if t.opset < 13 and axis != rank - 1:
-            raise UnsupportedOperator
-        (made,) = t.run("SOFTMAX", x, 1.0, axis, outs=[out.steps.value()])
-    else:
-        (made,) = t.run({"Sigmoid": "LOGISTIC", "Tanh": "TANH"}[t.name], x, outs=[out.steps.value()])
-    give(t, made, out)
+    if t.name != "Softmax":
+        return t.run(t.facts.to, x, outs=[out.steps.value()])[0]
+    rank = t.rank(x)
+    axis = t.axis(t.attr("axis", 1 if t.opset < 13 else -1), rank)
+    if t.opset < 13 and axis != rank - 1:
+        raise UnsupportedOperator
+    return t.run("SOFTMAX", x, 1.0, axis, outs=[out.steps.value()])[0]
 
 
-@on_stored_values("Concat")
-def concatenated(t: NodeTask, out: WantedQuantParams) -> None:
+@on_stored_values("Concat", inputs=None)
+def concatenated(t: NodeTask, out: WantedQuantParams, *terms: Term) -> Term:
     """Concatenate; each input may have different parameters."""
-    terms = stored_inputs(t, range(len(t.node.inputs)))
     for term in terms:
         alike(term, out.steps)
     if out.activation:
         raise UnsupportedOperator
     axis = t.axis(t.attr("axis", 0), t.rank(terms[0]))
-    (made,) = t.run("CONCATENATION", *terms, axis, outs=[out.steps.value()])
-    give(t, made, out)
+    return t.run("CONCATENATION", *terms, axis, outs=[out.steps.value()])[0]
 
 
 @on_stored_values("GlobalAveragePool", "AveragePool")
-def averaged(t: NodeTask, out: WantedQuantParams) -> None:
+def averaged(t: NodeTask, out: WantedQuantParams, x: Term) -> Term:
     """Write a mean of pictures, whose result has the same parameters in NNAPI."""
-    (x,) = stored_inputs(t, (0,))
     if quant_params_of(x.value) != out.steps or t.rank(x) != 4:
         raise UnsupportedOperator
     kernel = list(t.known(x)[2:]) if t.name == "GlobalAveragePool" else t.attr_ints("kernel_shape")
@@ -371,8 +355,7 @@ def averaged(t: NodeTask, out: WantedQuantParams) -> None:
         raise UnsupportedOperator
     size = {"filter_w": w.size[1], "filter_h": w.size[0]}
     how = {**w.padding(), **w.strides(), **size}
-    (made,) = t.run("AVERAGE_POOL_2D", x, **how, activation=int(out.activation), nchw=True, outs=[out.steps.value()])
-    give(t, made, out)
+    return t.run("AVERAGE_POOL_2D", x, **how, activation=int(out.activation), nchw=True, outs=[out.steps.value()])[0]
 
 
 # ----------------------------------------------------------------------------------------------------------------- layers
@@ -485,25 +468,21 @@ def multiplied(t: NodeTask, layer: StoredLayer, *, turned: bool) -> Term:
     return made if len(sizes) == 2 else t.reshaped(made, (*lead, units))
 
 
-@on_stored_values("Conv")
-def convolution(t: NodeTask, out: WantedQuantParams) -> None:
+@on_stored_values("Conv", inputs=2)
+def convolution(t: NodeTask, out: WantedQuantParams, x: Term, w: Term) -> Term:
     """Lower a Conv between DequantizeLinear and QuantizeLinear."""
-    x, w = stored_inputs(t, (0, 1))
-    layer = with_matching_weights(StoredLayer(x, w, real_bias(t, 2), True, out.steps, out.activation))
-    give(t, convolved(t, layer), out)
+    return convolved(t, with_matching_weights(StoredLayer(x, w, real_bias(t, 2), True, out.steps, out.activation)))
 
 
-@on_stored_values("MatMul", "Gemm")
-def product(t: NodeTask, out: WantedQuantParams) -> None:
+@on_stored_values("MatMul", "Gemm", inputs=2)
+def product(t: NodeTask, out: WantedQuantParams, x: Term, w: Term) -> Term:
     """Lower a product between DequantizeLinear and QuantizeLinear."""
-    x, w = stored_inputs(t, (0, 1))
-    plain = t.name == "MatMul" or (t.attr("alpha", 1.0) == t.attr("beta", 1.0) == 1 and not t.attr("transA", 0))
-    if not plain:
+    gemm = t.name == "Gemm"
+    if gemm and not (t.attr("alpha", 1.0) == t.attr("beta", 1.0) == 1 and not t.attr("transA", 0)):
         raise UnsupportedOperator
-    layer = with_matching_weights(
-        StoredLayer(x, w, real_bias(t, 2) if t.name == "Gemm" else None, True, out.steps, out.activation)
-    )
-    give(t, multiplied(t, layer, turned=t.name == "Gemm" and bool(t.attr("transB", 0))), out)
+    bias = real_bias(t, 2) if gemm else None
+    layer = with_matching_weights(StoredLayer(x, w, bias, True, out.steps, out.activation))
+    return multiplied(t, layer, turned=gemm and bool(t.attr("transB", 0)))
 
 
 # -------------------------------------------------------------------------------- nodes with scales among their inputs

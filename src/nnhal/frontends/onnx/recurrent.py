@@ -112,6 +112,11 @@ class Sequences:
         """Return the input in the order of a direction."""
         return reversed_along(self.t, self.x, 0) if self.backward[direction] else self.x
 
+    def stacked(self, states: Sequence[Term]) -> Term:
+        """Return states as one tensor, with a new first dimension."""
+        rows = [self.t.reshaped(state, (1, self.batch, self.units)) for state in states]
+        return rows[0] if len(rows) == 1 else self.t.make("CONCATENATION", *rows, 0, like=rows[0])
+
     def finish(self, outputs: Sequence[Term], *states: Sequence[Term]) -> None:
         """Set the node's outputs: the sequence of each direction, then the last states."""
         t = self.t
@@ -126,8 +131,7 @@ class Sequences:
             t.result(0, whole)
         for number, each in enumerate(states, 1):
             if t.is_output_used(number):
-                parts = [t.reshaped(last, (1, self.batch, self.units)) for last in each]
-                whole = parts[0] if len(parts) == 1 else t.make("CONCATENATION", *parts, 0, like=parts[0])
+                whole = self.stacked(each)
                 if self.batch_first:
                     whole = t.make("TRANSPOSE", whole, t.integers([1, 0, 2]))
                 t.result(number, whole)
@@ -139,9 +143,7 @@ def lstm(t: NodeTask) -> None:
     """Lower an LSTM; the gates' weights stay in the file."""
     s = Sequences(t, 4)
     t.require(not t.attr("input_forget", 0), "couples its gates (input_forget), which NNAPI's operation lacks")
-    outputs: list[Term] = []
-    lasts: list[Term] = []
-    cells: list[Term] = []
+    made = []
     for n, names in enumerate(s.activations(("Sigmoid", "Tanh", "Tanh"))):
         t.require(names[0] == "Sigmoid", f"has {names[0]} for its gates, must be Sigmoid for NNAPI")
         t.require(
@@ -163,10 +165,8 @@ def lstm(t: NodeTask) -> None:
         given += [*peep, *(s.summed_bias(n, g) for g in gates), None, None]
         more = [s.state(5, n), s.state(6, n), ACTIVATIONS[names[1]], 0.0, 0.0, True, None, None, None, None]
         like = Value(F32, None)
-        made = t.run("UNIDIRECTIONAL_SEQUENCE_LSTM", *given, *more, outs=[like] * 3)
-        for into, term in zip((outputs, lasts, cells), made, strict=True):
-            into.append(term)
-    s.finish(outputs, lasts, cells)
+        made.append(t.run("UNIDIRECTIONAL_SEQUENCE_LSTM", *given, *more, outs=[like] * 3))
+    s.finish(*zip(*made, strict=True))
 
 
 class QuantisedSequences(Sequences):
@@ -217,8 +217,7 @@ def dynamically_quantised_lstm(t: NodeTask) -> None:
     for n, names in enumerate(s.activations(("Sigmoid", "Tanh", "Tanh"))):
         t.require(names == ["Sigmoid", "Tanh", "Tanh"], f"has activations {names}, must be Sigmoid, Tanh, Tanh")
         made, cell = quantised_lstm_steps(t, s, n)
-        rows = [t.reshaped(h, (1, s.batch, s.units)) for h in made]
-        outputs.append(rows[0] if len(rows) == 1 else t.make("CONCATENATION", *rows, 0, like=rows[0]))
+        outputs.append(s.stacked(made))
         lasts.append(made[-1])
         cells.append(cell)
     s.finish(outputs, lasts, cells)
@@ -251,7 +250,7 @@ def quantised_lstm_steps(t: NodeTask, s: QuantisedSequences, n: int) -> tuple[li
 def rnn(t: NodeTask) -> None:
     """Lower an RNN with Tanh, Relu or Sigmoid."""
     s = Sequences(t, 1)
-    outputs, lasts = [], []
+    made = []
     for n, names in enumerate(s.activations(("Tanh",))):
         t.require(names[0] in ACTIVATIONS, f"has activation {names[0]}, must be one of {', '.join(ACTIVATIONS)}")
         given = [
@@ -262,10 +261,8 @@ def rnn(t: NodeTask) -> None:
             s.state(5, n),
         ]
         like = Value(F32, None)
-        made = t.run("UNIDIRECTIONAL_SEQUENCE_RNN", *given, ACTIVATIONS[names[0]], 1, outs=[like] * 2)
-        outputs.append(made[0])
-        lasts.append(made[1])
-    s.finish(outputs, lasts)
+        made.append(t.run("UNIDIRECTIONAL_SEQUENCE_RNN", *given, ACTIVATIONS[names[0]], 1, outs=[like] * 2))
+    s.finish(*zip(*made, strict=True))
 
 
 @operator("GRU", inputs=(3, 6), outputs=(0, 2),
@@ -279,8 +276,7 @@ def gru(t: NodeTask) -> None:
         t.require(names == ["Sigmoid", "Tanh"], f"has activations {names}, must be Sigmoid and Tanh")
         made = gru_steps(t, s, n)
         lasts.append(made[-1])
-        rows = [t.reshaped(h, (1, s.batch, s.units)) for h in made]
-        outputs.append(rows[0] if len(rows) == 1 else t.make("CONCATENATION", *rows, 0, like=rows[0]))
+        outputs.append(s.stacked(made))
     s.finish(outputs, lasts)
 
 

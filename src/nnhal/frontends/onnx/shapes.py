@@ -166,41 +166,37 @@ def depth_to_space_moves(t: NodeTask, x: Array) -> Any:
     return x.reshape(n, c // side**2, side, side, h, w).transpose(0, 1, 4, 2, 5, 3).reshape(n, -1, h * side, w * side)
 
 
-@operator("DepthToSpace", becomes="DEPTH_TO_SPACE; in the order CRD RESHAPE and TRANSPOSE", moves=depth_to_space_moves,
-          span=of_all, on_stored=True)  # fmt: skip
-def depth_to_space(t: NodeTask) -> None:
-    """Move channels to blocks."""
-    x, side, mode = t.x(0), t.attr("blocksize", 1), t.attr("mode", "DCR")
-    if mode == "DCR":
-        t.result(0, t.make("DEPTH_TO_SPACE", x, side, True), x.kind)
-        return
-    n, c, h, w = four(t, x)
-    split = t.reshaped(x, (n * (c // side**2), side, side, h, w))
-    t.result(0, t.reshaped(transposed(t, split, (0, 3, 1, 4, 2)), (n, c // side**2, h * side, w * side)), x.kind)
-
-
-def four(t: NodeTask, x: Term) -> tuple[int, int, int, int]:
-    """Return a shape of four dimensions."""
-    shape = t.known(x)
-    t.require(len(shape) == 4, f"has shape {list(shape)}, must have four dimensions")
-    return shape[0], shape[1], shape[2], shape[3]
-
-
 def space_to_depth_moves(t: NodeTask, x: Array) -> Any:
     side, (n, c, h, w) = t.attr("blocksize", 1), x.shape
     order = (0, 3, 5, 1, 2, 4) if t.attr("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
     return x.reshape(n, c, h // side, side, w // side, side).transpose(order).reshape(n, -1, h // side, w // side)
 
 
-@operator("SpaceToDepth", becomes="SPACE_TO_DEPTH; in the order CRD RESHAPE and TRANSPOSE", moves=space_to_depth_moves,
-          span=of_all, on_stored=True)  # fmt: skip
-def space_to_depth(t: NodeTask) -> None:
-    """Move blocks to channels."""
-    x, side, mode = t.x(0), t.attr("blocksize", 1), t.attr("mode", "DCR")
-    if mode == "DCR":
-        t.result(0, t.make("SPACE_TO_DEPTH", x, side, True), x.kind)
+@operator(
+    "DepthToSpace",
+    to="DEPTH_TO_SPACE",
+    becomes="DEPTH_TO_SPACE; in the order CRD RESHAPE and TRANSPOSE",
+    moves=depth_to_space_moves,
+    span=of_all,
+    on_stored=True,
+)
+@operator("SpaceToDepth", to="SPACE_TO_DEPTH", becomes="SPACE_TO_DEPTH; in the order CRD RESHAPE and TRANSPOSE",
+          moves=space_to_depth_moves, span=of_all, on_stored=True)  # fmt: skip
+def blocks(t: NodeTask) -> None:
+    """Move channels to blocks, or blocks to channels."""
+    x, side = t.x(0), t.attr("blocksize", 1)
+    if t.attr("mode", "DCR") == "DCR":
+        t.result(0, t.make(t.facts.to, x, side, True), x.kind)
         return
-    n, c, h, w = four(t, x)
-    split = t.reshaped(x, (n * c, h // side, side, w // side, side))
-    turned = transposed(t, split, (0, 2, 4, 1, 3))
-    t.result(0, t.reshaped(turned, (n, c * side**2, h // side, w // side)), x.kind)
+    sizes = t.known(x)
+    t.require(len(sizes) == 4, f"has shape {list(sizes)}, must have four dimensions")
+    n, c, h, w = sizes
+    split, order, shape = (
+        (n * c, h // side, side, w // side, side),
+        (0, 2, 4, 1, 3),
+        (n, c * side**2, h // side, w // side),
+    )
+    if t.name == "DepthToSpace":
+        less = c // side**2
+        split, order, shape = (n * less, side, side, h, w), (0, 3, 1, 4, 2), (n, less, h * side, w * side)
+    t.result(0, t.reshaped(transposed(t, t.reshaped(x, split), order), shape), x.kind)

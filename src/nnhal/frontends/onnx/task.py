@@ -41,7 +41,7 @@ class NodeFacts(OperatorFacts, frozen=True):
     """
 
     to: str = ""
-    quantised: Callable[["NodeTask", Any], None] | None = None
+    quantised: Callable[["NodeTask"], None] | None = None
     on_stored: bool = False
     on_reals: bool = False
     apart: bool = False
@@ -137,10 +137,6 @@ class NodeTask(OperationWriter):
         kinds = {(value.type, value.scale, value.zero_point) for value in found}
         self.require(len(kinds) < 2, "reads quantised inputs with different scales")
         return found[0] if found else None
-
-    def maybe(self, place: int) -> Term | None:
-        """Return input `place`, None if it is omitted."""
-        return self.x(place) if self.given(place) else None
 
     def x(self, place: int) -> Term:
         """Return input `place` as an NNAPI tensor."""

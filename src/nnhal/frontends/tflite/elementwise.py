@@ -14,12 +14,11 @@ from nnhal.frontends.common.folding import elementwise, exact, numbers, quotient
 from nnhal.frontends.common.functions import floor_remainder, modulo, power, truncated_quotient
 from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.terms import PLAIN_SCALE, UNTYPED, Term, constant, stored
-from nnhal.frontends.common.writing import ASYMMETRIC, number
+from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, number
 from nnhal.frontends.tflite.file import DTYPES, Options
 from nnhal.frontends.tflite.task import FUSED, MOST_FOLDED, OperatorTask, operator
-from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
+from nnhal.ops.schema import B8, F32, I32, Q8, Q8S
 
-FLOATS = (F32, F16)
 BOUNDS = {0: (None, None), 1: (0, None), 2: (-1, 1), 3: (0, 6)}  # of fused activations
 MOST_CLASSES = 1 << 20  # of ONE_HOT, whose class numbers become a constant
 SMALL = 4096  # elements of a constant that is repeated at import, not at execution

@@ -176,14 +176,9 @@ class ImportGraph(ImportedGraph):
             if tensor.variable and term.value.data is None and not self._has(term):
                 self.problem(f"output {tensor.name!r}", "is a variable tensor that no operator writes, must be written")
                 continue
-            if term.value.type == UNTYPED or term.partly:
-                why = "is a shape known only at execution" if term.partly else f"is {tensor.type}"
-                self.problem(
-                    f"output {tensor.name!r}", f"{why}, which NNAPI has no {'operation' if term.partly else 'type'} for"
-                )
-                continue
-            self.forms.append(EdgeForm(term.scalar and not tensor.shape, tensor.type == "INT64"))
-            self.outputs.append(self.own(term, taken))
+            if not self.is_unusable(term, tensor.type, tensor.name):
+                self.forms.append(EdgeForm(term.scalar and not tensor.shape, tensor.type == "INT64"))
+                self.outputs.append(self.own(term, taken))
 
     def _has(self, term: Term) -> bool:
         """Whether a term is an input, or the output of an operation."""

@@ -134,10 +134,6 @@ class OperatorTask(OperationWriter):
         self.require(self.given(place), f"input {place} is omitted, must be given")
         return self.graph.term(self.operator.inputs[place])
 
-    def maybe(self, place: int) -> Term | None:
-        """Return input `place`, None if it is omitted."""
-        return self.x(place) if self.given(place) else None
-
     def x(self, place: int) -> Term:
         """Return input `place` as an NNAPI tensor."""
         term = self.raw(place)
