@@ -7,20 +7,15 @@ python docs/generate_onnx_operators.py --check    say whether it is what would b
 import sys
 from pathlib import Path
 
+import onnx.defs
 from generated import folded, main
 
-from nnhal.frontends.onnx.fold import MOVES, SUMS
-from nnhal.frontends.onnx.lowering import NODES
-from nnhal.frontends.onnx.quantised import MOVED, QUANTISED
-from nnhal.frontends.onnx.refusals import REFUSED, why_refused
+from nnhal.base.records import replace
+from nnhal.frontends.onnx.lowering import REFUSED, why_refused
+from nnhal.frontends.onnx.task import OPERATORS, UNKNOWN
 
 FILE = Path(__file__).parent / "reference" / "onnx-operators.md"
-READ = {
-    "Constant": "a constant",
-    "ConstantOfShape": "a constant, of a shape that is known",
-    "Range": "a constant, of limits that are known",
-    "NonZero": "a constant, of values that are known",
-}
+FACTS = {**OPERATORS, "Constant": replace(UNKNOWN, becomes="a constant")}
 INTRODUCTION = """\
 # ONNX operators
 
@@ -78,30 +73,29 @@ within float rounding. Quantised results of one node are within one LSB.
 
 def notes(name: str) -> str:
     """What else holds of an operator."""
-    entry = NODES.get(name)
+    facts = FACTS.get(name, UNKNOWN)
     found = [
-        "constants" if name in MOVES or name in SUMS else "",
-        "any rank" if entry is not None and entry.single else "",
-        "places" if name in MOVES and entry is not None else "",
-        "quantised" if name in QUANTISED or name in MOVED else "",
+        "constants" if facts.moves or facts.fold else "",
+        "any rank" if facts.single else "",
+        "places" if facts.moves else "",
+        "quantised" if facts.quantised or facts.on_stored else "",
     ]
     return ", ".join(part for part in found if part)
 
 
 def row(name: str) -> str:
     """A line of the table."""
-    entry = NODES.get(name)
-    becomes = entry.becomes if entry is not None else READ.get(name, "")
-    if becomes:
-        return f"| {name} | {becomes} | {notes(name)} |"
-    return f"| {name} | refused: {why_refused(name)} | {notes(name)} |"
+    facts = FACTS.get(name, UNKNOWN)
+    becomes = facts.becomes or facts.to or f"refused: {why_refused(name)}"
+    return f"| {name} | {becomes} | {notes(name)} |"
 
 
 def text() -> str:
     """The whole page."""
-    names = sorted(name for name in {*NODES, *READ, *REFUSED} if "." not in name)
-    own = sorted(name for name in NODES if "." in name)
-    taken = [name for name in names if name in NODES or name in READ]
+    known = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}
+    names = sorted(name for name in {*FACTS, *REFUSED, *known} if "." not in name)
+    own = sorted(name for name in FACTS if "." in name)
+    taken = [name for name in names if name in FACTS]
     lines = ["| operator | becomes | and |", "| --- | --- | --- |", *map(row, names), *map(row, own)]
     head = folded(INTRODUCTION.format(all=len(names), taken=len(taken), more=len(own)))
     return head + "\n".join(lines) + "\n"

@@ -10,10 +10,8 @@ from pathlib import Path
 import tflite
 from generated import folded, main
 
-from nnhal.frontends.tflite.fold import MOVES, SUMS
-from nnhal.frontends.tflite.lowering import ENTRIES
-from nnhal.frontends.tflite.positions import FILLED
-from nnhal.frontends.tflite.refusals import why_refused
+from nnhal.frontends.tflite.lowering import why_refused
+from nnhal.frontends.tflite.task import OPERATORS, UNKNOWN
 from nnhal.ops import OPS
 
 FILE = Path(__file__).parent / "reference" / "tflite-operators.md"
@@ -73,32 +71,30 @@ TFLite_Detection_PostProcess. You can define others: see
 
 def notes(name: str) -> str:
     """What else holds of an operator."""
-    entry = ENTRIES.get(name)
+    facts = OPERATORS.get(name, UNKNOWN)
     found = [
-        "constants" if name in MOVES or name in SUMS else "",
-        "real" if entry is not None and entry.real else "",
-        "any rank" if entry is not None and entry.single else "",
-        "places" if name in MOVES or name in FILLED else "",
+        "constants" if facts.moves or facts.fold else "",
+        "real" if facts.real else "",
+        "any rank" if facts.single else "",
+        "places" if facts.moves or facts.fills else "",
     ]
     return ", ".join(part for part in found if part)
 
 
 def fate(name: str) -> str:
     """What becomes of an operator."""
-    entry = ENTRIES.get(name)
-    if entry is None:
-        return (
-            f"computed where its inputs are constant; {why_refused(name)}"
-            if name in SUMS
-            else f"refused: {why_refused(name)}"
-        )
-    return entry.becomes or (name if name in OPS else " ".join((entry.lower.__doc__ or "").split()).rstrip("."))
+    facts = OPERATORS.get(name, UNKNOWN)
+    if facts.lower is None:
+        computed = f"computed where its inputs are constant; {facts.refused}"
+        return computed if facts.fold else f"refused: {why_refused(name)}"
+    known = facts.becomes or facts.to or (name if name in OPS else "")
+    return known or " ".join((facts.lower.__doc__ or "").split()).rstrip(".")
 
 
 def text() -> str:
     """The whole page."""
     names = sorted(n for n, number in vars(tflite.BuiltinOperator).items() if isinstance(number, int))
-    taken = sum(name in ENTRIES or name in SUMS for name in names)
+    taken = sum(name in OPERATORS for name in names)
     rows = [f"| {name} | {fate(name)} | {notes(name)} |" for name in names]
     head = ["| operator | becomes | also |", "| --- | --- | --- |"]
     return folded(INTRODUCTION.format(all=len(names), taken=taken)) + "\n".join([*head, *rows]) + "\n"

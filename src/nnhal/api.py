@@ -81,7 +81,7 @@ def _read(
     progress: Callable[[str], object] | None = None,
 ) -> tuple[Model, CacheOutcome | None]:
     """Read a model, and return it with the outcome of the cache lookup, if there is a cache."""
-    from nnhal.frontends.common.constant_inputs import arrays
+    from nnhal.frontends.common.inputs import arrays
     from nnhal.frontends.formats import folder_of
     from nnhal.frontends.source import exists_in_archive, open_source
 

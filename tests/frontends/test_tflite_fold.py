@@ -8,8 +8,9 @@ import pytest
 
 from nnhal.base.errors import BadFile
 from nnhal.frontends.common.budget import Budget, Cost
-from nnhal.frontends.tflite.fold import MOVES, SUMS, fold
+from nnhal.frontends.tflite.lowering import fold
 from nnhal.frontends.tflite.reader import read
+from nnhal.frontends.tflite.task import OPERATORS
 from tests.frontends import test_tflite_composed, test_tflite_newer, test_tflite_operators
 from tests.frontends.cases import Case, X, b, c, f, file_of, i, out
 from tests.frontends.flat import KINDS, litert
@@ -149,7 +150,7 @@ CASES = [
     case
     for table in TABLES
     for case in table
-    if (case[0] in MOVES or case[0] in SUMS) and {x.kind for x in (*case[1], *case[2])} <= KNOWN
+    if (OPERATORS[case[0]].moves or OPERATORS[case[0]].fold) and {x.kind for x in (*case[1], *case[2])} <= KNOWN
 ]
 
 
@@ -182,7 +183,7 @@ def test_what_is_computed_at_import_is_what_litert_computes(case):
         np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
-MOVED = {case[0]: case for case in reversed(CASES) if case[0] in MOVES and not left_alone(case)}
+MOVED = {case[0]: case for case in reversed(CASES) if OPERATORS[case[0]].moves and not left_alone(case)}
 
 
 @pytest.mark.parametrize("name", sorted(MOVED))

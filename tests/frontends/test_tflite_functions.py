@@ -5,14 +5,14 @@ import pytest
 from numpy.polynomial.polynomial import polyval
 from scipy.special import erfcx
 
-from nnhal.frontends.common import real_functions
+from nnhal.frontends.common.functions import ERFC
 from nnhal.frontends.tflite import functions
 
 
 def test_the_scaled_complement_of_the_error_function_is_t_times_a_polynomial():
     z = np.concatenate([np.linspace(0, 20, 4001), np.geomspace(20, 1e6, 1000)])
     t = 1 / (1 + z / 2)
-    np.testing.assert_allclose(t * polyval(t, real_functions.ERFC), erfcx(z), rtol=1.8e-7)
+    np.testing.assert_allclose(t * polyval(t, ERFC), erfcx(z), rtol=1.8e-7)
 
 
 def test_the_angle_of_a_tangent_up_to_1_is_it_times_a_polynomial_of_its_square():

@@ -8,9 +8,8 @@ import tflite
 
 import nnhal
 from nnhal.frontends.tflite import load
-from nnhal.frontends.tflite.fold import SUMS
-from nnhal.frontends.tflite.lowering import ENTRIES
-from nnhal.frontends.tflite.refusals import UNRUN, why_refused
+from nnhal.frontends.tflite.lowering import UNRUN, why_refused
+from nnhal.frontends.tflite.task import OPERATORS
 from tests.frontends.cases import RANDOM, Case, X, agrees, b, c, check, const, f, file_of, i, out, run
 from tests.frontends.flat import Writer, litert
 
@@ -290,7 +289,7 @@ def test_activations_of_16_bits_are_refused_with_the_reason():
         load(content)
 
 
-UNRUN_NAMES = [name for name in NUMBERS if name not in ENTRIES and name not in SUMS and why_refused(name) == UNRUN]
+UNRUN_NAMES = [name for name in NUMBERS if name not in OPERATORS and why_refused(name) == UNRUN]
 
 
 @pytest.mark.parametrize("name", UNRUN_NAMES)

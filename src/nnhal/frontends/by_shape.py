@@ -6,7 +6,7 @@ from typing import NamedTuple
 from nnhal.base.codes import Lifetime
 from nnhal.base.errors import InvalidModel, NnhalError, UnsupportedModel
 from nnhal.base.records import replace
-from nnhal.frontends.common.messages import unsupported
+from nnhal.frontends.common.inputs import unsupported
 from nnhal.model.graph import Model, Operand, Subgraph
 from nnhal.model.open import OpenModel
 

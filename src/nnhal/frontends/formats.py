@@ -1,13 +1,12 @@
 """Selects the importer of a file by its content, not by its name."""
 
 import os
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nnhal.base.answers import safe_repr
 from nnhal.base.errors import InvalidArgument, InvalidModel, ShapeNeeded, UnsupportedModel
 from nnhal.base.memory import Memory
-from nnhal.frontends.common.constant_inputs import Values
+from nnhal.frontends.common.inputs import Shapes, Values
 from nnhal.frontends.source import Source, is_onnx, open_source, split
 from nnhal.model.file import is_model, read_model
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from nnhal.model.graph import Model
     from nnhal.model.open import OpenModel
     from nnhal.model.outline import Outline
-
-Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
 
 
 def folder_of(source: Source) -> str | None:

@@ -4,7 +4,7 @@ import codecs
 import io
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -131,6 +131,38 @@ def bad_file(label: str, what: str) -> BadFile:
     """Return the error for a file of another format."""
     hint = next((f"; {text}" for start, text in HINT.items() if what.startswith(start)), "")
     return BadFile(f"{label}: is {what}, must be {MODEL}{hint}")
+
+
+class TrailingArchive(Mapping[str, bytes]):
+    """The zip file at the end of a model file, opened on first use; a missing one is empty."""
+
+    def __init__(self, data: Array, label: str) -> None:
+        there = END in data[-MOST_BEHIND:].tobytes()
+        # The memory of a file without one may be released
+        self._data, self._label = data if there else data[:0].copy(), label
+        self._archive: Mapping[str, bytes] | None = None if there else {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TrailingArchive, (self._data, self._label)
+
+    def _opened(self) -> Mapping[str, bytes]:
+        if self._archive is None:
+            from nnhal.frontends.archive import Archive
+
+            self._archive = Archive(self._data, self._label)
+        return self._archive
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._opened()[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._opened()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._opened())
+
+    def __len__(self) -> int:
+        return len(self._opened())
 
 
 def _file(path: str) -> Memory:

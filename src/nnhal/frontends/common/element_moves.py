@@ -38,6 +38,17 @@ def moved(t: OperationWriter, terms: Sequence[Term], places: Array, fill: Any = 
     return result
 
 
+def numbered(t: OperationWriter, terms: Sequence[Term]) -> list[Array]:
+    """Return the number of each element of some terms, counted through, in their shapes in the file."""
+    t.check_count(sum(math.prod(t.known(term)) for term in terms))
+    start, arrays = 0, []
+    for term in terms:
+        shape = t.known(term)[: t.rank(term)]
+        arrays.append((np.arange(math.prod(shape), dtype=np.int64) + start).reshape(shape))
+        start += arrays[-1].size
+    return arrays
+
+
 def chosen(t: OperationWriter, here: Array, x: Term, y: Term) -> Term:
     """Return x where `here` holds, y elsewhere."""
     if here.all():
@@ -153,3 +164,36 @@ def merged(shapes: Sequence[tuple[int, ...]], whole: Sequence[int]) -> list[list
                 result.append(n)
         before = alike
     return [result or [1] for result in results]
+
+
+def three(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
+    """Return a shape with the dimensions before an axis, and those behind it, merged."""
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+def part_of(t: OperationWriter, x: Term, axis: int, start: int, size: int) -> Term:
+    """Return a range along one dimension."""
+    shape = t.shape(x)
+    if (start, size) == (0, shape[axis]):
+        return x
+    if len(shape) > MOST_DIMENSIONS:
+        sizes = t.known(x)
+        flat = t.reshaped(x, three(sizes, axis))
+        return t.reshaped(part_of(t, flat, 1, start, size), (*sizes[:axis], size, *sizes[axis + 1 :]))
+    starts = [start if i == axis else 0 for i in range(len(shape))]
+    sizes_ = [size if i == axis else -1 if d is None else d for i, d in enumerate(shape)]
+    return t.make("SLICE", x, t.integers(starts), t.integers(sizes_))
+
+
+def joined(t: OperationWriter, terms: Sequence[Term], axis: int, like: Any = None) -> Term:
+    """Concatenate terms; of more than four dimensions, those before and those behind the axis are merged."""
+    like = terms[0] if like is None else like
+    if len(t.shape(terms[0])) <= MOST_DIMENSIONS:
+        return t.make("CONCATENATION", *terms, axis, like=like)
+    shapes = [t.known(term) for term in terms]
+    first = shapes[0]
+    rest = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
+    t.require(len(rest) == 1, f"shapes {', '.join(str(list(s)) for s in shapes)} must differ along axis {axis} only")
+    flat = [t.reshaped(term, three(shape, axis)) for term, shape in zip(terms, shapes, strict=True)]
+    whole = t.make("CONCATENATION", *flat, 1, like=like)
+    return t.reshaped(whole, (*first[:axis], sum(s[axis] for s in shapes), *first[axis + 1 :]))

@@ -9,7 +9,7 @@ from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import axis_moved
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import INT32_RANGE, OperationWriter
-from nnhal.ops.schema import I32
+from nnhal.ops.schema import B8, I32
 
 MOST_LOOKED_UP = 1 << 24  # entries of a dimension: a constant holds them all
 
@@ -90,3 +90,12 @@ def row_numbers(t: OperationWriter, indices: Term, sizes: Sequence[int]) -> Term
     if total is None:
         t.refuse("has no indices")
     return t.reshaped(total, (count,))
+
+
+def rows_at(t: OperationWriter, x: Term, rows: Term, places: Sequence[int], depth: int) -> Term:
+    """Return rows of a tensor by their flat numbers, in the shape `places`. depth: the dimensions that count rows."""
+    shape = t.known(x)
+    bare = t.ones(x) if x.value.type == B8 else x
+    table = t.reshaped(bare, (math.prod(shape[:depth]), math.prod(shape[depth:])))
+    found = t.reshaped(t.make("GATHER", table, 0, rows), (*places, *shape[depth:]) or (1,))
+    return t.nonzero_mask(found) if x.value.type == B8 else found

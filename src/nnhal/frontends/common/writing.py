@@ -12,15 +12,59 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.operands import Array, Shape, Value, dtype_of
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Budget, Cost
-from nnhal.frontends.common.terms import EmittedOperation, OpenDimension, Term, UnsupportedOperator, constant, shaped
+from nnhal.frontends.common.terms import (
+    UNTYPED,
+    EmittedOperation,
+    OpenDimension,
+    Term,
+    UnsupportedOperator,
+    WrittenGraph,
+    constant,
+    shaped,
+)
+from nnhal.model.graph import EdgeForm
 from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, Arg, Op, T, bind, types_for
 
-ASYMMETRIC = (Q8, Q8S)
+FLOATS, ASYMMETRIC = (F32, F16), (Q8, Q8S)
 MOST_DIMENSIONS = 4  # of many NNAPI operations
 MOST_PLACES = 1 << 20  # numbers of a constant with source indices of elements
 INT32_RANGE = np.iinfo(np.int32)
 ARGUMENTS = (Term, int, float, str, np.generic)
+
+
+class ImportedGraph(WrittenGraph):
+    """A graph during import. problems: what cannot be expressed in any graph of the file, with the places."""
+
+    def __init__(self, budget: Budget, problems: dict[tuple[str, str], list[str]]) -> None:
+        self._budget, self._problems = budget, problems
+        self.inputs: list[Term] = []
+        self.outputs: list[Term] = []
+        self.forms: list[EdgeForm] = []
+        self.failed = False  # an operator of it cannot be expressed
+
+    def problem(self, name: str, reason: str, place: str = "") -> None:
+        """Record something that cannot be expressed."""
+        self.failed = True
+        self._problems.setdefault((name, reason), []).append(place)
+
+    def is_unusable(self, term: Term, kind: str, name: str) -> bool:
+        """Whether a term has no NNAPI type, so that it cannot be the named output; that is recorded."""
+        why = "is a shape known only at execution, which NNAPI has no operation for" if term.partly else ""
+        if term.value.type == UNTYPED and not why:
+            why = f"is {kind}, which NNAPI has no type for"
+        if why:
+            self.problem(f"output {name!r}", why)
+        return bool(why)
+
+    def emit_copy(self, term: Term) -> Term:
+        """Return a copy of a term, if a model may not have it as an output itself."""
+        self._budget.spend(Cost.OPERATIONS, 1)
+        copied = replace(term.value, data=None)
+        bound = bind(OPS["CAST"], [term.value], [copied], "CAST")
+        result = Term(replace(copied, shape=bound.shapes[0] or copied.shape), term.kind, scalar=term.scalar)
+        self.operations.append(EmittedOperation("CAST", (term,), (result,), "copy", bound))
+        return result
 
 
 class OperationWriter:
@@ -46,6 +90,18 @@ class OperationWriter:
     def raw(self, place: int) -> Term:
         """Return input `place` as it is in the file."""
         raise NotImplementedError
+
+    def given(self, place: int) -> bool:
+        """Whether input `place` is given."""
+        raise NotImplementedError
+
+    def x(self, place: int) -> Term:
+        """Return input `place` as an NNAPI tensor."""
+        raise NotImplementedError
+
+    def maybe(self, place: int) -> Term | None:
+        """Return input `place`, None if it is omitted."""
+        return self.x(place) if self.given(place) else None
 
     def data(self, place: int, what: str) -> Array:
         """Return the value of input `place`, which must be known; elements known only at execution are None."""

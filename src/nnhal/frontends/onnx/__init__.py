@@ -17,15 +17,26 @@ import numpy as np
 from msgspec.structs import force_setattr
 
 from nnhal.base.codes import MAX_COPIED_CONSTANT
-from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded, bounded_text
+from nnhal.base.errors import BadFile, InvalidArgument, ShapeNeeded, bounded_text
 from nnhal.base.memory import Memory
 from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.base.values import dimensions, shapes_by_name
 from nnhal.frontends.by_shape import OpenInputs
-from nnhal.frontends.common.constant_inputs import Values, arrays, fitted, is_all_fixed
-from nnhal.frontends.common.messages import Left, shape_hint, shapes_needed_message, unsupported
+from nnhal.frontends.common.inputs import (
+    OPEN,
+    Left,
+    Shapes,
+    Values,
+    arrays,
+    fitted,
+    is_all_fixed,
+    lasting,
+    open_notes,
+    unsupported,
+    validated,
+)
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.write import ModelWriter
 from nnhal.frontends.external_data import BESIDE
@@ -35,11 +46,8 @@ from nnhal.frontends.onnx.lowering import lower, lower_open
 from nnhal.frontends.onnx.reader import read
 from nnhal.model.graph import Model
 from nnhal.model.metadata import Metadata, TensorMetadata
-from nnhal.model.validate import validate
 
-Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
 ONE_BRANCH = "where an input decides the If, --value NAME=N, or values={NAME: N}, leaves one branch"
-OPEN = (0, -1)  # the marks of a dimension that is unknown until execution
 
 
 def load_opened(
@@ -74,17 +82,10 @@ def load_opened(
         raise unsupported(file.label, context.problems, ONE_BRANCH if branch else emptied)
     for term, edge in zip(graph.outputs, file.graph.outputs, strict=True):
         term.value = replace(term.value, name=edge.name)
-    notes = [
-        f"{text} is open in the file and taken as {list(shape)}; {shape_hint(name, shape)} it"
-        for name, shape, text in left
-    ]
+    notes = open_notes(left)
     release_file(graph, file)
     writer = ModelWriter(file.memories, file.budget, bounded_text(os.path.splitext(os.path.basename(label))[0]))
-    model = writer.model(graph, (), metadata_of(file), notes, alike(file, wanted))
-    try:
-        validate(model)
-    except InvalidModel as error:
-        raise (ShapeNeeded(f"{label}: {shapes_needed_message(left)}") if left else error) from None
+    model = validated(writer.model(graph, (), metadata_of(file), notes, alike(file, wanted)), label, left)
     model._memo[BESIDE] = dict(zip(file.beside, file.memories[1:], strict=True))
     return model
 
@@ -262,6 +263,4 @@ def look_for_the_cause(
         for edge, shape in zip(file.graph.inputs, wanted, strict=True)
     ]
     always = imported(file, shapes)[0].problems
-    context.problems = {key: places for key, places in context.problems.items() if always.get(key) == places}
-    if not context.problems:
-        raise ShapeNeeded(f"{context.file.label}: {shapes_needed_message(left)}")
+    context.problems = lasting(context.file.label, context.problems, always, left)

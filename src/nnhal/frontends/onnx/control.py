@@ -5,20 +5,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nnhal.base.codes import OperandType
-from nnhal.base.operands import Shape, Value
+from nnhal.base.operands import Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.common.element_moves import moved
+from nnhal.frontends.common.element_moves import joined, moved
 from nnhal.frontends.common.integer_ranges import ANY, hull
+from nnhal.frontends.common.lowering import common_shape, reference
 from nnhal.frontends.common.terms import OpenDimension, Term, UnsupportedOperator, constant
-from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE
-from nnhal.frontends.onnx.elementwise import FLOATS
+from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, INT32_RANGE
 from nnhal.frontends.onnx.file import OnnxFileGraph
 from nnhal.frontends.onnx.graph import NodeGraph, OperationList
-from nnhal.frontends.onnx.movement import joined
 from nnhal.frontends.onnx.node_order import inner_graphs
-from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import B8, I32
 
 MOST_UNROLLED = 256  # iterations of a loop that are written one after the other
@@ -51,11 +49,6 @@ def inline(t: NodeTask, source: OnnxFileGraph, given: Sequence[tuple[str, Term]]
     return [graph.term(edge.name) for edge in source.outputs]
 
 
-def reference(graph: NodeGraph) -> Term:
-    """Return a graph as an operand."""
-    return Term(Value(OperandType.SUBGRAPH, data=graph.facts), graph=graph)
-
-
 def shared_captures(graphs: Sequence[NodeGraph]) -> list[Term]:
     """Make the values that graphs capture inputs of all of them, in one order."""
     names = dict.fromkeys(name for graph in graphs for name in graph.captures)
@@ -71,7 +64,7 @@ def shared_captures(graphs: Sequence[NodeGraph]) -> list[Term]:
     return outers
 
 
-@node("If", outputs=(1, None), becomes="IF; of a condition that is known, the branch")
+@operator("If", apart=True, outputs=(1, None), becomes="IF; of a condition that is known, the branch")
 def branch(t: NodeTask) -> None:
     """Replace the node by its branch if the condition is known."""
     known = t.raw(0).data
@@ -112,12 +105,8 @@ def bare(value: Value) -> Value:
 # ------------------------------------------------------------------------------------------------------------------ loops
 
 
-@node(
-    "Loop",
-    inputs=(2, None),
-    outputs=(1, None),
-    becomes="its iterations one after the other if they are few and known; else WHILE",
-)
+@operator("Loop", apart=True, inputs=(2, None), outputs=(1, None),
+          becomes="its iterations one after the other if they are few and known; else WHILE")  # fmt: skip
 def loop(t: NodeTask) -> None:
     """Lower a loop: a number of iterations, a condition, and values carried from one iteration to the next."""
     body = t.inner("body")
@@ -209,7 +198,7 @@ def looped(t: NodeTask, body: OnnxFileGraph, carried: int) -> None:
     while True:
         graph = inner_graph(t, body, list(zip(names, values, kinds, scalars, strict=True)))
         made = graph.outputs
-        shapes = [common(v.shape, r.value.shape) for v, r in zip(values[1:], made, strict=True)]
+        shapes = [common_shape(v.shape, r.value.shape) for v, r in zip(values[1:], made, strict=True)]
         if shapes == [v.shape for v in values[1:]]:
             break
         values = [values[0], *(replace(v, shape=shape) for v, shape in zip(values[1:], shapes, strict=True))]
@@ -240,10 +229,3 @@ def looped(t: NodeTask, body: OnnxFileGraph, carried: int) -> None:
     results = t.run("WHILE", reference(condition), reference(graph), *operands, *given, outs=outs)
     for n in range(carried):
         t.result(n, results[2 + n], kinds[2 + n], scalar=scalars[2 + n])
-
-
-def common(before: Shape | None, after: Shape | None) -> Shape | None:
-    """Return the known part of a shape that may be either."""
-    if before is None or after is None or len(before) != len(after):
-        return None
-    return tuple(m if m == n else None for m, n in zip(before, after, strict=True))

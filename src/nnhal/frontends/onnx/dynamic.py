@@ -11,20 +11,21 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.common.real_functions import RealArithmetic, rounded
+from nnhal.frontends.common.functions import RealArithmetic, rounded
 from nnhal.frontends.common.terms import PLAIN_SCALE, UNTYPED, Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC
 from nnhal.frontends.onnx.file import OnnxNode
 from nnhal.frontends.onnx.graph import NodeGraph
 from nnhal.frontends.onnx.layers import convolution
 from nnhal.frontends.onnx.products import matmul
-from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import F32, I32
 
 MOST = 255.0  # the range of DynamicQuantizeLinear's integers
 
 
-@node("DynamicQuantizeLinear", outputs=3, becomes="REDUCE_MIN, REDUCE_MAX, DIV, ADD, rounded; the integers as reals")
+@operator("DynamicQuantizeLinear", outputs=3,
+          becomes="REDUCE_MIN, REDUCE_MAX, DIV, ADD, rounded; the integers as reals")  # fmt: skip
 def dynamically_quantised(t: NodeTask) -> None:
     """Return scale and zero point of the range from the least element, or 0, to the greatest, or 0."""
     x, r = t.x(0), RealArithmetic(t)
@@ -64,7 +65,7 @@ class NodeOnReals(NodeTask):
     def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
         super().__init__(graph, node, opset)
         self._kind = next(term.kind for term in map(graph.term, filter(None, node.inputs)) if term.reals is not None)
-        calculates = node.op in CALCULATED
+        calculates = self.facts.moves is None
         self.require(not calculates or self._kind == "INT32", f"of {self._kind} has no operation in NNAPI")
         self._seen = {
             place: reals_of(self, graph.term(name))
@@ -76,17 +77,13 @@ class NodeOnReals(NodeTask):
         """Return input `place`, as reals if it is held so."""
         return self._seen.get(place) or super().raw(place)
 
-    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool | None = None) -> None:
         """Set output `number`, with the type of the input."""
-        hold(self, number, self._kind, term, scalar=scalar)
+        hold(self, number, self._kind, term, scalar=self.is_scalar(scalar))
 
     def same(self, term: Term, number: int = 0) -> None:
         """Set output `number` to an existing term."""
         hold(self, number, self._kind, term, scalar=term.scalar)
-
-
-CALCULATED = frozenset(("Add", "Sub", "Mul"))
-HELD = CALCULATED | {"Concat", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 
 
 class CentredNode(NodeTask):
@@ -104,9 +101,9 @@ class CentredNode(NodeTask):
         """Return input `place`, minus its zero point."""
         return self._inputs[place]
 
-    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool | None = None) -> None:
         """Set output `number` to sums of 32 bits."""
-        hold(self, number, "INT32", term, scalar=scalar)
+        hold(self, number, "INT32", term, scalar=self.is_scalar(scalar))
 
     def _centred(self, place: int) -> Term:
         names = self.node.inputs
@@ -151,16 +148,13 @@ def reals_of(t: NodeTask, term: Term) -> Term:
     return t.make("DEQUANTIZE", t.usable(term, "an input"), like=Value(F32))
 
 
-@node("MatMulInteger", inputs=(2, 4), becomes="as MatMul, of the integers as reals")
+@operator("MatMulInteger", inputs=(2, 4), task=CentredNode, apart=True, becomes="as MatMul, of the integers as reals")
 def integer_product(t: NodeTask) -> None:
     """Write a MatMul of the inputs minus their zero points."""
     matmul(t)
 
 
-@node("ConvInteger", inputs=(2, 4), becomes="as Conv, of the integers as reals")
+@operator("ConvInteger", inputs=(2, 4), task=CentredNode, apart=True, becomes="as Conv, of the integers as reals")
 def integer_convolution(t: NodeTask) -> None:
     """Write a Conv of the inputs minus their zero points; padding has the zero point's value."""
     convolution(t)
-
-
-CENTRED = frozenset(("MatMulInteger", "ConvInteger"))

@@ -2,7 +2,9 @@
 
 import math
 
-from nnhal.frontends.common.real_functions import (
+import numpy as np
+
+from nnhal.frontends.common.functions import (
     RealArithmetic,
     cosine_of,
     gelu_of,
@@ -11,12 +13,13 @@ from nnhal.frontends.common.real_functions import (
     rounded,
     sign_of,
 )
-from nnhal.frontends.onnx.elementwise import floats, in_own_type, single_floats
-from nnhal.frontends.onnx.task import NodeTask, all_scalars, node
+from nnhal.frontends.common.integer_ranges import sign as sign_range
+from nnhal.frontends.onnx.elementwise import floats, in_own_type, plain, single_floats
+from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import I32
 
 
-@node("Erf", single=True, becomes="EXP and a polynomial; near 0 a polynomial in x²")
+@operator("Erf", single=True, becomes="EXP and a polynomial; near 0 a polynomial in x²")
 def erf(t: NodeTask) -> None:
     """Write twice the normal distribution's share; away from 0, from the tail."""
     x, r = floats(t), RealArithmetic(t)
@@ -25,76 +28,76 @@ def erf(t: NodeTask) -> None:
     square = r("MUL", x, x)
     near = r("MUL", size, r.polynomial(ERF, r("MINIMUM", square, 1.0)))
     found = r.choose(r.test("LESS", size, 0.5), near, far)
-    t.result(0, r.choose(r.test("LESS", x, 0.0), t.make("NEG", found), found), scalar=all_scalars(t))
+    t.result(0, r.choose(r.test("LESS", x, 0.0), t.make("NEG", found), found))
 
 
 ERF = (1.1283791670955126, -0.37612638903183754, 0.11283791670955126, -0.026866170645131252, 0.005223977625442188,
        -0.0008548327023450853)  # the series of erf(x) / x in x²  # fmt: skip
 
 
-@node("Gelu", single=True, becomes="exact: EXP and a polynomial for erf; approximate: TANH")
+@operator("Gelu", single=True, becomes="exact: EXP and a polynomial for erf; approximate: TANH")
 def gelu(t: NodeTask) -> None:
     mode = t.attr("approximate", "none")
     t.require(mode in ("none", "tanh"), f"approximate is {mode}, must be 'none' or 'tanh'")
-    t.result(0, gelu_of(t, floats(t), mode == "tanh"), scalar=all_scalars(t))
+    t.result(0, gelu_of(t, floats(t), mode == "tanh"))
 
 
-@node("Cos", single=True, becomes="1 - 2 SIN(x / 2)²")
+@operator("Cos", single=True, fold=plain(np.cos), becomes="1 - 2 SIN(x / 2)²")
 def cosine(t: NodeTask) -> None:
     """Write the cosine without a sum that would round a large argument."""
-    t.result(0, cosine_of(t, floats(t)), scalar=all_scalars(t))
+    t.result(0, cosine_of(t, floats(t)))
 
 
-@node("Tan", single=True, becomes="SIN and DIV")
+@operator("Tan", single=True, becomes="SIN and DIV")
 def tangent(t: NodeTask) -> None:
     """Write sin(x) / cos(x)."""
     x, r = floats(t), RealArithmetic(t)
     half = t.make("SIN", r("MUL", x, 0.5))
-    t.result(0, r("DIV", t.make("SIN", x), r.less(1.0, r("MUL", r("MUL", half, half), 2.0))), scalar=all_scalars(t))
+    t.result(0, r("DIV", t.make("SIN", x), r.less(1.0, r("MUL", r("MUL", half, half), 2.0))))
 
 
-@node("Sign", single=True, becomes="GREATER, LESS, SELECT, ABS")
+@operator("Sign", single=True, fold=plain(np.sign), span=sign_range, becomes="GREATER, LESS, SELECT, ABS")
 def sign(t: NodeTask) -> None:
     """Write 1 or -1; for 0 and NaN, their absolute value."""
     x = t.x(0)
     t.require(x.value.type != I32 or x.value.shape, "has no shape")
-    t.result(0, sign_of(t, x), scalar=all_scalars(t))
+    t.result(0, sign_of(t, x))
 
 
-@node("Round", single=True, becomes="FLOOR and SELECT, halves to even")
+@operator("Round", single=True, fold=plain(np.round), becomes="FLOOR and SELECT, halves to even")
 def round_(t: NodeTask) -> None:
     """Round halves to even: up if more than half is left, or exactly half above an odd number."""
-    t.result(0, rounded(t, floats(t)), scalar=all_scalars(t))
+    t.result(0, rounded(t, floats(t)))
 
 
-@node("Softplus", single=True, becomes="EXP of -|x|, a polynomial for the logarithm, RELU")
+@operator("Softplus", single=True, becomes="EXP of -|x|, a polynomial for the logarithm, RELU")
 def softplus(t: NodeTask) -> None:
     """Write max(x, 0) + log(1 + e^-|x|)."""
     x, r = floats(t), RealArithmetic(t)
     fall = t.make("EXP", t.make("NEG", t.make("ABS", x)))
-    t.result(0, r("ADD", t.make("RELU", x), log_of_one_and(r, fall)), scalar=all_scalars(t))
+    t.result(0, r("ADD", t.make("RELU", x), log_of_one_and(r, fall)))
 
 
-@node("Mish", single=True, becomes="EXP, ADD, MUL, DIV")
+@operator("Mish", single=True, becomes="EXP, ADD, MUL, DIV")
 def mish(t: NodeTask) -> None:
     """Write x tanh(softplus(x)), which is x n / (n + 2) with n = e^x (e^x + 2)."""
     x, r = single_floats(t), RealArithmetic(t)
     power = t.make("EXP", r("MINIMUM", x, NO_BEND))
     n = r("MUL", power, r("ADD", power, 2.0))
-    t.result(0, in_own_type(t, r("MUL", x, r("DIV", n, r("ADD", n, 2.0)))), scalar=all_scalars(t))
+    t.result(0, in_own_type(t, r("MUL", x, r("DIV", n, r("ADD", n, 2.0)))))
 
 
 NO_BEND = 20.0  # from here on, float32 cannot distinguish mish(x) from x
 
 
-@node("Softsign", single=True, becomes="ABS, ADD, DIV")
+@operator("Softsign", single=True, becomes="ABS, ADD, DIV")
 def softsign(t: NodeTask) -> None:
     """Write x / (1 + |x|)."""
     x, r = floats(t), RealArithmetic(t)
-    t.result(0, r("DIV", x, r("ADD", t.make("ABS", x), 1.0)), scalar=all_scalars(t))
+    t.result(0, r("DIV", x, r("ADD", t.make("ABS", x), 1.0)))
 
 
-@node("Sinh", "Cosh", single=True, becomes="EXP, MUL, DIV, ADD, SUB")
+@operator("Sinh", "Cosh", single=True, becomes="EXP, MUL, DIV, ADD, SUB")
 def hyperbolic(t: NodeTask) -> None:
     """Combine half of e^|x| and half of e^-|x|: their sum, or their difference with the sign of x.
 
@@ -108,21 +111,21 @@ def hyperbolic(t: NodeTask) -> None:
         small = r("MUL", x, r.polynomial([1.0, 1 / 6, 1 / 120, 1 / 5040], r("MINIMUM", r("MUL", x, x), 1.0)))
         size = r("SUB", up, down)
         far = r.choose(r.test("LESS", x, 0.0), t.make("NEG", size), size)
-        t.result(0, r.choose(r.test("LESS", t.make("ABS", x), 0.5), small, far), scalar=all_scalars(t))
+        t.result(0, r.choose(r.test("LESS", t.make("ABS", x), 0.5), small, far))
     else:
-        t.result(0, r("ADD", up, down), scalar=all_scalars(t))
+        t.result(0, r("ADD", up, down))
 
 
-@node("IsNaN", single=True, becomes="NOT_EQUAL with itself")
+@operator("IsNaN", single=True, becomes="NOT_EQUAL with itself")
 def is_nan(t: NodeTask) -> None:
     """Compare each element with itself: only NaN differs."""
     x = floats(t)
-    t.result(0, RealArithmetic(t).test("NOT_EQUAL", x, x), "BOOL", scalar=all_scalars(t))
+    t.result(0, RealArithmetic(t).test("NOT_EQUAL", x, x), "BOOL")
 
 
-@node("Swish", single=True, becomes="LOGISTIC, MUL")
+@operator("Swish", single=True, becomes="LOGISTIC, MUL")
 def swish(t: NodeTask) -> None:
     """Write x times the sigmoid of alpha x."""
     x, r, alpha = floats(t), RealArithmetic(t), t.attr("alpha", 1.0)
     inner = x if alpha == 1 else r("MUL", x, alpha)
-    t.result(0, r("MUL", x, t.make("LOGISTIC", inner)), scalar=all_scalars(t))
+    t.result(0, r("MUL", x, t.make("LOGISTIC", inner)))

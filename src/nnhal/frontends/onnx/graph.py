@@ -17,17 +17,15 @@ from nnhal.frontends.common.terms import (
     EmittedOperation,
     Term,
     UnsupportedOperator,
-    WrittenGraph,
     constant,
     fits,
 )
-from nnhal.frontends.common.writing import INT32_RANGE
+from nnhal.frontends.common.writing import INT32_RANGE, ImportedGraph
 from nnhal.frontends.onnx.file import DTYPES, OnnxFile, OnnxFileGraph, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.node_order import reads
 from nnhal.frontends.onnx.open_sizes import Trials
 from nnhal.model.graph import EdgeForm
-from nnhal.ops import OPS
-from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, bind
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
 
 TYPES = {"FLOAT": F32, "FLOAT16": F16, "INT32": I32, "INT64": I32, "BOOL": B8, "UINT8": Q8, "INT8": Q8S}
 PLAIN = {"UINT8": PLAIN_SCALE, "INT8": PLAIN_SCALE}  # scales of integers that represent themselves
@@ -106,19 +104,16 @@ class OperationList(list[EmittedOperation]):
             self._places[id(out)] = place
 
 
-class NodeGraph(WrittenGraph):
+class NodeGraph(ImportedGraph):
     """One graph: terms by name, and the operations in order. outer: the enclosing graph."""
 
     def __init__(self, context: FileContext, source: OnnxFileGraph, outer: "NodeGraph | None" = None) -> None:
+        super().__init__(context.file.budget, context.problems)
         self.context, self.source, self.outer, self.file = context, source, outer, context.file
         self.operations: OperationList = OperationList()
         self.terms: dict[str, Term] = {}
-        self.inputs: list[Term] = []
-        self.outputs: list[Term] = []
-        self.forms: list[EdgeForm] = []  # of the outputs
         # By name: the term of the enclosing graph, and the input that receives it
         self.captures: dict[str, tuple[Term, Term]] = {}
-        self.failed = False
         self._readers: dict[str, OnnxNode] | None = None
         self.open_to_outer = False  # its operations are part of the enclosing graph
         self.depth: int = outer.depth + 1 if outer else 0
@@ -137,11 +132,6 @@ class NodeGraph(WrittenGraph):
         """Return the operation that produces a term, in this graph or an enclosing one."""
         found = self.operations.producer(term)
         return found if found is not None or self.outer is None else self.outer.producer(term)
-
-    def problem(self, name: str, reason: str, place: str = "") -> None:
-        """Record something that cannot be expressed."""
-        self.failed = True
-        self.context.problems.setdefault((name, reason), []).append(place)
 
     def term(self, name: str) -> Term:
         """Return the term of a value by name. A value of an enclosing graph becomes an input of this one."""
@@ -195,15 +185,6 @@ class NodeGraph(WrittenGraph):
 
     # --------------------------------------------------------------------------------------------------------- the end
 
-    def emit_copy(self, term: Term) -> Term:
-        """Return a copy of a term, if a model may not have it as an output itself."""
-        self.file.budget.spend(Cost.OPERATIONS, 1)
-        copied = replace(term.value, data=None)
-        bound = bind(OPS["CAST"], [term.value], [copied], "CAST")
-        result = Term(replace(copied, shape=bound.shapes[0] or copied.shape), term.kind, scalar=term.scalar)
-        self.operations.append(EmittedOperation("CAST", (term,), (result,), "copy", bound))
-        return result
-
     def finish(self, names: Sequence[str], kinds: Sequence[str]) -> None:
         """Set the outputs: inputs, constants and repeated terms become copies. kinds: their types in the file."""
         taken = {id(term) for term in self.inputs} | {id(inner) for _, inner in self.captures.values()}
@@ -217,10 +198,7 @@ class NodeGraph(WrittenGraph):
             if term.doubtful:
                 self.failed = True
                 continue
-            if term.value.type == UNTYPED or term.partly:
-                why = "is a shape known only at execution" if term.partly else f"is {term.kind or 'nothing'}"
-                what = "operation" if term.partly else "type"
-                self.problem(f"output {short(name)!r}", f"{why}, which NNAPI has no {what} for")
+            if self.is_unusable(term, term.kind or "nothing", short(name)):
                 continue
             if term.span is not None and not fits(term.span):
                 self.problem(f"output {short(name)!r}", WIDE)

@@ -7,17 +7,25 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.element_moves import NOWHERE, moved
-from nnhal.frontends.common.row_gathers import index_offsets, row_numbers
+from nnhal.frontends.common.element_moves import NOWHERE, moved, numbered, part_of
+from nnhal.frontends.common.folding import FAILURES, require_foldable, taken
+from nnhal.frontends.common.integer_ranges import of_all, of_first
+from nnhal.frontends.common.row_gathers import index_offsets, row_numbers, rows_at
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS
-from nnhal.frontends.onnx.fold import FAILURES
-from nnhal.frontends.onnx.movement import part_of
-from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, operator
 from nnhal.ops.schema import B8, F16, F32, I32
 
 
-@node("Gather", inputs=2, becomes="GATHER; of one place SLICE")
+def gather_moves(t: NodeTask, x: Array) -> Any:
+    indices = t.data(1, "indices")
+    axis = t.attr("axis", 0)
+    require_foldable(indices.dtype != object and x.ndim)
+    require_foldable(indices.size * (x.size // max(1, x.shape[axis])) <= max(MOST_FOLDED, x.size))
+    return x.take(indices.astype(np.int64), axis)
+
+
+@operator("Gather", inputs=2, becomes="GATHER; of one place SLICE", moves=gather_moves, span=of_first)
 def gather(t: NodeTask) -> None:
     """Gather along an axis. A scalar index removes the dimension; negative indices count from the end."""
     x, indices = t.x(0), t.index(1, "indices")
@@ -53,9 +61,7 @@ def gather(t: NodeTask) -> None:
 
 def through(t: NodeTask, x: Term, axis: int, numbers: "np.ndarray[tuple[int, ...], np.dtype[np.integer]]") -> Term:
     """Gather booleans by constant indices."""
-    shape = t.known(x)
-    t.check_count(math.prod(shape))
-    return moved(t, [x], np.arange(math.prod(shape)).reshape(shape).take(numbers, axis))
+    return moved(t, [x], numbered(t, [x])[0].take(numbers, axis))
 
 
 def from_begin(t: NodeTask, indices: Term, size: int | None) -> Term:
@@ -70,7 +76,16 @@ def from_begin(t: NodeTask, indices: Term, size: int | None) -> Term:
     return t.reshaped(t.make("SELECT", below, from_end, flat, like=flat), shape)
 
 
-@node("GatherElements", inputs=2, becomes="GATHER of elements counted through")
+def gather_elements_moves(t: NodeTask, x: Array) -> Any:
+    indices = t.data(1, "indices")
+    axis = t.attr("axis", 0) % max(1, x.ndim)
+    require_foldable(x.ndim == indices.ndim > 0)
+    cut = tuple(slice(None) if n == axis else slice(size) for n, size in enumerate(indices.shape))
+    return np.take_along_axis(x[cut], indices, axis)
+
+
+@operator("GatherElements", inputs=2, becomes="GATHER of elements counted through", moves=gather_elements_moves,
+          span=of_all)  # fmt: skip
 def gather_elements(t: NodeTask) -> None:
     """Gather elements, each with an index within its row."""
     x, indices = t.x(0), t.index(1, "indices")
@@ -100,7 +115,15 @@ def gather_elements(t: NodeTask) -> None:
     t.result(0, t.nonzero_mask(made) if x.value.type == B8 else made, x.kind)
 
 
-@node("GatherND", inputs=2, becomes="GATHER of rows counted through")
+def gather_nd_moves(t: NodeTask, x: Array) -> Any:
+    indices = t.data(1, "indices")
+    require_foldable(not t.attr("batch_dims", 0) and indices.dtype != object)
+    depth = indices.shape[-1]
+    require_foldable(math.prod(indices.shape[:-1]) * math.prod(x.shape[depth:]) <= max(MOST_FOLDED, x.size))
+    return taken(x, indices)
+
+
+@operator("GatherND", inputs=2, becomes="GATHER of rows counted through", moves=gather_nd_moves, span=of_all)
 def gather_nd(t: NodeTask) -> None:
     """Gather rows by index vectors, converted to row numbers."""
     x, indices = t.x(0), t.index(1, "indices")
@@ -116,14 +139,13 @@ def gather_nd(t: NodeTask) -> None:
         below = t.make("LESS", indices, t.scalar(0, indices), like=Value(B8))
         indices = t.make("SELECT", below, t.make("ADD", indices, sizes, activation=0), indices, like=indices)
     flat = row_numbers(t, indices, shape[:depth])
-    bare = t.ones(x) if x.value.type == B8 else x
-    rows = t.reshaped(bare, (math.prod(shape[:depth]), math.prod(shape[depth:])))
-    dims = (*places[:-1], *shape[depth:])
-    found = t.reshaped(t.make("GATHER", rows, 0, flat), dims or (1,))
-    t.result(0, t.nonzero_mask(found) if x.value.type == B8 else found, x.kind, scalar=not dims)
+    found = rows_at(t, x, flat, places[:-1], depth)
+    t.result(0, found, x.kind, scalar=len(places) - 1 + len(shape) - depth == 0)
 
 
-@node("ScatterND", inputs=3, becomes="GATHER and SELECT, of indices that are constant; ADD, MUL, MAXIMUM, MINIMUM")
+@operator("ScatterND", inputs=3, becomes="GATHER and SELECT, of indices that are constant; ADD, MUL, "
+          "MAXIMUM, MINIMUM",
+          span=of_all)  # fmt: skip
 def scatter_nd(t: NodeTask) -> None:
     """Write rows into a tensor."""
     x, indices, updates = t.x(0), t.ints(1, "indices"), t.x(2)
@@ -137,7 +159,7 @@ def scatter_nd(t: NodeTask) -> None:
     scattered(t, x, updates, np.arange(size).reshape(shape)[tuple(vectors.T)])
 
 
-@node("ScatterElements", inputs=3, becomes="as ScatterND")
+@operator("ScatterElements", inputs=3, becomes="as ScatterND", span=of_all)
 def scatter_elements(t: NodeTask) -> None:
     """Write elements into a tensor."""
     x, updates = t.x(0), t.x(2)
@@ -197,23 +219,23 @@ COMBINED: dict[str, Callable[["np.dtype[Any]"], tuple[str, Any]]] = {
 MOST_ROUNDS = 64
 
 
-@node("Trilu", inputs=(1, 2), becomes="MUL by ones and zeros; of integers and booleans SELECT")
+@operator("Trilu", inputs=(1, 2), becomes="MUL by ones and zeros; of integers and booleans SELECT", span=of_all)
 def triangle(t: NodeTask) -> None:
     """Keep one side of the diagonal, with zeros on the other."""
     x, k = t.x(0), t.integer_of(1, "k") if t.given(1) else 0
     shape = t.known(x)
-    t.check_count(math.prod(shape))
+    every = numbered(t, [x])[0]
     t.require(INT32_RANGE.min <= k <= INT32_RANGE.max and len(shape) >= 2, f"k is {k}, must fit into 32 bits")
     side = np.triu if t.attr("upper", 1) else np.tril
     keep = np.broadcast_to(side(np.ones(shape[-2:], bool), k), shape)
-    places = np.where(keep, np.arange(math.prod(shape)).reshape(shape), -1)
+    places = np.where(keep, every, NOWHERE)
     if x.value.type == B8:
         t.give("LOGICAL_AND", x, constant(Value(B8), keep.copy()))
     else:
         t.result(0, moved(t, [x], places, 0), x.kind)
 
 
-@node("ReverseSequence", inputs=2, becomes="GATHER, of lengths that are constant")
+@operator("ReverseSequence", inputs=2, becomes="GATHER, of lengths that are constant", span=of_all)
 def reverse_sequence(t: NodeTask) -> None:
     """Reverse the first elements of each batch."""
     x, lengths = t.x(0), t.ints(1, "sequence_lens")
@@ -223,12 +245,11 @@ def reverse_sequence(t: NodeTask) -> None:
         batch != time and len(lengths) == shape[batch],
         f"sequence_lens is {lengths}, must have one number for each batch",
     )
-    t.check_count(math.prod(shape))
-    numbered = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), (batch, time), (0, 1)).copy()
-    for row, length in zip(numbered, lengths, strict=True):
+    rows = np.moveaxis(numbered(t, [x])[0], (batch, time), (0, 1)).copy()
+    for row, length in zip(rows, lengths, strict=True):
         t.require(0 <= length <= shape[time], f"has a length of {length}, must be 0 to {shape[time]}")
         row[:length] = row[:length][::-1].copy()
-    t.result(0, moved(t, [x], np.moveaxis(numbered, (0, 1), (batch, time))), x.kind)
+    t.result(0, moved(t, [x], np.moveaxis(rows, (0, 1), (batch, time))), x.kind)
 
 
 def reversed_along(t: NodeTask, x: Term, axis: int) -> Term:

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.element_moves import transposed
-from nnhal.frontends.common.real_functions import RealArithmetic
+from nnhal.frontends.common.element_moves import part_of, three, transposed
+from nnhal.frontends.common.functions import RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, reshaped_constant
-from nnhal.frontends.onnx.elementwise import FLOATS, floats, in_own_type, single_floats
-from nnhal.frontends.onnx.movement import filled_around, part_of
-from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, MOST_DIMENSIONS, reshaped_constant
+from nnhal.frontends.onnx.elementwise import floats, in_own_type, single_floats
+from nnhal.frontends.onnx.movement import filled_around
+from nnhal.frontends.onnx.task import NodeTask, operator
 
 Pads = list[tuple[int, int]]
 MOST_PARTS = 64  # that a grouped layer is split into
@@ -154,7 +154,7 @@ def dilated_filter(t: NodeTask, data: Array, w: LayerWindow) -> Array:
     return made
 
 
-@node("Conv", inputs=(2, 3), becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, in NCHW; of rows with RESHAPE")
+@operator("Conv", inputs=(2, 3), becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, in NCHW; of rows with RESHAPE")
 def convolution(t: NodeTask) -> None:
     """Convolve pictures, or rows."""
     x, rank = spatial(t, floats(t))
@@ -173,7 +173,7 @@ def convolution(t: NodeTask) -> None:
     t.from_pictures(made, rank)
 
 
-@node("ConvTranspose", inputs=(2, 3), becomes="TRANSPOSE_CONV_2D, in NCHW; in groups one for each")
+@operator("ConvTranspose", inputs=(2, 3), becomes="TRANSPOSE_CONV_2D, in NCHW; in groups one for each")
 def transposed_convolution(t: NodeTask) -> None:
     """Convolve transposed: output_padding adds back what padding removes at the end."""
     x, rank = spatial(t, floats(t))
@@ -245,7 +245,9 @@ def transposed_window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int]) 
 # ---------------------------------------------------------------------------------------------------------------- pooling
 
 
-@node("AveragePool", "MaxPool", "LpPool", outputs=(1, 2), becomes="AVERAGE_POOL_2D, MAX_POOL_2D, L2_POOL_2D, in NCHW")
+@operator("AveragePool", to="AVERAGE_POOL_2D", outputs=(1, 2), becomes="AVERAGE_POOL_2D, in NCHW")
+@operator("MaxPool", to="MAX_POOL_2D", outputs=(1, 2), becomes="MAX_POOL_2D, in NCHW", on_stored=True)
+@operator("LpPool", to="L2_POOL_2D", outputs=(1, 2), becomes="L2_POOL_2D, in NCHW; MUL")
 def pool(t: NodeTask) -> None:
     """Pool; padding that counts in a mean becomes a separate operation."""
     x = t.x(0) if t.name == "MaxPool" else floats(t)
@@ -269,9 +271,8 @@ def pool(t: NodeTask) -> None:
     if t.name == "MaxPool":
         lowest = float(np.iinfo(x.value.dtype).min) if x.value.type in ASYMMETRIC else -math.inf
         x, w = narrowed(t, x, w, lowest)
-    name = {"AveragePool": "AVERAGE_POOL_2D", "MaxPool": "MAX_POOL_2D", "LpPool": "L2_POOL_2D"}[t.name]
     size = {"filter_w": w.size[1], "filter_h": w.size[0]}
-    made = t.make(name, x, **w.padding(), **w.strides(), **size, activation=0, nchw=True)
+    made = t.make(t.facts.to, x, **w.padding(), **w.strides(), **size, activation=0, nchw=True)
     if t.name == "LpPool":
         made = RealArithmetic(t)("MUL", made, math.sqrt(math.prod(kernel)))
     t.from_pictures(made, rank)
@@ -288,18 +289,18 @@ def rounded_up(t: NodeTask, w: LayerWindow, sizes: Sequence[int]) -> LayerWindow
     return w._replace(pads=pads)
 
 
-@node("GlobalAveragePool", "GlobalMaxPool", becomes="MEAN, REDUCE_MAX")
+@operator("GlobalAveragePool", to="MEAN")
+@operator("GlobalMaxPool", to="REDUCE_MAX", on_stored=True)
 def whole(t: NodeTask) -> None:
     """Pool over all but the first two dimensions."""
     x = floats(t)
     rank = t.rank(x)
-    name = "MEAN" if t.name == "GlobalAveragePool" else "REDUCE_MAX"
     if rank > MOST_DIMENSIONS:
         shape = t.known(x)
         flat = t.reshaped(x, (*shape[:2], math.prod(shape[2:])))
-        t.result(0, t.reshaped(t.make(name, flat, t.integers([2]), True), (*shape[:2], *[1] * (rank - 2))))
+        t.result(0, t.reshaped(t.make(t.facts.to, flat, t.integers([2]), True), (*shape[:2], *[1] * (rank - 2))))
     else:
-        t.give(name, x, t.integers(list(range(2, rank))), True)
+        t.give(t.facts.to, x, t.integers(list(range(2, rank))), True)
 
 
 # --------------------------------------------------------------------------------------------------------- normalisations
@@ -312,7 +313,8 @@ def per_channel(t: NodeTask, x: Term, values: Array) -> Term:
     return constant(Value(x.value.type), np.ascontiguousarray(values.astype(x.value.dtype).reshape(shape)))
 
 
-@node("BatchNormalization", inputs=5, outputs=(1, 5), becomes="the weights and bias of the layer before; else MUL, ADD")
+@operator("BatchNormalization", inputs=5, outputs=(1, 5),
+          becomes="the weights and bias of the layer before; else MUL, ADD")  # fmt: skip
 def batch_normalisation(t: NodeTask) -> None:
     """Normalise with the statistics of the training."""
     trained = t.attr("training_mode", 0) if t.opset >= 14 else sum(map(bool, t.node.outputs)) > 1
@@ -331,7 +333,7 @@ def batch_normalisation(t: NodeTask) -> None:
     t.give("ADD", product, per_channel(t, x, shift), activation=0)
 
 
-@node("InstanceNormalization", inputs=3, becomes="INSTANCE_NORMALIZATION, in NCHW; MUL, ADD")
+@operator("InstanceNormalization", inputs=3, becomes="INSTANCE_NORMALIZATION, in NCHW; MUL, ADD")
 def instance_normalisation(t: NodeTask) -> None:
     """Normalise; NNAPI has one gamma and beta for all channels, so MUL and ADD apply those of each."""
     x = floats(t)
@@ -346,7 +348,7 @@ def instance_normalisation(t: NodeTask) -> None:
     t.result(0, t.reshaped(t.make("ADD", scaled, per_channel(t, normal, bias), activation=0), shape))
 
 
-@node("LayerNormalization", inputs=(2, 3), outputs=(1, 3), becomes="MEAN, SUB, MUL, SQRT, DIV, ADD")
+@operator("LayerNormalization", inputs=(2, 3), outputs=(1, 3), becomes="MEAN, SUB, MUL, SQRT, DIV, ADD")
 def layer_normalisation(t: NodeTask) -> None:
     """Normalise over the dimensions from an axis on."""
     x, r = single_floats(t), RealArithmetic(t)
@@ -367,7 +369,7 @@ def layer_normalisation(t: NodeTask) -> None:
     t.result(0, t.reshaped(r("ADD", normal, others[1]) if len(others) > 1 else normal, shape))
 
 
-@node("GroupNormalization", inputs=3, becomes="INSTANCE_NORMALIZATION, in NCHW, of groups; MUL, ADD")
+@operator("GroupNormalization", inputs=3, becomes="INSTANCE_NORMALIZATION, in NCHW, of groups; MUL, ADD")
 def group_normalisation(t: NodeTask) -> None:
     """Normalise groups. Scale and bias belong to channels from version 21 on, to groups before."""
     x, groups = floats(t), t.attr("num_groups", 1)
@@ -385,7 +387,7 @@ def group_normalisation(t: NodeTask) -> None:
     t.result(0, t.reshaped(t.make("ADD", scaled, per_channel(t, back, values[1]), activation=0), shape))
 
 
-@node("LpNormalization", becomes="REDUCE_SUM, SQRT, MAXIMUM, DIV")
+@operator("LpNormalization", becomes="REDUCE_SUM, SQRT, MAXIMUM, DIV")
 def lp_normalisation(t: NodeTask) -> None:
     """Divide by the length of the vector along an axis; a vector of length 0 is unchanged."""
     x, r = single_floats(t), RealArithmetic(t)
@@ -397,7 +399,7 @@ def lp_normalisation(t: NodeTask) -> None:
     t.result(0, in_own_type(t, r("DIV", x, r("MAXIMUM", length, float(np.finfo(np.float32).tiny)))))
 
 
-@node("LRN", becomes="LOCAL_RESPONSE_NORMALIZATION along the channels")
+@operator("LRN", becomes="LOCAL_RESPONSE_NORMALIZATION along the channels")
 def local_response(t: NodeTask) -> None:
     """Convert alpha: NNAPI's applies to each term, ONNX's to their mean."""
     x, size = floats(t), t.attr("size", 1)
@@ -406,7 +408,7 @@ def local_response(t: NodeTask) -> None:
     t.give("LOCAL_RESPONSE_NORMALIZATION", x, size // 2, bias, alpha / size, beta, 1)
 
 
-@node("MeanVarianceNormalization", becomes="MEAN, SUB, MUL, SQRT, DIV")
+@operator("MeanVarianceNormalization", becomes="MEAN, SUB, MUL, SQRT, DIV")
 def mean_variance(t: NodeTask) -> None:
     """Normalise over axes."""
     x, r = single_floats(t), RealArithmetic(t)
@@ -416,21 +418,20 @@ def mean_variance(t: NodeTask) -> None:
     t.result(0, in_own_type(t, r("DIV", centred, r("ADD", deviation, 1e-9))))
 
 
-@node("Softmax", "LogSoftmax", becomes="SOFTMAX, LOG_SOFTMAX; before version 13 of rows")
+@operator("Softmax", to="SOFTMAX", becomes="SOFTMAX; before version 13 of rows")
+@operator("LogSoftmax", to="LOG_SOFTMAX", becomes="LOG_SOFTMAX; before version 13 of rows")
 def softmax(t: NodeTask) -> None:
     """Compute the softmax along an axis; before version 13, over all dimensions from an axis on."""
     x = floats(t)
     shape, old = t.shape(x), t.opset < 13
     axis = t.axis(t.attr("axis", 1 if old else -1), len(shape))
-    name = "SOFTMAX" if t.name == "Softmax" else "LOG_SOFTMAX"
     last = axis == len(shape) - 1
     if old and not last:
         halves = shape[:axis], shape[axis:]
         flat = t.reshaped(x, [None if None in half else math.prod(d or 0 for d in half) for half in halves])
-        t.result(0, t.reshaped(t.make(name, flat, 1.0, -1), shape))
+        t.result(0, t.reshaped(t.make(t.facts.to, flat, 1.0, -1), shape))
     elif len(shape) > MOST_DIMENSIONS:
         sizes = t.known(x)
-        parts = (math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :]))
-        t.result(0, t.reshaped(t.make(name, t.reshaped(x, parts), 1.0, 1), sizes))
+        t.result(0, t.reshaped(t.make(t.facts.to, t.reshaped(x, three(sizes, axis)), 1.0, 1), sizes))
     else:
-        t.give(name, x, 1.0, -1 if last else axis)
+        t.give(t.facts.to, x, 1.0, -1 if last else axis)

@@ -1,15 +1,18 @@
 """Converts a file's graph to NNAPI operations, node by node: computes known values, and lowers the rest."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from nnhal.base.errors import BadFile, InvalidModel, NnhalError, bounded_text
+import numpy as np
+
+from nnhal.base.errors import BadFile, InvalidModel
 from nnhal.base.names import short
-from nnhal.base.operands import Value
+from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.folding import FAILURES, CannotFold, as_stored
+from nnhal.frontends.common.lowering import attempt, check_counts, is_deep
 from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator
-from nnhal.frontends.common.writing import MOST_DIMENSIONS
 from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table)
     control,
     dynamic,
@@ -23,22 +26,53 @@ from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table
     recurrent,
     reduction,
     resize,
+    shapes,
 )
-from nnhal.frontends.onnx.file import OWN_DOMAINS, AttributeReference, OnnxFunction, OnnxNode, OnnxTensor
-from nnhal.frontends.onnx.fold import MOVES, folded
+from nnhal.frontends.onnx.file import DTYPES, OWN_DOMAINS, AttributeReference, OnnxFunction, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.graph import TYPES, NodeGraph
+from nnhal.frontends.onnx.movement import COUNTED
 from nnhal.frontends.onnx.node_order import inner_graphs
-from nnhal.frontends.onnx.positions import lower_by_places
-from nnhal.frontends.onnx.refusals import why_refused
-from nnhal.frontends.onnx.task import NODES, FlatNode, NodeEntry, NodeTask, RowNode
+from nnhal.frontends.onnx.task import OPERATORS, FlatNode, NodeFacts, NodeTask, RowNode, lower_by_places
 from nnhal.model.validate import MAX_DEPTH
 
+SMALL = 4096  # elements whose cost is their number, not their bytes
 UNFIT = (ValueError, IndexError, OverflowError, ZeroDivisionError)
+
+NOTHING = "has no operation in NNAPI"
+REFUSED = {
+    name: reason
+    for names, reason in (
+        ("StringConcat StringNormalizer StringSplit RegexFullMatch TfIdfVectorizer",
+         "works on texts or lists of them, for which NNAPI has no type"),
+        ("SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap "
+         "SplitToSequence ConcatFromSequence Optional OptionalGetElement OptionalHasElement",
+         "works on sequences, maps or optional values, for which NNAPI has no type"),
+        ("Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
+         "draws random numbers from another generator than NNAPI's only random operation"),
+        ("Adagrad Adam Momentum Gradient NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
+         "is for training, which NNAPI does not support"),
+        ("Unique Compress", f"of values that are computed at execution {COUNTED}"),
+        ("DFT STFT", "computes with complex numbers, for which NNAPI has neither type nor operation"),
+        ("BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor BitCast",
+         "works on the bits of integers, for which NNAPI has no operation"),
+        ("Scan", "collects outputs of all iterations, which NNAPI's WHILE cannot"),
+        ("ImageDecoder", "decodes picture files, which no operation of NNAPI does"),
+    )
+    for name in names.split()
+}  # fmt: skip
+
+
+def why_refused(name: str) -> str:
+    """Return why a node without an entry is refused."""
+    if "." in name:
+        domain = name.rpartition(".")[0]
+        return f"is an operator of {domain}, not of ONNX: NNAPI has no operation for it"
+    return REFUSED.get(name, NOTHING)
 
 
 def lower(graph: NodeGraph) -> None:
     """Lower every node of a graph; record those that cannot be lowered in its context."""
-    _lower_all(graph, graph.source.nodes, graph.file.opsets, 0)
+    lower_open(graph)
     graph.finish([e.name for e in graph.source.outputs], [e.kind for e in graph.source.outputs])
     graph.prune()
 
@@ -106,8 +140,6 @@ def _constant(graph: NodeGraph, node: OnnxNode) -> bool:
     if isinstance(value, OnnxTensor):
         graph.terms[node.outputs[0]] = graph.constant(value)
         return True
-    import numpy as np
-
     for name, dtype, kind in (
         ("value_float", np.float32, "FLOAT"),
         ("value_floats", np.float32, "FLOAT"),
@@ -138,7 +170,7 @@ def _folded(graph: NodeGraph, node: OnnxNode, version: int) -> bool:
             graph.terms.update(zip(node.outputs, context.derived[key], strict=True))
             return True
         task = NodeTask(graph, node, version)
-        results = folded(task, data, [term.kind for term in terms])
+        results = _computed(task, data, terms[0].kind)
         if results is None or len(results) < len(node.outputs):
             return False
         for number, (array, kind) in enumerate(results[: len(node.outputs)]):
@@ -150,6 +182,28 @@ def _folded(graph: NodeGraph, node: OnnxNode, version: int) -> bool:
         context.derived[key] = [graph.terms[name] for name in node.outputs]
         context.kept += terms
     return True
+
+
+def _computed(t: NodeTask, arrays: Sequence[Array], kind: str) -> list[tuple[Array, str]] | None:
+    """Return the outputs of a node and their types, None if it is not computed at import. kind: of the first input."""
+    function = t.facts.moves or t.facts.fold
+    if function is None or (t.facts.moves is None and any(a.dtype == object for a in arrays)):
+        return None
+    size = sum(a.size for a in arrays)
+    if size > SMALL:
+        t.budget.spend(Cost.MEMORY, 2 * sum(a.nbytes for a in arrays), t.label)
+    t.budget.spend(Cost.OPERATIONS, 1, t.label)
+    t.budget.spend(Cost.ELEMENTS, min(size, SMALL) + len(arrays) + 8, t.label)
+    try:
+        with np.errstate(all="ignore"):
+            moving = arrays if t.facts.moves is None or t.facts.joins else arrays[:1]
+            results = function(t, *moving)
+            if isinstance(results, tuple):
+                results, kind = results
+            results = results if isinstance(results, list) else [results]
+            return [(as_stored(np.asarray(each), np.dtype(DTYPES[kind])), kind) for each in results]
+    except (*FAILURES, CannotFold):
+        return None
 
 
 def _same(node: OnnxNode, terms: list[Term]) -> Any:
@@ -168,83 +222,47 @@ def _same(node: OnnxNode, terms: list[Term]) -> Any:
 
 def _lower(graph: NodeGraph, node: OnnxNode, version: int) -> None:
     name = f"{node.domain}.{node.op}" if node.domain else node.op
-    entry = NODES.get(name)
-    if entry is None:
-        _give_up(graph, node, why_refused(name), report=True)
+    facts = OPERATORS.get(name)
+    if facts is None or facts.lower is None:
+        _give_up(graph, node, why_refused(name) if facts is None else facts.refused, report=True)
         return
-    _check_counts(graph, node, entry)
+    check_counts(facts, len(node.inputs), len(node.outputs), f"{graph.file.label}: {node.label}")
     graph.file.budget.spend(Cost.OPERATIONS, 1, node.place)
     found = None
-    for task, lowered in _ways(graph, node, entry, version):
-        why = _attempt(task, lowered)
+    for task, lower in _ways(graph, node, facts, facts.lower, version):
+        why = attempt(task, lower, UNFIT)
         if why is None:
             return
         found = found or why
     _give_up(graph, node, found or "", report=bool(found))
 
 
-Task = Callable[[], NodeTask]
+Lower = Callable[[NodeTask], None]
 
 
 def _ways(
-    graph: NodeGraph, node: OnnxNode, entry: NodeEntry, version: int
-) -> Iterator[tuple[Task, Callable[[NodeTask], None]]]:
+    graph: NodeGraph, node: OnnxNode, facts: NodeFacts, lower: Lower, version: int
+) -> Iterator[tuple[Callable[[], NodeTask], Lower]]:
     """Yield the ways to lower a node. The first successful one counts; on failure, the first reason is reported."""
-    if node.op in dynamic.CENTRED and not node.domain:
-        yield partial(dynamic.CentredNode, graph, node, version), entry.lower
-        return
-    if node.op in dynamic.HELD and not node.domain and any(_held(graph, name) for name in node.inputs):
-        yield partial(dynamic.NodeOnReals, graph, node, version), entry.lower
+    terms = [graph.terms[name] for name in node.inputs if name in graph.terms]
+    task = facts.task or (dynamic.NodeOnReals if facts.on_reals and any(x.reals is not None for x in terms) else None)
+    if task is not None:
+        yield partial(task, graph, node, version), lower
         return
     plain = partial(NodeTask, graph, node, version)
-    if not node.domain and any(id(graph.terms.get(name)) in graph.context.stored for name in node.inputs):
-        if node.op in quantised.QUANTISED:
-            yield plain, quantised.lower_stored
-        if node.op in quantised.MOVED:
-            yield partial(quantised.StoredNode, graph, node, version), entry.lower
-    if entry.single and any(id(graph.terms.get(name)) in graph.context.pictures for name in node.inputs):
-        yield partial(RowNode, graph, node, version), entry.lower
-    if not (entry.single and _deep(graph, node)):
-        yield plain, entry.lower
-    if entry.single:
-        yield partial(FlatNode, graph, node, version), entry.lower
-    if node.op in MOVES and not node.domain:
+    if any(id(term) in graph.context.stored for term in terms):
+        if facts.quantised is not None:
+            yield plain, facts.quantised
+        if facts.on_stored:
+            yield partial(quantised.StoredNode, graph, node, version), lower
+    if facts.single and any(id(term) in graph.context.pictures for term in terms):
+        yield partial(RowNode, graph, node, version), lower
+    if not (facts.single and is_deep(terms)):
+        yield plain, lower
+    if facts.single:
+        yield partial(FlatNode, graph, node, version), lower
+    if facts.moves is not None:
         yield plain, lower_by_places
-
-
-def _attempt(task: Task, lowered: Callable[[NodeTask], None]) -> str | None:
-    """Lower one node. Returns None for success, otherwise the reason; "" if that is another node's."""
-    try:
-        made = task()
-        lowered(made)
-        made.commit()
-    except (UnsupportedOperator, InvalidModel) as error:
-        return str(error)
-    except NnhalError:
-        raise
-    except UNFIT as error:  # of numpy, about arrays of a malformed file
-        return f"its arguments do not fit one another: {bounded_text(str(error), 200)}"
-    return None
-
-
-def _held(graph: NodeGraph, name: str) -> bool:
-    term = graph.terms.get(name)
-    return term is not None and term.reals is not None
-
-
-def _deep(graph: NodeGraph, node: OnnxNode) -> bool:
-    terms = [graph.terms[name] for name in node.inputs if name in graph.terms]
-    return any(len(term.value.shape or ()) > MOST_DIMENSIONS for term in terms)
-
-
-def _check_counts(graph: NodeGraph, node: OnnxNode, entry: NodeEntry) -> None:
-    for kind, count, (least, most) in (
-        ("inputs", len(node.inputs), entry.inputs),
-        ("outputs", len(node.outputs), entry.outputs),
-    ):
-        if count < least or (most is not None and count > most):
-            must = f"{least} or more" if most is None else f"{least} to {most}" if most > least else f"{least}"
-            raise BadFile(f"{graph.file.label}: {node.label}: has {count} {kind}, must have {must}")
 
 
 def _give_up(graph: NodeGraph, node: OnnxNode, reason: str, *, report: bool) -> None:

@@ -1,170 +1,31 @@
-"""Entries of nodes that move data: shapes, slices, joining and splitting, padding, repeating, blocks."""
+"""Operators that move data: joining and splitting, slices, padding, repeating."""
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnhal.base.operands import Value
-from nnhal.frontends.common.element_moves import NOWHERE, moved, transposed
-from nnhal.frontends.common.terms import EmittedOperation, OpenDimension, Term, constant, stored
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.element_moves import NOWHERE, joined, moved, part_of, three
+from nnhal.frontends.common.folding import numbers, require_foldable
+from nnhal.frontends.common.integer_ranges import of_all, of_first
+from nnhal.frontends.common.terms import Term, constant, stored
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE, MOST_DIMENSIONS
 from nnhal.frontends.onnx.file import DTYPES
-from nnhal.frontends.onnx.fold import CannotFoldNode, sliced
-from nnhal.frontends.onnx.positions import lower_by_places
-from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, computed, lower_by_places, operator
 from nnhal.ops.schema import B8, F16, F32, I32
-
-# ---------------------------------------------------------------------------------------------------------------- shapes
-
-
-@node("Shape", becomes="a constant, as far as the shape is known")
-def shape_of(t: NodeTask) -> None:
-    """Return the shape, known at import as far as possible."""
-    shape = t.extents(t.raw(0))[t.attr("start", 0) : t.attr("end", None)]
-    t.known_result(shape if any(isinstance(n, OpenDimension) for n in shape) else shape.astype(np.int64))
-
-
-@node("Size", becomes="a constant")
-def size_of(t: NodeTask) -> None:
-    """Return the size, known at import."""
-    t.known_result(np.array(math.prod(t.known(t.raw(0))), np.int64))
-
-
-@node("Reshape", inputs=2, becomes="RESHAPE")
-def reshape(t: NodeTask) -> None:
-    """Reshape. One dimension may be open (-1); 0 represents that of the input."""
-    x = t.x(0)
-    sizes = t.shape(x)[: t.rank(x)]
-    if t.raw(1).data is None:
-        t.require(x.value.type != B8, "of booleans to a computed shape has no operation in NNAPI")
-        t.result(0, t.make("RESHAPE", x, t.index(1, "shape")), x.kind)
-        return
-    wanted: list[int | OpenDimension] = []
-    for place, n in enumerate(t.dimensions(1, "shape")):
-        if n == 0 and not t.attr("allowzero", 0):
-            t.require(
-                place < len(sizes),
-                f"dimension {place} is 0, which copies it from the input, whose rank is {len(sizes)}",
-            )
-            size = sizes[place]
-            wanted.append(OpenDimension(x, place) if size is None else size)
-        elif isinstance(n, int):
-            t.require(n >= -1, f"dimension {place} is {n}, must be at least -1")
-            wanted.append(n)
-        else:
-            wanted.append(n)
-    t.result(0, t.reshaped(x, settled(t, x, wanted) or [1]), x.kind, scalar=not wanted)
-
-
-def settled(t: NodeTask, x: Term, wanted: Sequence[int | OpenDimension]) -> list[int | None]:
-    """Return the shape of x, with the dimensions that are the same for any open sizes, even in place of -1."""
-
-    def giver(term: Term) -> EmittedOperation | None:
-        return next((made for made in t.emitted if term in made.outputs), None) or t.graph.producer(term)
-
-    left = None
-    known = math.prod(n for n in wanted if isinstance(n, int) and n != -1)
-    if -1 in wanted and known:
-        over = [n for n in wanted if isinstance(n, OpenDimension)]
-        each = t.graph.context.trials.quotient(x, over, giver)
-        left = each.numerator // known if each is not None and each % known == 0 else None
-        for term in (x, *(n.term for n in over)) if left is None else ():
-            t.follows(term)
-    return [left if n == -1 else n if isinstance(n, int) else None for n in wanted]
-
-
-@node("Flatten", becomes="RESHAPE")
-def flatten(t: NodeTask) -> None:
-    """Reshape to two dimensions."""
-    x, axis = t.x(0), t.attr("axis", 1)
-    shape = t.shape(x)[: t.rank(x)]
-    axis += len(shape) if axis < 0 else 0
-    parts = shape[:axis], shape[axis:]
-    dims = [None if None in part else math.prod(d or 0 for d in part) for part in parts]
-    t.result(0, t.reshaped(x, dims), x.kind)
-
-
-def axes_in(t: NodeTask, place: int = 1) -> list[int] | None:
-    """Return the axes: an attribute before version 13, an input from then on; None if unspecified."""
-    if t.given(place):
-        return t.ints(place, "axes")
-    return t.attr_ints("axes") if "axes" in t.node.attributes else None
-
-
-@node("Squeeze", inputs=(1, 2), becomes="RESHAPE")
-def squeeze(t: NodeTask) -> None:
-    """Remove the named dimensions of 1, or all."""
-    x, named = t.x(0), axes_in(t)
-    shape = t.shape(x)[: t.rank(x)]
-    if not named:
-        named = [i for i, d in enumerate(t.known(x)[: t.rank(x)]) if d == 1]
-    axes = {t.axis(n, len(shape)) for n in named}
-    t.require(all(shape[i] in (1, None) for i in axes), f"dimensions {sorted(axes)} of {list(shape)} must be 1")
-    left = [d for i, d in enumerate(shape) if i not in axes]
-    t.result(0, t.reshaped(x, left or [1]), x.kind, scalar=not left)
-
-
-@node("Unsqueeze", inputs=(1, 2), becomes="RESHAPE")
-def unsqueeze(t: NodeTask) -> None:
-    """Insert dimensions of 1."""
-    x, named = t.x(0), axes_in(t)
-    shape = list(t.shape(x)[: t.rank(x)])
-    t.require(named is not None, "has no axes, must have some")
-    rank = len(shape) + len(named or ())
-    for axis in sorted(t.axis(n, rank) for n in named or ()):
-        shape.insert(axis, 1)
-    t.result(0, t.reshaped(x, shape or [1]), x.kind, scalar=not shape)
-
-
-@node(
-    "Transpose", becomes="TRANSPOSE, of more than four dimensions those that stay together as one; of booleans GATHER"
-)
-def transpose(t: NodeTask) -> None:
-    """Permute the dimensions, reversed by default."""
-    x = t.x(0)
-    rank = t.rank(x)
-    order = t.attr_ints("perm") or list(reversed(range(rank)))
-    t.require(sorted(order) == list(range(rank)), f"perm is {order}, must be an order of {rank} dimensions")
-    t.result(0, transposed(t, x, order) if rank else x, x.kind, scalar=not rank)
-
-
-@node("DepthToSpace", becomes="DEPTH_TO_SPACE; in the order CRD RESHAPE and TRANSPOSE")
-def depth_to_space(t: NodeTask) -> None:
-    """Move channels to blocks."""
-    x, side, mode = t.x(0), t.attr("blocksize", 1), t.attr("mode", "DCR")
-    if mode == "DCR":
-        t.result(0, t.make("DEPTH_TO_SPACE", x, side, True), x.kind)
-        return
-    n, c, h, w = four(t, x)
-    split = t.reshaped(x, (n * (c // side**2), side, side, h, w))
-    t.result(0, t.reshaped(transposed(t, split, (0, 3, 1, 4, 2)), (n, c // side**2, h * side, w * side)), x.kind)
-
-
-def four(t: NodeTask, x: Term) -> tuple[int, int, int, int]:
-    """Return a shape of four dimensions."""
-    shape = t.known(x)
-    t.require(len(shape) == 4, f"has shape {list(shape)}, must have four dimensions")
-    return shape[0], shape[1], shape[2], shape[3]
-
-
-@node("SpaceToDepth", becomes="SPACE_TO_DEPTH; in the order CRD RESHAPE and TRANSPOSE")
-def space_to_depth(t: NodeTask) -> None:
-    """Move blocks to channels."""
-    x, side, mode = t.x(0), t.attr("blocksize", 1), t.attr("mode", "DCR")
-    if mode == "DCR":
-        t.result(0, t.make("SPACE_TO_DEPTH", x, side, True), x.kind)
-        return
-    n, c, h, w = four(t, x)
-    split = t.reshaped(x, (n * c, h // side, side, w // side, side))
-    turned = transposed(t, split, (0, 2, 4, 1, 3))
-    t.result(0, t.reshaped(turned, (n, c * side**2, h // side, w // side)), x.kind)
-
 
 # ------------------------------------------------------------------------------------------------- joining and splitting
 
 
-@node("Concat", inputs=(1, None), becomes="CONCATENATION; of booleans and integers GATHER and SELECT")
+def concat_moves(t: NodeTask, *xs: Array) -> Any:
+    mixed = any(x.dtype == object for x in xs)
+    return np.concatenate([x.astype(object) for x in xs] if mixed else xs, t.attr("axis", 0))
+
+
+@operator("Concat", inputs=(1, None), becomes="CONCATENATION; of booleans and integers GATHER and SELECT",
+          moves=concat_moves, joins=True, span=of_all, on_stored=True, on_reals=True)  # fmt: skip
 def concat(t: NodeTask) -> None:
     """Concatenate, without empty inputs."""
     places = [n for n in range(len(t.node.inputs)) if t.raw(n).data is None or np.asarray(t.raw(n).data).size]
@@ -181,37 +42,34 @@ def concat(t: NodeTask) -> None:
     t.result(0, joined(t, terms, axis), kind)
 
 
-def joined(t: NodeTask, terms: Sequence[Term], axis: int) -> Term:
-    """Concatenate terms."""
-    if len(t.shape(terms[0])) <= MOST_DIMENSIONS:
-        return t.make("CONCATENATION", *terms, axis, like=terms[0])
-    shapes = [t.known(term) for term in terms]
-    first = shapes[0]
-    rest = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
-    t.require(len(rest) == 1, f"shapes {', '.join(str(list(s)) for s in shapes)} must differ along axis {axis} only")
-    outer, inner = math.prod(first[:axis]), math.prod(first[axis + 1 :])
-    flat = [t.reshaped(term, (outer, shape[axis], inner)) for term, shape in zip(terms, shapes, strict=True)]
-    whole = t.make("CONCATENATION", *flat, 1, like=terms[0])
-    return t.reshaped(whole, (*first[:axis], sum(s[axis] for s in shapes), *first[axis + 1 :]))
-
-
-@node("Split", inputs=(1, 2), outputs=(1, None), becomes="SPLIT, or SLICE for each part")
-def split(t: NodeTask) -> None:
-    """Split into given sizes, or equal ones, of which the last may be smaller."""
-    x, count = t.x(0), len(t.node.outputs)
-    axis = t.axis(t.attr("axis", 0), t.rank(x))
-    size = t.shape(x)[axis]
-    t.require(size is not None, "has a size along its axis that is known only at execution")
-    size = size or 0
-    parts = t.ints(1, "split") if t.given(1) else t.attr_ints("split")
+def parts_of(t: NodeTask, size: int) -> list[int]:
+    """Return the sizes of the outputs: given ones, or equal ones, of which the last may be smaller."""
+    parts, count = t.listed(1, "split"), len(t.node.outputs)
     if not parts:
         step = -(-size // count)
         parts = [min(step, size - n * step) for n in range(count)]
-    t.require(
-        len(parts) == count and sum(parts) == size and min(parts) >= 0, f"split is {parts}, must sum up to {size}"
-    )
+    fits = len(parts) == count and sum(parts) == size and min(parts) >= 0
+    t.require(fits, f"split is {parts}, must sum up to {size}")
+    return parts
+
+
+def split_moves(t: NodeTask, x: Array) -> Any:
+    axis = t.attr("axis", 0)
+    return np.split(x, np.cumsum(parts_of(t, x.shape[axis]))[:-1], axis)
+
+
+@operator("Split", inputs=(1, 2), outputs=(1, None), becomes="SPLIT, or SLICE for each part", moves=split_moves,
+          span=of_all, on_stored=True, on_reals=True)  # fmt: skip
+def split(t: NodeTask) -> None:
+    """Split a dimension."""
+    x = t.x(0)
+    axis = t.axis(t.attr("axis", 0), t.rank(x))
+    size = t.shape(x)[axis]
+    if size is None:
+        t.refuse("has a size along its axis that is known only at execution")
+    parts = parts_of(t, size)
     if len(set(parts)) == 1 and t.rank(x) <= MOST_DIMENSIONS and x.value.type != B8:
-        for n, term in enumerate(equal_parts(t, x, axis, count)):
+        for n, term in enumerate(equal_parts(t, x, axis, len(parts))):
             t.result(n, term, x.kind)
         return
     start = 0
@@ -229,47 +87,62 @@ def equal_parts(t: NodeTask, x: Term, axis: int, count: int) -> list[Term]:
     return t.run("SPLIT", x, axis, count, outs=[like] * count)
 
 
-def part_of(t: NodeTask, x: Term, axis: int, start: int, size: int) -> Term:
-    """Return a range along one dimension."""
-    shape = t.shape(x)
-    if (start, size) == (0, shape[axis]):
-        return x
-    if len(shape) > MOST_DIMENSIONS:
-        sizes = t.known(x)
-        outer, inner = math.prod(sizes[:axis]), math.prod(sizes[axis + 1 :])
-        flat = t.reshaped(x, (outer, sizes[axis], inner))
-        return t.reshaped(part_of(t, flat, 1, start, size), (*sizes[:axis], size, *sizes[axis + 1 :]))
-    starts = [start if i == axis else 0 for i in range(len(shape))]
-    sizes_ = [size if i == axis else -1 if d is None else d for i, d in enumerate(shape)]
-    return t.make("SLICE", x, t.integers(starts), t.integers(sizes_))
+class SliceBounds(NamedTuple):
+    """The range of one axis of a Slice."""
+
+    start: int
+    end: int
+    axis: int
+    step: int
 
 
-@node("Slice", inputs=(1, 5), becomes="SLICE, or STRIDED_SLICE; of booleans GATHER")
+def bounds_of(t: NodeTask, rank: int) -> list[SliceBounds]:
+    """Return the ranges of a Slice."""
+    starts, ends, axes = (t.listed(n, name) for n, name in enumerate(("starts", "ends", "axes"), 1))
+    axes = axes or list(range(len(starts)))
+    steps = t.ints(4, "steps") if t.given(4) else [1] * len(starts)
+    even = len(starts) == len(ends) == len(axes) == len(steps)
+    t.require(even, "starts, ends, axes and steps must have the same length")
+    found = [
+        SliceBounds(low, high, t.axis(n, rank), step)
+        for low, high, n, step in zip(starts, ends, axes, steps, strict=True)
+    ]
+    t.require(all(bounds.step for bounds in found), "has a step of 0")
+    return found
+
+
+def slice_moves(t: NodeTask, x: Array) -> Any:
+    index = [slice(None)] * x.ndim
+    for bounds in bounds_of(t, x.ndim):
+        index[bounds.axis] = sliced(bounds, x.shape[bounds.axis])
+    return x[tuple(index)]
+
+
+def sliced(bounds: SliceBounds, size: int) -> slice:
+    """Return a slice of a dimension, clamped as in ONNX."""
+    start, end, _, step = bounds
+    start += size if start < 0 else 0
+    end += size if end < 0 else 0
+    if step > 0:
+        return slice(min(max(start, 0), size), min(max(end, 0), size), step)
+    start, end = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
+    return slice(start, None if end < 0 else end, step)
+
+
+@operator("Slice", inputs=(1, 5), becomes="SLICE, or STRIDED_SLICE; of booleans GATHER", moves=slice_moves,
+          span=of_first, on_stored=True, on_reals=True)  # fmt: skip
 def slice_(t: NodeTask) -> None:
     """Slice. Negative bounds count from the end, and bounds are clamped to the size."""
     x = t.x(0)
     shape = t.shape(x)[: t.rank(x)]
-    if len(t.node.inputs) > 1:
-        starts, ends = t.ints(1, "starts"), t.ints(2, "ends")
-        axes = t.ints(3, "axes") if t.given(3) else list(range(len(starts)))
-        steps = t.ints(4, "steps") if t.given(4) else [1] * len(starts)
-    else:
-        starts, ends = t.attr_ints("starts"), t.attr_ints("ends")
-        axes, steps = t.attr_ints("axes") or list(range(len(starts))), [1] * len(starts)
-    even = len(starts) == len(ends) == len(axes) == len(steps)
-    t.require(even, "starts, ends, axes and steps must have the same length")
     index = [slice(None)] * len(shape)
-    for low, high, n, step in zip(starts, ends, axes, steps, strict=True):
-        axis = t.axis(n, len(shape))
-        size = shape[axis]
-        t.require(step, "has a step of 0")
-        if size is None:
-            t.require(low == 0 and high >= INT32_RANGE.max and step == 1, "of a size known only at execution")
-            continue
-        try:
-            index[axis] = sliced(low, high, step, size)
-        except CannotFoldNode:
-            t.refuse("has a step of 0")
+    for bounds in bounds_of(t, len(shape)):
+        size = shape[bounds.axis]
+        if size is not None:
+            index[bounds.axis] = sliced(bounds, size)
+        else:
+            whole = bounds.start == 0 and bounds.end >= INT32_RANGE.max and bounds.step == 1
+            t.require(whole, "of a size known only at execution")
     ranges = [range(*each.indices(size)) if size is not None else None for each, size in zip(index, shape, strict=True)]
     left = [len(r) if r is not None else None for r in ranges]
     if 0 in left:
@@ -305,12 +178,14 @@ def slice_(t: NodeTask) -> None:
 # ---------------------------------------------------------------------------------------------------- padding, repeating
 
 
-@node("Pad", inputs=(1, 4), becomes="PAD, PAD_V2, MIRROR_PAD; of edges, and where it cuts, GATHER or SLICE")
+@operator("Pad", inputs=(1, 4), becomes="PAD, PAD_V2, MIRROR_PAD; of edges, and where it cuts, GATHER "
+          "or SLICE",
+          span=of_all)  # fmt: skip
 def pad(t: NodeTask) -> None:
     """Add elements around a tensor; negative numbers remove some."""
     x, mode = t.x(0), t.attr("mode", "constant")
     rank = t.rank(x)
-    pads = t.ints(1, "pads") if t.given(1) else t.attr_ints("pads")
+    pads = t.listed(1, "pads")
     axes = t.ints(3, "axes") if t.given(3) else list(range(rank))
     t.require(len(pads) == 2 * len(axes), f"has {len(pads)} pads, must have {2 * len(axes)}")
     widths = [(0, 0)] * rank
@@ -373,14 +248,20 @@ def deep_padded(t: NodeTask, x: Term, widths: Sequence[tuple[int, int]], value: 
     for axis, pair in enumerate(widths):
         if sum(pair):
             shape = t.known(x)
-            outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-            flat = t.reshaped(x, (outer, shape[axis], inner))
-            flat = filled_around(t, flat, [(0, 0), pair, (0, 0)], value)
+            flat = filled_around(t, t.reshaped(x, three(shape, axis)), [(0, 0), pair, (0, 0)], value)
             x = t.reshaped(flat, (*shape[:axis], shape[axis] + sum(pair), *shape[axis + 1 :]))
     return x
 
 
-@node("Tile", inputs=2, becomes="TILE")
+def tile_moves(t: NodeTask, x: Array) -> Any:
+    counts = t.ints(1, "repeats")
+    require_foldable(
+        len(counts) == x.ndim and min(counts, default=1) >= 0 and x.size * math.prod(counts) <= MOST_FOLDED
+    )
+    return np.tile(x, counts)
+
+
+@operator("Tile", inputs=2, becomes="TILE", moves=tile_moves, span=of_first)
 def tile(t: NodeTask) -> None:
     """Repeat along each dimension."""
     x, counts = t.x(0), t.ints(1, "repeats")
@@ -398,7 +279,13 @@ def repeated(t: NodeTask, x: Term, counts: Sequence[int]) -> Term:
     return t.make("TILE", x, t.integers(counts))
 
 
-@node("Expand", inputs=2, becomes="TILE")
+def expand_moves(t: NodeTask, x: Array) -> Any:
+    full = np.broadcast_shapes(x.shape, tuple(t.ints(1, "shape")))
+    require_foldable(math.prod(full) <= MOST_FOLDED)
+    return np.broadcast_to(x, full)
+
+
+@operator("Expand", inputs=2, becomes="TILE", moves=expand_moves, span=of_first)
 def expand(t: NodeTask) -> None:
     """Broadcast: repeat along dimensions of 1, in both directions."""
     x, wanted = t.x(0), t.ints(1, "shape")
@@ -410,3 +297,37 @@ def expand(t: NodeTask) -> None:
         t.same(x)
         return
     t.result(0, repeated(t, t.reshaped(x, full), [w // s for w, s in zip(whole, full, strict=True)]), x.kind)
+
+
+# ------------------------------------------------------------------------------------------- computed at import only
+
+COUNTED = "has an output whose size depends on values, which NNAPI does not support"
+
+
+@computed("Range", becomes="a constant, of limits that are known",
+          refused=f"of limits that are computed at execution {COUNTED}")  # fmt: skip
+def range_(_: NodeTask, start: Array, limit: Array, delta: Array) -> Any:
+    first, last, step = (x.reshape(()) for x in (start, limit, delta))
+    require_foldable(step != 0 and abs(float(last) - float(first)) / abs(float(step)) <= MOST_FOLDED)
+    count = max(0, math.ceil((last.item() - first.item()) / step.item()))
+    return (first + np.arange(count) * step).astype(start.dtype)
+
+
+@computed("ConstantOfShape", becomes="a constant, of a shape that is known",
+          refused=f"of a shape that is computed at execution {COUNTED}")  # fmt: skip
+def filled(t: NodeTask, shape: Array) -> Any:
+    sizes = numbers(shape)
+    require_foldable(min(sizes, default=0) >= 0 and math.prod(sizes) <= MOST_FOLDED and len(sizes) <= 8)
+    if "value" not in t.node.attributes:
+        return np.zeros(sizes, np.float32), "FLOAT"
+    tensor = t.tensor("value")
+    value = t.graph.array(tensor)
+    require_foldable(value is not None and value.size == 1)
+    return np.full(sizes, np.asarray(value).reshape(())), tensor.kind
+
+
+@computed("NonZero", becomes="a constant, of values that are known",
+          refused=f"of values that are computed at execution {COUNTED}")  # fmt: skip
+def nonzero(_: NodeTask, x: Array) -> Any:
+    require_foldable(x.size <= MOST_FOLDED)
+    return np.array(np.nonzero(x)), "INT64"

@@ -9,10 +9,10 @@ from nnhal.base.operands import Array, Shape, Value
 from nnhal.frontends.common.element_moves import broadcast, transposed
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.onnx.elementwise import floats
-from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.frontends.onnx.task import NodeTask, operator
 
 
-@node("MatMul", inputs=2, becomes="FULLY_CONNECTED with constant weights, else BATCH_MATMUL")
+@operator("MatMul", inputs=2, becomes="FULLY_CONNECTED with constant weights, else BATCH_MATMUL")
 def matmul(t: NodeTask) -> None:
     """Multiply like numpy: leading dimensions broadcast, a vector is a matrix of one row or column."""
     x, y = floats(t, 0), floats(t, 1)
@@ -69,7 +69,7 @@ def multiplied(t: NodeTask, x: Term, y: Term, left: Shape, right: Shape) -> Term
     return t.reshaped(product, (*batch, lefts[-2], rights[-1]))
 
 
-@node("Gemm", inputs=(2, 3), becomes="FULLY_CONNECTED with constant weights, else BATCH_MATMUL; MUL, ADD")
+@operator("Gemm", inputs=(2, 3), becomes="FULLY_CONNECTED with constant weights, else BATCH_MATMUL; MUL, ADD")
 def gemm(t: NodeTask) -> None:
     """Write alpha A B + beta C."""
     x, y = floats(t, 0), floats(t, 1)
@@ -109,7 +109,7 @@ LONGEST = 32  # characters of an equation for each tensor
 Lettered = tuple[Term, str]  # a tensor, and a letter for each of its dimensions
 
 
-@node("Einsum", inputs=(1, None), becomes="TRANSPOSE, BATCH_MATMUL, RESHAPE; REDUCE_SUM of one")
+@operator("Einsum", inputs=(1, None), becomes="TRANSPOSE, BATCH_MATMUL, RESHAPE; REDUCE_SUM of one")
 def einsum(t: NodeTask) -> None:
     """Contract tensors from the first to the last; no letter may occur twice in one of them."""
     text = t.attr("equation", "").replace(" ", "")

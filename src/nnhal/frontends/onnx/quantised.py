@@ -8,7 +8,7 @@ read real values, which is exact too.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,14 +17,15 @@ from nnhal.base.codes import Activation
 from nnhal.base.operands import Array, ChannelQuant, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.folding import require_foldable
 from nnhal.frontends.common.terms import PLAIN_SCALE, Term, UnsupportedOperator, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS
+from nnhal.frontends.onnx.file import DTYPES, OnnxNode
 from nnhal.frontends.onnx.file import KINDS as FILE_KINDS
-from nnhal.frontends.onnx.file import OnnxNode
 from nnhal.frontends.onnx.graph import NodeGraph
 from nnhal.frontends.onnx.layers import dilated_filter, narrowed, ordered, window
 from nnhal.frontends.onnx.products import is_row
-from nnhal.frontends.onnx.task import NodeTask, all_scalars, node
+from nnhal.frontends.onnx.task import OPERATORS, NodeTask, operator
 from nnhal.ops.schema import F32, I32, Q8, Q8PC, Q8S
 
 KINDS = {"UINT8": Q8, "INT8": Q8S}
@@ -75,7 +76,20 @@ def quant_params_behind(t: NodeTask) -> QuantParams:
     return quant_params_at(t, 1, 2, kind)
 
 
-@node("QuantizeLinear", inputs=(2, 3), becomes="QUANTIZE; nothing where the operation before stores its result so")
+def folded_quantise(t: NodeTask, x: Array, scale: Array, *zero: Array) -> Any:
+    number = t.attr("output_dtype", 0)
+    kind = t.raw(2).kind if zero else FILE_KINDS.get(number, "") if number else "UINT8"
+    require_foldable(x.dtype == scale.dtype == np.float32 and kind in DTYPES and not t.attr("block_size", 0))
+    limits = np.iinfo(DTYPES[kind])
+    sizes = [1] * x.ndim
+    if scale.size > 1:
+        sizes[t.attr("axis", 1)] = scale.size
+    steps, first = (each.reshape(sizes) for each in (scale, zero[0] if zero else np.zeros(scale.shape, DTYPES[kind])))
+    return np.clip(np.rint(x / steps).astype(np.float64) + first, limits.min, limits.max), kind
+
+
+@operator("QuantizeLinear", inputs=(2, 3), apart=True, fold=folded_quantise,
+          becomes="QUANTIZE; nothing where the operation before stores its result so")  # fmt: skip
 def quantise(t: NodeTask) -> None:
     """Quantise real values."""
     steps, x = quant_params_behind(t), t.x(0)
@@ -96,7 +110,8 @@ def converted(t: NodeTask, x: Term, value: Value) -> Term:
     return t.reshaped(t.make(name, t.reshaped(x, (math.prod(t.known(x)),)), like=value), shape)
 
 
-@node("DequantizeLinear", inputs=(2, 3), becomes="DEQUANTIZE, unless the next operation reads the stored values")
+@operator("DequantizeLinear", apart=True, inputs=(2, 3),
+          becomes="DEQUANTIZE, unless the next operation reads the stored values")  # fmt: skip
 def dequantise(t: NodeTask) -> None:
     """Dequantise stored values."""
     raw = t.raw(0)
@@ -194,7 +209,7 @@ class StoredNode(NodeTask):
     def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
         super().__init__(graph, node, opset)
         self._stored: dict[int, Term] = {}
-        for place in range(len(node.inputs) if node.op == "Concat" else 1):
+        for place in range(len(node.inputs) if self.facts.joins else 1):
             term = super().raw(place)
             stored = graph.context.stored.get(id(term))
             usual = stored is not None and stored.value.type in ASYMMETRIC and stored.value.data is None
@@ -208,11 +223,11 @@ class StoredNode(NodeTask):
         """Return input `place` as stored."""
         return self._stored.get(place) or super().raw(place)
 
-    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool | None = None) -> None:
         """Set output `number` to the real values of a term with the input's parameters."""
         if quant_params_of(term.value) != quant_params_of(self._stored[0].value):
             raise UnsupportedOperator
-        one = scalar and term.value.shape == (1,)
+        one = self.is_scalar(scalar) and term.value.shape == (1,)
         if term.scalar != one and not any(term is out for made in self.emitted for out in made.outputs):
             term = self._view(term)
         term.kind, term.scalar = self._stored[0].kind, one
@@ -222,10 +237,6 @@ class StoredNode(NodeTask):
     def same(self, term: Term, number: int = 0) -> None:
         """Set output `number` to an existing term."""
         raise UnsupportedOperator
-
-
-MOVED = frozenset(("Concat", "DepthToSpace", "Flatten", "GlobalMaxPool", "MaxPool", "Relu", "Reshape", "Slice",
-                   "SpaceToDepth", "Split", "Squeeze", "Transpose", "Unsqueeze"))  # fmt: skip
 
 
 class WantedQuantParams(NamedTuple):
@@ -255,41 +266,32 @@ def wanted(t: NodeTask) -> WantedQuantParams | None:
 
 def give(t: NodeTask, made: Term, out: WantedQuantParams) -> None:
     """Set the node's output to the real values of a stored term."""
-    made.kind, made.scalar = kind_of(out.steps), all_scalars(t)
+    made.kind, made.scalar = kind_of(out.steps), t.is_scalar()
     t.result(0, converted(t, made, Value(F32)), "FLOAT", scalar=made.scalar)
     if out.activation:
         t.graph.context.rectified.add(id(t.results[0]))
     t.later.append(lambda: t.graph.context.note_real_term(t.results[0], made))
 
 
-def stored_inputs(t: NodeTask, places: Sequence[int]) -> list[Term]:
-    """Return the stored values of inputs; Inexpressible without a reason if one has none."""
-    found = [t.graph.context.stored.get(id(t.raw(place))) for place in places]
-    if any(each is None for each in found):
-        raise UnsupportedOperator
-    return [each for each in found if each is not None]
+def on_stored_values(*names: str, inputs: int | None = 1) -> Callable[[Callable[..., Term]], Callable[..., Term]]:
+    """Register a function that lowers plain nodes on stored values.
 
+    It gets the task, the wanted parameters and the first inputs as stored, and returns the stored result. inputs: their
+    number; None for all.
+    """
 
-Quantised = Callable[[NodeTask, WantedQuantParams], None]
-QUANTISED: dict[str, Quantised] = {}
+    def add(function: Callable[..., Term]) -> Callable[..., Term]:
+        def lower(t: NodeTask) -> None:
+            out, count = wanted(t), len(t.node.inputs) if inputs is None else inputs
+            terms = [t.graph.context.stored.get(id(t.raw(place))) for place in range(count)]
+            if out is None or None in terms:
+                raise UnsupportedOperator
+            give(t, function(t, out, *terms), out)
 
-
-def on_stored_values(*names: str) -> Callable[[Quantised], Quantised]:
-    """Register a function that lowers plain nodes on stored values."""
-
-    def add(function: Quantised) -> Quantised:
-        QUANTISED.update(dict.fromkeys(names, function))
+        OPERATORS.update({name: replace(OPERATORS[name], quantised=lower) for name in names})
         return function
 
     return add
-
-
-def lower_stored(t: NodeTask) -> None:
-    """Lower a plain node on stored values; Inexpressible without a reason if that is not possible."""
-    found = wanted(t)
-    if found is None or t.name not in QUANTISED:
-        raise UnsupportedOperator
-    QUANTISED[t.name](t, found)
 
 
 def alike(x: Term, out: QuantParams) -> None:
@@ -303,51 +305,43 @@ def kind_of(steps: QuantParams) -> str:
     return "UINT8" if steps.type == Q8 else "INT8"
 
 
-@on_stored_values("Add", "Sub", "Mul")
-def arithmetic(t: NodeTask, out: WantedQuantParams) -> None:
+@on_stored_values("Add", "Sub", "Mul", inputs=2)
+def arithmetic(t: NodeTask, out: WantedQuantParams, x: Term, y: Term) -> Term:
     """Combine two stored tensors."""
-    x, y = stored_inputs(t, (0, 1))
     alike(x, out.steps)
     alike(y, out.steps)
-    (made,) = t.run(t.name.upper(), x, y, activation=int(out.activation), outs=[out.steps.value()])
-    give(t, made, out)
+    return t.run(t.facts.to, x, y, activation=int(out.activation), outs=[out.steps.value()])[0]
 
 
 @on_stored_values("Sigmoid", "Tanh", "Softmax")
-def fixed(t: NodeTask, out: WantedQuantParams) -> None:
+def fixed(t: NodeTask, out: WantedQuantParams, x: Term) -> Term:
     """Lower nodes whose results have fixed parameters in NNAPI."""
-    (x,) = stored_inputs(t, (0,))
     alike(x, out.steps)
     if out.activation:
         raise UnsupportedOperator
-    if t.name == "Softmax":
-        rank = t.rank(x)
-        axis = t.axis(t.attr("axis", 1 if t.opset < 13 else -1), rank)
-        if t.opset < 13 and axis != rank - 1:
-            raise UnsupportedOperator
-        (made,) = t.run("SOFTMAX", x, 1.0, axis, outs=[out.steps.value()])
-    else:
-        (made,) = t.run({"Sigmoid": "LOGISTIC", "Tanh": "TANH"}[t.name], x, outs=[out.steps.value()])
-    give(t, made, out)
+    if t.name != "Softmax":
+        return t.run(t.facts.to, x, outs=[out.steps.value()])[0]
+    rank = t.rank(x)
+    axis = t.axis(t.attr("axis", 1 if t.opset < 13 else -1), rank)
+    if t.opset < 13 and axis != rank - 1:
+        raise UnsupportedOperator
+    return t.run("SOFTMAX", x, 1.0, axis, outs=[out.steps.value()])[0]
 
 
-@on_stored_values("Concat")
-def concatenated(t: NodeTask, out: WantedQuantParams) -> None:
+@on_stored_values("Concat", inputs=None)
+def concatenated(t: NodeTask, out: WantedQuantParams, *terms: Term) -> Term:
     """Concatenate; each input may have different parameters."""
-    terms = stored_inputs(t, range(len(t.node.inputs)))
     for term in terms:
         alike(term, out.steps)
     if out.activation:
         raise UnsupportedOperator
     axis = t.axis(t.attr("axis", 0), t.rank(terms[0]))
-    (made,) = t.run("CONCATENATION", *terms, axis, outs=[out.steps.value()])
-    give(t, made, out)
+    return t.run("CONCATENATION", *terms, axis, outs=[out.steps.value()])[0]
 
 
 @on_stored_values("GlobalAveragePool", "AveragePool")
-def averaged(t: NodeTask, out: WantedQuantParams) -> None:
+def averaged(t: NodeTask, out: WantedQuantParams, x: Term) -> Term:
     """Write a mean of pictures, whose result has the same parameters in NNAPI."""
-    (x,) = stored_inputs(t, (0,))
     if quant_params_of(x.value) != out.steps or t.rank(x) != 4:
         raise UnsupportedOperator
     kernel = list(t.known(x)[2:]) if t.name == "GlobalAveragePool" else t.attr_ints("kernel_shape")
@@ -361,8 +355,7 @@ def averaged(t: NodeTask, out: WantedQuantParams) -> None:
         raise UnsupportedOperator
     size = {"filter_w": w.size[1], "filter_h": w.size[0]}
     how = {**w.padding(), **w.strides(), **size}
-    (made,) = t.run("AVERAGE_POOL_2D", x, **how, activation=int(out.activation), nchw=True, outs=[out.steps.value()])
-    give(t, made, out)
+    return t.run("AVERAGE_POOL_2D", x, **how, activation=int(out.activation), nchw=True, outs=[out.steps.value()])[0]
 
 
 # ----------------------------------------------------------------------------------------------------------------- layers
@@ -475,25 +468,21 @@ def multiplied(t: NodeTask, layer: StoredLayer, *, turned: bool) -> Term:
     return made if len(sizes) == 2 else t.reshaped(made, (*lead, units))
 
 
-@on_stored_values("Conv")
-def convolution(t: NodeTask, out: WantedQuantParams) -> None:
+@on_stored_values("Conv", inputs=2)
+def convolution(t: NodeTask, out: WantedQuantParams, x: Term, w: Term) -> Term:
     """Lower a Conv between DequantizeLinear and QuantizeLinear."""
-    x, w = stored_inputs(t, (0, 1))
-    layer = with_matching_weights(StoredLayer(x, w, real_bias(t, 2), True, out.steps, out.activation))
-    give(t, convolved(t, layer), out)
+    return convolved(t, with_matching_weights(StoredLayer(x, w, real_bias(t, 2), True, out.steps, out.activation)))
 
 
-@on_stored_values("MatMul", "Gemm")
-def product(t: NodeTask, out: WantedQuantParams) -> None:
+@on_stored_values("MatMul", "Gemm", inputs=2)
+def product(t: NodeTask, out: WantedQuantParams, x: Term, w: Term) -> Term:
     """Lower a product between DequantizeLinear and QuantizeLinear."""
-    x, w = stored_inputs(t, (0, 1))
-    plain = t.name == "MatMul" or (t.attr("alpha", 1.0) == t.attr("beta", 1.0) == 1 and not t.attr("transA", 0))
-    if not plain:
+    gemm = t.name == "Gemm"
+    if gemm and not (t.attr("alpha", 1.0) == t.attr("beta", 1.0) == 1 and not t.attr("transA", 0)):
         raise UnsupportedOperator
-    layer = with_matching_weights(
-        StoredLayer(x, w, real_bias(t, 2) if t.name == "Gemm" else None, True, out.steps, out.activation)
-    )
-    give(t, multiplied(t, layer, turned=t.name == "Gemm" and bool(t.attr("transB", 0))), out)
+    bias = real_bias(t, 2) if gemm else None
+    layer = with_matching_weights(StoredLayer(x, w, bias, True, out.steps, out.activation))
+    return multiplied(t, layer, turned=gemm and bool(t.attr("transB", 0)))
 
 
 # -------------------------------------------------------------------------------- nodes with scales among their inputs
@@ -524,7 +513,8 @@ def finish(t: NodeTask, made: Term, steps: QuantParams, *, scalar: bool = False)
     t.result(0, made, kind_of(steps), scalar=scalar)
 
 
-@node("QLinearConv", inputs=(8, 9), becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, quantised, in NCHW")
+@operator("QLinearConv", apart=True, inputs=(8, 9),
+          becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, quantised, in NCHW")  # fmt: skip
 def linear_convolution(t: NodeTask) -> None:
     """Convolve with the parameters of input, weights and output."""
     x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), quant_params_at(t, 6, 7)
@@ -536,7 +526,7 @@ def linear_convolution(t: NodeTask) -> None:
         t.refuse(str(error) or "has types or a rank that NNAPI's quantised layers reject")
 
 
-@node("QLinearMatMul", inputs=8, becomes="FULLY_CONNECTED, quantised; of real values BATCH_MATMUL")
+@operator("QLinearMatMul", apart=True, inputs=8, becomes="FULLY_CONNECTED, quantised; of real values BATCH_MATMUL")
 def linear_product(t: NodeTask) -> None:
     """Multiply with the parameters of both inputs (of the second, maybe for each column) and of the output."""
     x, w, out = stored_input(t, 0, 1, 2, -2), stored_input(t, 3, 4, 5, -1), quant_params_at(t, 6, 7)
@@ -555,7 +545,7 @@ def linear_product(t: NodeTask) -> None:
     finish(t, t.run("QUANTIZE", real, outs=[out.value()])[0], out)
 
 
-@node("com.microsoft.QGemm", inputs=(6, 9), becomes="FULLY_CONNECTED, quantised")
+@operator("com.microsoft.QGemm", inputs=(6, 9), becomes="FULLY_CONNECTED, quantised")
 def linear_gemm(t: NodeTask) -> None:
     """Multiply with a stored output."""
     t.require(t.given(7) and t.given(8), "has an output of real values, must have a stored one")
@@ -572,7 +562,7 @@ def linear_gemm(t: NodeTask) -> None:
         t.refuse(str(error) or "has types that NNAPI's quantised layers reject")
 
 
-@node("com.microsoft.QLinearAdd", "com.microsoft.QLinearMul", inputs=8, becomes="ADD, MUL, quantised")
+@operator("com.microsoft.QLinearAdd", "com.microsoft.QLinearMul", inputs=8, becomes="ADD, MUL, quantised")
 def linear_arithmetic(t: NodeTask) -> None:
     """Combine with the parameters of both inputs and of the output."""
     x, y, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), quant_params_at(t, 6, 7)
@@ -581,9 +571,8 @@ def linear_arithmetic(t: NodeTask) -> None:
     finish(t, t.run(name, x, y, activation=0, outs=[out.value()])[0], out, scalar=x.scalar and y.scalar)
 
 
-@node(
-    "com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu", inputs=5, becomes="LOGISTIC, PRELU of real values"
-)
+@operator("com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu", inputs=5,
+          becomes="LOGISTIC, PRELU of real values")  # fmt: skip
 def linear_function(t: NodeTask) -> None:
     """Compute through real values, which rounds once."""
     x, out = stored_input(t, 0, 1, 2), quant_params_at(t, 3, 4)
@@ -595,7 +584,7 @@ def linear_function(t: NodeTask) -> None:
     finish(t, t.run("QUANTIZE", made, outs=[out.value()])[0], out, scalar=x.scalar)
 
 
-@node("com.microsoft.QLinearGlobalAveragePool", inputs=5, becomes="MEAN of real values")
+@operator("com.microsoft.QLinearGlobalAveragePool", inputs=5, becomes="MEAN of real values")
 def linear_mean(t: NodeTask) -> None:
     """Compute through real values, which rounds once."""
     x, out = stored_input(t, 0, 1, 2), quant_params_at(t, 3, 4)
@@ -605,7 +594,7 @@ def linear_mean(t: NodeTask) -> None:
     finish(t, t.run("QUANTIZE", made, outs=[out.value()])[0], out)
 
 
-@node("com.microsoft.QLinearConcat", inputs=(5, None), becomes="CONCATENATION, quantised")
+@operator("com.microsoft.QLinearConcat", inputs=(5, None), becomes="CONCATENATION, quantised")
 def linear_concat(t: NodeTask) -> None:
     """Concatenate inputs with different parameters."""
     out = quant_params_at(t, 0, 1)

@@ -10,13 +10,14 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.common.real_functions import RealArithmetic
+from nnhal.frontends.common.element_moves import part_of
+from nnhal.frontends.common.functions import RealArithmetic
 from nnhal.frontends.common.terms import Blob, Term, constant
 from nnhal.frontends.onnx.dynamic import in_steps
 from nnhal.frontends.onnx.elementwise import floats
 from nnhal.frontends.onnx.indexing import reversed_along
-from nnhal.frontends.onnx.movement import equal_parts, part_of
-from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.frontends.onnx.movement import equal_parts
+from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import F32
 
 MOST_STEPS = 1024  # of a GRU, whose time steps are written one after the other
@@ -111,6 +112,11 @@ class Sequences:
         """Return the input in the order of a direction."""
         return reversed_along(self.t, self.x, 0) if self.backward[direction] else self.x
 
+    def stacked(self, states: Sequence[Term]) -> Term:
+        """Return states as one tensor, with a new first dimension."""
+        rows = [self.t.reshaped(state, (1, self.batch, self.units)) for state in states]
+        return rows[0] if len(rows) == 1 else self.t.make("CONCATENATION", *rows, 0, like=rows[0])
+
     def finish(self, outputs: Sequence[Term], *states: Sequence[Term]) -> None:
         """Set the node's outputs: the sequence of each direction, then the last states."""
         t = self.t
@@ -125,23 +131,19 @@ class Sequences:
             t.result(0, whole)
         for number, each in enumerate(states, 1):
             if t.is_output_used(number):
-                parts = [t.reshaped(last, (1, self.batch, self.units)) for last in each]
-                whole = parts[0] if len(parts) == 1 else t.make("CONCATENATION", *parts, 0, like=parts[0])
+                whole = self.stacked(each)
                 if self.batch_first:
                     whole = t.make("TRANSPOSE", whole, t.integers([1, 0, 2]))
                 t.result(number, whole)
 
 
-@node(
-    "LSTM", inputs=(3, 8), outputs=(0, 3), becomes="UNIDIRECTIONAL_SEQUENCE_LSTM for each direction; GATHER backwards"
-)
+@operator("LSTM", inputs=(3, 8), outputs=(0, 3),
+          becomes="UNIDIRECTIONAL_SEQUENCE_LSTM for each direction; GATHER backwards")  # fmt: skip
 def lstm(t: NodeTask) -> None:
     """Lower an LSTM; the gates' weights stay in the file."""
     s = Sequences(t, 4)
     t.require(not t.attr("input_forget", 0), "couples its gates (input_forget), which NNAPI's operation lacks")
-    outputs: list[Term] = []
-    lasts: list[Term] = []
-    cells: list[Term] = []
+    made = []
     for n, names in enumerate(s.activations(("Sigmoid", "Tanh", "Tanh"))):
         t.require(names[0] == "Sigmoid", f"has {names[0]} for its gates, must be Sigmoid for NNAPI")
         t.require(
@@ -163,10 +165,8 @@ def lstm(t: NodeTask) -> None:
         given += [*peep, *(s.summed_bias(n, g) for g in gates), None, None]
         more = [s.state(5, n), s.state(6, n), ACTIVATIONS[names[1]], 0.0, 0.0, True, None, None, None, None]
         like = Value(F32, None)
-        made = t.run("UNIDIRECTIONAL_SEQUENCE_LSTM", *given, *more, outs=[like] * 3)
-        for into, term in zip((outputs, lasts, cells), made, strict=True):
-            into.append(term)
-    s.finish(outputs, lasts, cells)
+        made.append(t.run("UNIDIRECTIONAL_SEQUENCE_LSTM", *given, *more, outs=[like] * 3))
+    s.finish(*zip(*made, strict=True))
 
 
 class QuantisedSequences(Sequences):
@@ -205,12 +205,9 @@ class QuantisedSequences(Sequences):
         return sums
 
 
-@node(
-    "com.microsoft.DynamicQuantizeLSTM",
-    inputs=12,
-    outputs=(0, 3),
-    becomes="input and state quantised as DynamicQuantizeLinear; FULLY_CONNECTED, LOGISTIC, TANH, MUL, for each time step",
-)
+@operator("com.microsoft.DynamicQuantizeLSTM", inputs=12, outputs=(0, 3),
+          becomes="input and state quantised as DynamicQuantizeLinear; FULLY_CONNECTED, LOGISTIC, TANH, "
+          "MUL, for each time step")  # fmt: skip
 def dynamically_quantised_lstm(t: NodeTask) -> None:
     """Lower the node; the input is quantised once for all time steps, the state at each."""
     s = QuantisedSequences(t, 4)
@@ -220,8 +217,7 @@ def dynamically_quantised_lstm(t: NodeTask) -> None:
     for n, names in enumerate(s.activations(("Sigmoid", "Tanh", "Tanh"))):
         t.require(names == ["Sigmoid", "Tanh", "Tanh"], f"has activations {names}, must be Sigmoid, Tanh, Tanh")
         made, cell = quantised_lstm_steps(t, s, n)
-        rows = [t.reshaped(h, (1, s.batch, s.units)) for h in made]
-        outputs.append(rows[0] if len(rows) == 1 else t.make("CONCATENATION", *rows, 0, like=rows[0]))
+        outputs.append(s.stacked(made))
         lasts.append(made[-1])
         cells.append(cell)
     s.finish(outputs, lasts, cells)
@@ -249,11 +245,12 @@ def quantised_lstm_steps(t: NodeTask, s: QuantisedSequences, n: int) -> tuple[li
     return made, c
 
 
-@node("RNN", inputs=(3, 6), outputs=(0, 2), becomes="UNIDIRECTIONAL_SEQUENCE_RNN for each direction; GATHER backwards")
+@operator("RNN", inputs=(3, 6), outputs=(0, 2),
+          becomes="UNIDIRECTIONAL_SEQUENCE_RNN for each direction; GATHER backwards")  # fmt: skip
 def rnn(t: NodeTask) -> None:
     """Lower an RNN with Tanh, Relu or Sigmoid."""
     s = Sequences(t, 1)
-    outputs, lasts = [], []
+    made = []
     for n, names in enumerate(s.activations(("Tanh",))):
         t.require(names[0] in ACTIVATIONS, f"has activation {names[0]}, must be one of {', '.join(ACTIVATIONS)}")
         given = [
@@ -264,18 +261,12 @@ def rnn(t: NodeTask) -> None:
             s.state(5, n),
         ]
         like = Value(F32, None)
-        made = t.run("UNIDIRECTIONAL_SEQUENCE_RNN", *given, ACTIVATIONS[names[0]], 1, outs=[like] * 2)
-        outputs.append(made[0])
-        lasts.append(made[1])
-    s.finish(outputs, lasts)
+        made.append(t.run("UNIDIRECTIONAL_SEQUENCE_RNN", *given, ACTIVATIONS[names[0]], 1, outs=[like] * 2))
+    s.finish(*zip(*made, strict=True))
 
 
-@node(
-    "GRU",
-    inputs=(3, 6),
-    outputs=(0, 2),
-    becomes="FULLY_CONNECTED, SPLIT, LOGISTIC, TANH, MUL, ADD, SUB, for each time step",
-)
+@operator("GRU", inputs=(3, 6), outputs=(0, 2),
+          becomes="FULLY_CONNECTED, SPLIT, LOGISTIC, TANH, MUL, ADD, SUB, for each time step")  # fmt: skip
 def gru(t: NodeTask) -> None:
     """Lower a GRU: one product of the input for all time steps; those of the state for each."""
     s = Sequences(t, 3)
@@ -285,8 +276,7 @@ def gru(t: NodeTask) -> None:
         t.require(names == ["Sigmoid", "Tanh"], f"has activations {names}, must be Sigmoid and Tanh")
         made = gru_steps(t, s, n)
         lasts.append(made[-1])
-        rows = [t.reshaped(h, (1, s.batch, s.units)) for h in made]
-        outputs.append(rows[0] if len(rows) == 1 else t.make("CONCATENATION", *rows, 0, like=rows[0]))
+        outputs.append(s.stacked(made))
     s.finish(outputs, lasts)
 
 

@@ -2,61 +2,98 @@
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import OperandType
-from nnhal.base.operands import Value
-from nnhal.frontends.common.element_moves import NOWHERE, axis_moved, broadcast, merged, moved
-from nnhal.frontends.common.real_functions import RealArithmetic
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.element_moves import NOWHERE, axis_moved, broadcast, merged, moved, part_of
+from nnhal.frontends.common.folding import require_foldable
+from nnhal.frontends.common.functions import RealArithmetic
+from nnhal.frontends.common.integer_ranges import Span, Spans, of_all, of_indices, of_sum, power
+from nnhal.frontends.common.operators import Fold
+from nnhal.frontends.common.reductions import PAIRWISE, cumulated, grouped, halved
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.writing import MOST_DIMENSIONS
 from nnhal.frontends.onnx.elementwise import in_own_type, single_floats
 from nnhal.frontends.onnx.indexing import reversed_along
-from nnhal.frontends.onnx.movement import axes_in, part_of
-from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.frontends.onnx.shapes import axes_in
+from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, operator
 from nnhal.ops.schema import F16, F32, I32
 
-NAMES = {"ReduceSum": "REDUCE_SUM", "ReduceMean": "MEAN", "ReduceMax": "REDUCE_MAX", "ReduceMin": "REDUCE_MIN",
-         "ReduceProd": "REDUCE_PROD"}  # fmt: skip
-PAIRWISE = {"REDUCE_SUM": "ADD", "REDUCE_PROD": "MUL", "REDUCE_MAX": "MAXIMUM", "REDUCE_MIN": "MINIMUM"}
 MOST_SUMMED = 1 << 16
 
 
-@node("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", inputs=(1, 2),
-      becomes="REDUCE_SUM, MEAN, REDUCE_MAX, REDUCE_MIN, REDUCE_PROD; of integers ADD, MAXIMUM, MINIMUM, MUL")  # fmt: skip
+def reduces(function: Callable[..., Any]) -> Fold:
+    """Wrap a reduction over axes."""
+
+    def computed(t: NodeTask, x: Array, *_: Array) -> Any:
+        axes, keep = axes_in(t), bool(t.attr("keepdims", 1))
+        if not axes and t.attr("noop_with_empty_axes", 0):
+            return x
+        return function(x, axis=tuple(axes) if axes else None, keepdims=keep)
+
+    return computed
+
+
+def folded_sum(x: Array, **more: Any) -> Any:
+    require_foldable(x.dtype.kind == "f" or (x.size <= MOST_FOLDED and np.abs(x.astype(np.float64)).sum() < 2**62))
+    return np.sum(x, **more)
+
+
+def folded_product(x: Array, **more: Any) -> Any:
+    require_foldable(x.dtype.kind == "f" or np.abs(x.astype(np.float64)).prod() < 2**62)
+    return np.prod(x, **more)
+
+
+def of_product(s: Spans) -> Span:
+    """Return the range of a product of any elements of a tensor."""
+    count = 32 if s.shape is None or None in s.shape else math.prod(d or 0 for d in s.shape)
+    low, high = s.inputs[0]
+    most = max(1, power(max(abs(low), abs(high)), count))
+    return (0 if low >= 0 else -most), most
+
+
+@operator("ReduceSum", to="REDUCE_SUM", inputs=(1, 2), becomes="REDUCE_SUM; of integers ADD", fold=reduces(folded_sum),
+          span=of_sum)  # fmt: skip
+@operator("ReduceMean", to="MEAN", inputs=(1, 2))
+@operator("ReduceMax", to="REDUCE_MAX", inputs=(1, 2), becomes="REDUCE_MAX; of integers MAXIMUM", fold=reduces(np.max),
+          span=of_all)  # fmt: skip
+@operator("ReduceMin", to="REDUCE_MIN", inputs=(1, 2), becomes="REDUCE_MIN; of integers MINIMUM", fold=reduces(np.min),
+          span=of_all)  # fmt: skip
+@operator("ReduceProd", to="REDUCE_PROD", inputs=(1, 2), becomes="REDUCE_PROD; of integers MUL",
+          fold=reduces(folded_product), span=of_product)  # fmt: skip
 def reduce_(t: NodeTask) -> None:
     """Reduce over some axes, or all."""
-    finish(t, t.x(0), NAMES[t.name])
+    finish(t, t.x(0), t.facts.to)
 
 
-@node("ReduceL1", inputs=(1, 2), becomes="ABS, REDUCE_SUM")
+@operator("ReduceL1", inputs=(1, 2), becomes="ABS, REDUCE_SUM")
 def sum_of_sizes(t: NodeTask) -> None:
     """Sum the absolute values."""
     finish(t, flat(t, lambda x: t.make("ABS", x)), "REDUCE_SUM")
 
 
-@node("ReduceSumSquare", inputs=(1, 2), becomes="MUL, REDUCE_SUM")
+@operator("ReduceSumSquare", inputs=(1, 2), becomes="MUL, REDUCE_SUM")
 def sum_of_squares(t: NodeTask) -> None:
     """Sum the squares."""
     finish(t, flat(t, lambda x: RealArithmetic(t)("MUL", x, x)), "REDUCE_SUM")
 
 
-@node("ReduceL2", inputs=(1, 2), becomes="MUL, REDUCE_SUM, SQRT")
+@operator("ReduceL2", inputs=(1, 2), becomes="MUL, REDUCE_SUM, SQRT")
 def length(t: NodeTask) -> None:
     """Write the root of the sum of squares."""
     finish(t, flat(t, lambda x: RealArithmetic(t)("MUL", x, x)), "REDUCE_SUM", "SQRT")
 
 
-@node("ReduceLogSum", inputs=(1, 2), becomes="REDUCE_SUM, LOG")
+@operator("ReduceLogSum", inputs=(1, 2), becomes="REDUCE_SUM, LOG")
 def log_sum(t: NodeTask) -> None:
     """Write the logarithm of the sum."""
     finish(t, single_floats(t), "REDUCE_SUM", "LOG")
 
 
-@node("ReduceLogSumExp", inputs=(1, 2), becomes="REDUCE_MAX, SUB, EXP, REDUCE_SUM, LOG, ADD")
+@operator("ReduceLogSumExp", inputs=(1, 2), becomes="REDUCE_MAX, SUB, EXP, REDUCE_SUM, LOG, ADD")
 def log_sum_exp(t: NodeTask) -> None:
     """Subtract the greatest element first, so that no power overflows."""
     x, r = single_floats(t), RealArithmetic(t)
@@ -115,14 +152,9 @@ def reduced(t: NodeTask, x: Term, name: str, axes: Sequence[int]) -> Term:
     if x.value.type in (F32, F16) and len(t.shape(x)) <= MOST_DIMENSIONS:
         return t.make(name, x, t.integers(axes), True)
     shape = t.known(x)
-    t.require(0 not in shape, "has no elements")
-    groups = [(gone, [shape[i] for i in run]) for gone, run in groupby(range(len(shape)), key=lambda i: i in axes)]
-    sizes, gone = [math.prod(run) for _, run in groups], [g for g, _ in groups]
-    for place in reversed([i for i, g in enumerate(gone) if g]):
-        parts = (math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :]))
-        x = along(t, t.reshaped(x, parts), name)
-        sizes[place] = 1
-    return t.reshaped(x, [1 if i in axes else d for i, d in enumerate(shape)])
+    return t.reshaped(
+        grouped(t, x, shape, axes, lambda y: along(t, y, name)), [1 if i in axes else d for i, d in enumerate(shape)]
+    )
 
 
 def along(t: NodeTask, x: Term, name: str) -> Term:
@@ -130,36 +162,27 @@ def along(t: NodeTask, x: Term, name: str) -> Term:
     if x.value.type in (F32, F16):
         return t.make(name, x, t.integers([1]), True)
     t.require(x.value.type == I32 and name in PAIRWISE, f"of {x.kind or 'these'} has no operation in NNAPI")
-    more: dict[str, Any] = {"activation": 0} if PAIRWISE[name] in ("ADD", "MUL") else {}
-    rest: list[Term] = []
     size = t.known(x)[1]
     t.require(size <= MOST_SUMMED, f"of {size} integers, must be of at most {MOST_SUMMED}")
-    while size > 1:
-        half = size // 2
-        if size % 2:
-            rest.append(part_of(t, x, 1, size - 1, 1))
-        x = t.make(PAIRWISE[name], part_of(t, x, 1, 0, half), part_of(t, x, 1, half, half), **more)
-        size = half
-    for other in rest:
-        x = t.make(PAIRWISE[name], x, other, **more)
-    return x
+    return halved(t, PAIRWISE[name], x)
 
 
-@node("CumSum", inputs=2, becomes="ADD of the tensor moved by 1, 2, 4, .. places")
+def folded_cumulative(t: NodeTask, x: Array, axis: Array) -> Any:
+    require_foldable(not t.attr("exclusive", 0) and not t.attr("reverse", 0) and x.size <= MOST_FOLDED)
+    return np.cumsum(x, int(axis.reshape(())))
+
+
+@operator("CumSum", inputs=2, becomes="ADD of the tensor moved by 1, 2, 4, .. places", fold=folded_cumulative,
+          span=of_sum)  # fmt: skip
 def cumulative(t: NodeTask) -> None:
-    """Sum over 1, 2, 4, .. elements: each iteration adds the sums that end where the current ones begin."""
+    """Sum along an axis, in either direction, with or without the element itself."""
     x = t.x(0)
     t.require(x.value.type in (F32, F16, I32), f"of {x.kind} has no operation in NNAPI")
-    shape, axis = t.known(x), t.axis(t.integer_of(1, "axis"), t.rank(x))
-    parts = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    t.check_count(math.prod(parts))
-    made, step, back = t.reshaped(x, parts), 1, bool(t.attr("reverse", 0))
-    while step < shape[axis]:
-        made = t.make("ADD", made, shifted(t, made, step, back=back), activation=0)
-        step *= 2
-    if t.attr("exclusive", 0):
-        made = shifted(t, made, 1, back=back)
-    t.result(0, t.reshaped(made, shape), x.kind)
+    axis, back = t.axis(t.integer_of(1, "axis"), t.rank(x)), bool(t.attr("reverse", 0))
+    t.check_count(math.prod(t.known(x)))
+    exclusive = bool(t.attr("exclusive", 0))
+    made = cumulated(t, x, axis, lambda y, step: shifted(t, y, step, back=back), exclusive=exclusive)
+    t.result(0, made, x.kind)
 
 
 def shifted(t: NodeTask, x: Term, step: int, *, back: bool) -> Term:
@@ -176,7 +199,16 @@ def shifted(t: NodeTask, x: Term, step: int, *, back: bool) -> Term:
     return t.make("CONCATENATION", *((kept, zeros) if back else (zeros, kept)), 1, like=x)
 
 
-@node("ArgMax", "ArgMin", becomes="ARGMAX, ARGMIN")
+def places(function: Callable[..., Any]) -> Fold:
+    def computed(t: NodeTask, x: Array) -> Any:
+        require_foldable(not t.attr("select_last_index", 0))
+        return function(x, axis=t.attr("axis", 0), keepdims=bool(t.attr("keepdims", 1))), "INT64"
+
+    return computed
+
+
+@operator("ArgMax", to="ARGMAX", fold=places(np.argmax), span=of_indices)
+@operator("ArgMin", to="ARGMIN", fold=places(np.argmin), span=of_indices)
 def arg_most(t: NodeTask) -> None:
     """Return the index of the greatest or least element, the first of several."""
     x = t.x(0)
@@ -184,7 +216,7 @@ def arg_most(t: NodeTask) -> None:
     axis = t.axis(t.attr("axis", 0), len(shape))
     if t.attr("select_last_index", 0):
         x = reversed_along(t, x, axis)
-    made = t.make(t.name.upper(), x, axis, like=Value(I32))
+    made = t.make(t.facts.to, x, axis, like=Value(I32))
     if t.attr("select_last_index", 0):
         sizes = t.shape(made)
         made = made if len(sizes) <= MOST_DIMENSIONS else t.reshaped(made, (math.prod(t.known(made)),))
@@ -194,8 +226,9 @@ def arg_most(t: NodeTask) -> None:
     t.result(0, t.reshaped(made, dims or [1]), "INT64", scalar=not dims)
 
 
-@node("TopK", inputs=2, outputs=2,
-      becomes="TOPK_V2 along the last dimension, reversed where indices count; of the least, of the negated")  # fmt: skip
+@operator("TopK", inputs=2, outputs=2, span=lambda s: (of_indices if s.number else of_all)(s),
+          becomes="TOPK_V2 along the last dimension, reversed where indices count; of the least, of the "
+          "negated")  # fmt: skip
 def top(t: NodeTask) -> None:
     """Return the k greatest or least elements, sorted.
 

@@ -9,7 +9,7 @@ import numpy as np
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import MOST_DIMENSIONS
-from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import F16, F32, I32
 
 MOST_SIZE = 1 << 16  # of a dimension
@@ -36,12 +36,8 @@ class Grid(NamedTuple):
     end: float = 1.0
 
 
-@node(
-    "Resize",
-    "Upsample",
-    inputs=(1, 4),
-    becomes="RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR, in NCHW; else GATHER, MUL, ADD",
-)
+@operator("Resize", "Upsample", inputs=(1, 4),
+          becomes="RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR, in NCHW; else GATHER, MUL, ADD")  # fmt: skip
 def resize(t: NodeTask) -> None:
     """Resize each axis separately."""
     x, mode = t.x(0), t.attr("mode", "nearest")

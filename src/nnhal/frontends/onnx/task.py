@@ -1,7 +1,8 @@
 """The interface of an entry to its node: values, attributes, and methods that write NNAPI operations."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -10,55 +11,46 @@ from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.common.element_moves import broadcast, merged
+from nnhal.frontends.common.integer_ranges import ANY, Span, Spans, span_of
+from nnhal.frontends.common.lowering import flattened, moved_by
+from nnhal.frontends.common.operators import OperatorFacts, OperatorTable
 from nnhal.frontends.common.terms import UNTYPED, EmittedOperation, OpenDimension, Term, UnsupportedOperator, constant
-from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, OperationWriter, reshaped_constant
+from nnhal.frontends.common.writing import ASYMMETRIC, OperationWriter, reshaped_constant
 from nnhal.frontends.onnx.file import AttributeReference, OnnxFileGraph, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.graph import KIND_OF, TYPES, NodeGraph
-from nnhal.frontends.onnx.int64 import span_of
 from nnhal.ops import OPS
 from nnhal.ops.schema import F32, I32, bind
 
 FUSABLE = ("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "FULLY_CONNECTED", "ADD", "SUB", "MUL", "DIV",
            "TRANSPOSE_CONV_2D", "AVERAGE_POOL_2D", "MAX_POOL_2D")  # fmt: skip
-APART = frozenset((
-    # Which have separate parameters for each input
-    "QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul",
-    "MatMulInteger", "ConvInteger",  # these read the integers themselves
-    "If", "Loop",  # their inputs are unrelated
-))  # fmt: skip
+MOST_FOLDED = 1 << 20  # elements of a result at import that may be larger than its inputs
+KINDS: dict[str, Span] = {"BOOL": (0, 1), "UINT8": (0, 255), "INT8": (-128, 127)}  # ranges of narrow integers
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "FULLY_CONNECTED")
 
 
-class NodeEntry(NamedTuple):
-    """The way to lower a node. inputs, outputs: the least and greatest number; None: any.
+class NodeFacts(OperatorFacts, frozen=True):
+    """The facts about an operator of ONNX; those of another domain are named `domain.Name`.
 
-    single: whether it is elementwise. becomes: the resulting operations, for people. since: the least version.
+    Attributes:
+        to: The NNAPI operation of the same meaning, if there is one.
+        quantised: Writes it on stored 8-bit values, between DequantizeLinear and QuantizeLinear.
+        on_stored: Whether `lower` works on stored values too, and gives ones with the same parameters.
+        on_reals: Whether it works on integers that are held as reals (`Term.reals`).
+        apart: Whether its inputs are unrelated, or have separate quantisation parameters.
+        task: The task that lowers it, if not a `NodeTask`.
     """
 
-    lower: Callable[["NodeTask"], None]
-    inputs: tuple[int, int | None]
-    outputs: tuple[int, int | None]
-    single: bool
-    becomes: str
+    to: str = ""
+    quantised: Callable[["NodeTask"], None] | None = None
+    on_stored: bool = False
+    on_reals: bool = False
+    apart: bool = False
+    task: "type[NodeTask] | None" = None
 
 
-NODES: dict[str, NodeEntry] = {}
-Count = int | tuple[int, int | None]
-
-
-def node(
-    *names: str, inputs: Count = 1, outputs: Count = 1, single: bool = False, becomes: str
-) -> Callable[[Callable[["NodeTask"], None]], Callable[["NodeTask"], None]]:
-    """Register a function as the entry of the named operators; those of another domain are `domain.Name`."""
-    counts = [(n, n) if isinstance(n, int) else n for n in (inputs, outputs)]
-
-    def add(function: Callable[["NodeTask"], None]) -> Callable[["NodeTask"], None]:
-        for name in names:
-            NODES[name] = NodeEntry(function, counts[0], counts[1], single, becomes)
-        return function
-
-    return add
+OPERATORS = OperatorTable(NodeFacts)
+operator, computed = OPERATORS.operator, OPERATORS.computed
+UNKNOWN = NodeFacts(None, (0, None), (0, None))
 
 
 class NodeTask(OperationWriter):
@@ -70,6 +62,7 @@ class NodeTask(OperationWriter):
         super().__init__(graph.file.budget, node.label)
         self.graph, self.node, self.opset = graph, node, opset
         self.name = f"{node.domain}.{node.op}" if node.domain else node.op
+        self.facts = OPERATORS.get(self.name, UNKNOWN)
         self.results: dict[int, Term] = {}
         self.later: list[Callable[[], None]] = []
         self.own: list[Term] = []  # results that belong to this node only
@@ -97,6 +90,10 @@ class NodeTask(OperationWriter):
         whole = all(isinstance(n, int) for n in value)
         self.require(whole, f"attribute {name} is {short(repr(value))}, must be integers")
         return list(value)
+
+    def listed(self, place: int, name: str) -> list[int]:
+        """Return integers: input `place`, or an attribute in older versions; empty if neither is given."""
+        return self.ints(place, name) if self.given(place) else self.attr_ints(name)
 
     def inner(self, name: str) -> OnnxFileGraph:
         """Return an attribute that is a graph."""
@@ -133,17 +130,13 @@ class NodeTask(OperationWriter):
         Scale and zero point have no meaning to ONNX there, but NNAPI uses them: all inputs of the node must have the
         same.
         """
-        if self.node.domain or self.node.op in APART:
+        if self.node.domain or self.facts.apart:
             return None
         terms = [self.graph.term(name) for name in self.node.inputs if name]
         found = [term.value for term in terms if term.value.type in ASYMMETRIC and term.data is None]
         kinds = {(value.type, value.scale, value.zero_point) for value in found}
         self.require(len(kinds) < 2, "reads quantised inputs with different scales")
         return found[0] if found else None
-
-    def maybe(self, place: int) -> Term | None:
-        """Return input `place`, None if it is omitted."""
-        return self.x(place) if self.given(place) else None
 
     def x(self, place: int) -> Term:
         """Return input `place` as an NNAPI tensor."""
@@ -227,15 +220,22 @@ class NodeTask(OperationWriter):
         found = self.results.get(number)
         return replace((found or self.x(0)).value, shape=None, data=None, name="")
 
-    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
-        """Set output `number` to a term, with its ONNX type. scalar: whether it has rank 0."""
+    def is_scalar(self, said: bool | None = None) -> bool:
+        """Whether the output has rank 0. said: None for an elementwise operator, whose inputs determine it."""
+        places = range(len(self.node.inputs))
+        return (
+            (self.facts.single and all(self.raw(n).scalar for n in places if self.given(n))) if said is None else said
+        )
+
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool | None = None) -> None:
+        """Set output `number` to a term, with its ONNX type. scalar: see `is_scalar`."""
         if not kind:
             kind = KIND_OF.get(term.value.type, "")  # type: ignore[call-overload]
             if kind == "INT32" and any(
                 self.raw(n).kind == "INT64" for n in range(len(self.node.inputs)) if self.given(n)
             ):
                 kind = "INT64"
-        one = scalar and term.value.shape == (1,)
+        one = self.is_scalar(scalar) and term.value.shape == (1,)
         other = (term.kind and term.kind != kind) or term.scalar != one or term.data is not None
         if other and not any(term is out for made in self.emitted for out in made.outputs):
             term = self._view(term)
@@ -269,7 +269,7 @@ class NodeTask(OperationWriter):
         self.results[number] = term
 
     def give(
-        self, name: str, *given: Any, like: Term | Value | int | None = None, scalar: bool = False, **named: Any
+        self, name: str, *given: Any, like: Term | Value | int | None = None, scalar: bool | None = None, **named: Any
     ) -> None:
         """Write an operation whose output is the node's."""
         self.result(0, self.make(name, *given, like=like, **named), scalar=scalar)
@@ -289,7 +289,7 @@ class NodeTask(OperationWriter):
                 and term.data is None
                 and term.span is None
             ):
-                term.span = span_of(self, number, term)
+                term.span = self._span(term, number)
         self.charge_constants()
         made = {id(out) for operation in self.emitted for out in operation.outputs} | {id(term) for term in self.own}
         for term in self.results.values():
@@ -302,6 +302,12 @@ class NodeTask(OperationWriter):
                 self.graph.terms[name] = self.results[number]
         for step in self.later:
             step()
+
+    def _span(self, result: Term, number: int) -> Span:
+        terms = [self.raw(place) for place in range(len(self.node.inputs)) if self.given(place)]
+        spans = [term.span or KINDS.get(term.kind, ANY) for term in terms if term.kind in ("INT64", "INT32", *KINDS)]
+        shape = terms[0].value.shape if terms else None
+        return span_of(self.facts.span, result, terms, Spans(spans, shape, number), ANY)
 
     # ------------------------------------------------------------------------------------------------- rows as pictures
 
@@ -419,12 +425,7 @@ class FlatNode(NodeTask):
         places = [place for place in range(len(node.inputs)) if self.given(place)]
         terms = [self.usable(super(FlatNode, self).raw(place), f"input {place}") for place in places]
         self.require(terms, "has no inputs")
-        self.whole = self.together(*map(self.known, terms))
-        shapes = merged([self.known(x) for x in terms], self.whole)
-        if max(map(len, shapes)) > MOST_DIMENSIONS:
-            terms = [broadcast(self, x, self.whole) for x in terms]
-            shapes = merged([self.known(x) for x in terms], self.whole)
-        flat = [self.reshaped(x, shape) for x, shape in zip(terms, shapes, strict=True)]
+        self.whole, flat = flattened(self, terms)
         for term, original in zip(flat, places, strict=True):
             term.kind = term.kind or super().raw(original).kind
         self._flat = dict(zip(places, flat, strict=True))
@@ -433,13 +434,13 @@ class FlatNode(NodeTask):
         """Return input `place`, with fewer dimensions."""
         return self._flat[place] if place in getattr(self, "_flat", {}) else super().raw(place)
 
-    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool | None = None) -> None:
         """Set output `number`, with its original dimensions."""
         super().result(number, self.reshaped(term, self.whole or (1,)), kind, scalar=scalar)
 
     def same(self, term: Term, number: int = 0) -> None:
         """Set output `number` to an existing term, with its original dimensions."""
-        self.result(number, term, term.kind, scalar=all_scalars(self))
+        self.result(number, term, term.kind)
 
 
 class RowNode(NodeTask):
@@ -468,7 +469,7 @@ class RowNode(NodeTask):
         """Return input `place`, as pictures."""
         return self._four.get(place) or super().raw(place)
 
-    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool | None = None) -> None:
         """Set output `number`, as rows."""
         self.rows_of(number, term, kind)
 
@@ -487,6 +488,12 @@ class RowNode(NodeTask):
         self.later.append(lambda: self.graph.context.note_reshaped_term(self.results[number], made))
 
 
-def all_scalars(t: NodeTask) -> bool:
-    """Whether all inputs have rank 0."""
-    return all(t.raw(place).scalar for place in range(len(t.node.inputs)) if t.given(place))
+def lower_by_places(t: NodeTask) -> None:
+    """Lower a node that moves elements as source indices."""
+    moves, count = t.facts.moves, len(t.node.inputs) if t.facts.joins else 1
+    if moves is None:
+        raise UnsupportedOperator
+    terms = [t.x(place) for place in range(count)]
+
+    for number, (places, term) in enumerate(moved_by(t, terms, partial(moves, t))):
+        t.result(number, term, terms[0].kind, scalar=places.ndim == 0)

@@ -14,15 +14,26 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded, bounded_text
+from nnhal.base.errors import BadFile, InvalidArgument, bounded_text
 from nnhal.base.memory import Memory
 from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.base.values import dimensions, shapes_by_name
 from nnhal.frontends.by_shape import OpenInputs
-from nnhal.frontends.common.constant_inputs import Values, arrays, fitted, is_all_fixed
-from nnhal.frontends.common.messages import Left, shape_hint, shapes_needed_message, unsupported
+from nnhal.frontends.common.inputs import (
+    OPEN,
+    Left,
+    Shapes,
+    Values,
+    arrays,
+    fitted,
+    is_all_fixed,
+    lasting,
+    open_notes,
+    unsupported,
+    validated,
+)
 from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator
 from nnhal.frontends.common.write import ModelWriter
 from nnhal.frontends.source import Source, is_onnx, open_source
@@ -33,10 +44,6 @@ from nnhal.frontends.tflite.metadata import metadata_of
 from nnhal.frontends.tflite.reader import read
 from nnhal.frontends.tflite.state import settle
 from nnhal.model.graph import Model
-from nnhal.model.validate import validate
-
-Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
-OPEN = (0, -1)  # the marks of a dimension that is unknown until execution
 
 
 def load(
@@ -81,19 +88,11 @@ def load_opened(
         raise unsupported(context.file.label, context.problems)
     for term, name in zip(graph.outputs, results, strict=True):
         term.value = replace(term.value, name=name)
-    notes = [
-        f"{text} is open in the file and taken as {list(shape)}; {shape_hint(name, shape)} it"
-        for name, shape, text in left
-    ]
+    notes = open_notes(left)
     if signature is None:
         notes = _signature_note(file) + notes
     writer = ModelWriter([memory], file.budget, bounded_text(os.path.splitext(os.path.basename(label))[0]))
-    model = writer.model(graph, states, metadata_of(file, subgraph.index), notes)
-    try:
-        validate(model)
-    except InvalidModel as error:
-        raise (ShapeNeeded(f"{label}: {shapes_needed_message(left)}") if left else error) from None
-    return model
+    return validated(writer.model(graph, states, metadata_of(file, subgraph.index), notes), label, left)
 
 
 def open_inputs(
@@ -160,9 +159,7 @@ def _look_for_the_cause(
         for index, name, shape in zip(subgraph.inputs, names, wanted, strict=True)
     ]
     always = _imported(context.file, subgraph, names, shapes)[0].problems
-    context.problems = {key: places for key, places in context.problems.items() if always.get(key) == places}
-    if not context.problems:
-        raise ShapeNeeded(f"{context.file.label}: {shapes_needed_message(left)}")
+    context.problems = lasting(context.file.label, context.problems, always, left)
 
 
 def signatures(source: Source) -> list[str]:

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-from nnhal.base.codes import OperandType
-from nnhal.base.operands import Shape, Value
+from nnhal.base.operands import Value
 from nnhal.base.records import replace
+from nnhal.frontends.common.integer_ranges import unlimited
+from nnhal.frontends.common.lowering import common_shape, reference
 from nnhal.frontends.common.terms import Term, UnsupportedOperator
 from nnhal.frontends.tflite.graph import ImportGraph
-from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.frontends.tflite.task import OperatorTask, operator
 
 
 def called(t: OperatorTask, number: int, given: Sequence[Value]) -> ImportGraph:
@@ -30,18 +31,13 @@ def check_types(t: OperatorTask, number: int, given: Sequence[Term]) -> None:
             t.require(kind == term.kind, f"input {place} of subgraph {number} is {kind}, must be {term.kind}")
 
 
-def reference(graph: ImportGraph) -> Term:
-    """Return a subgraph as an operand."""
-    return Term(Value(OperandType.SUBGRAPH, data=graph.facts), graph=graph)
-
-
 def as_condition(t: OperatorTask, term: Term) -> Term:
     """Return a condition of shape [1]."""
     t.require(term.value.shape == (1,), f"the condition has shape {term.value.shape}, must be one element")
     return term
 
 
-@entry("IF", inputs=(1, None), outputs=(1, None))
+@operator("IF", inputs=(1, None), outputs=(1, None), span=unlimited)
 def branch(t: OperatorTask) -> None:
     """Write IF; both branches have the same operands."""
     o, condition = t.options("IfOptions"), as_condition(t, t.x(0))
@@ -51,7 +47,7 @@ def branch(t: OperatorTask) -> None:
     t.give("IF", condition, *map(reference, graphs), *operands)
 
 
-@entry("WHILE", inputs=(1, None), outputs=(1, None))
+@operator("WHILE", inputs=(1, None), outputs=(1, None), span=unlimited)
 def loop(t: OperatorTask) -> None:
     """Write WHILE; a dimension that the body changes is unknown from the start."""
     o, operands = t.options("WhileOptions"), t.xs()
@@ -62,7 +58,7 @@ def loop(t: OperatorTask) -> None:
         t.require(
             len(body.outputs) == len(values), f"the body has {len(body.outputs)} outputs, must have {len(values)}"
         )
-        shapes = [common(v.shape, r.value.shape) for v, r in zip(values, body.outputs, strict=True)]
+        shapes = [common_shape(v.shape, r.value.shape) for v, r in zip(values, body.outputs, strict=True)]
         if shapes == [v.shape for v in values]:
             break
         values = [replace(v, shape=shape) for v, shape in zip(values, shapes, strict=True)]
@@ -70,14 +66,8 @@ def loop(t: OperatorTask) -> None:
     t.give("WHILE", reference(condition), reference(body), *operands)
 
 
-def common(before: Shape | None, after: Shape | None) -> Shape | None:
-    """Return the known part of a shape that may be either."""
-    if before is None or after is None or len(before) != len(after):
-        return None
-    return tuple(m if m == n else None for m, n in zip(before, after, strict=True))
-
-
-@entry("STABLEHLO_COMPOSITE", inputs=(0, None), outputs=(1, None), becomes="the operations of its subgraph")
+@operator("STABLEHLO_COMPOSITE", span=unlimited, inputs=(0, None), outputs=(1, None),
+          becomes="the operations of its subgraph")  # fmt: skip
 def composite(t: OperatorTask) -> None:
     """Replace a named operator by the operators of its subgraph."""
     number = t.options("StableHLOCompositeOptions")("DecompositionSubgraphIndex")

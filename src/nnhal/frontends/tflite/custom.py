@@ -16,7 +16,7 @@ from nnhal.base.stacks import is_driver_code, store_stack
 from nnhal.frontends.common.terms import Term, UnsupportedOperator, constant
 from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.layers import bias_of, four, weights_of
-from nnhal.frontends.tflite.task import OperatorEntry, OperatorTask, entry
+from nnhal.frontends.tflite.task import OperatorTask, TfliteFacts, operator
 from nnhal.ops.schema import B8, F32, I32
 
 CUSTOM = "custom operation "
@@ -59,12 +59,12 @@ class CustomTask(OperatorTask):
         return flexible(self)
 
 
-def registered(operator: Operator) -> OperatorEntry | None:
+def registered(operator: Operator) -> TfliteFacts | None:
     """Return the registered entry of a custom operator."""
     found = None if operator.builtin else CUSTOM_OPERATORS.get(operator.name.removeprefix(CUSTOM))
     if found is None:
         return None
-    return OperatorEntry(_told_whose(found), found.inputs, found.outputs, real=False, single=False, becomes="")
+    return TfliteFacts(_told_whose(found), found.inputs, found.outputs)
 
 
 def _told_whose(hook: CustomOperator) -> Callable[[OperatorTask], None]:
@@ -111,7 +111,7 @@ def _line(error: Exception) -> str:
     return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
 
 
-@entry(CUSTOM + "Convolution2DTransposeBias", inputs=3)
+@operator(CUSTOM + "Convolution2DTransposeBias", inputs=3)
 def transposed_convolution(t: OperatorTask) -> None:
     """Write MediaPipe's transposed convolution: with a bias, and sized by its padding."""
     t.require(len(t.operator.custom) >= 12, f"has {len(t.operator.custom)} bytes of options, must have at least 12")
@@ -147,7 +147,7 @@ def transposed_convolution(t: OperatorTask) -> None:
     t.give("TRANSPOSE_CONV_2D", x, w, bias, *pads, **how)
 
 
-@entry(CUSTOM + "TFLite_Detection_PostProcess", inputs=3, outputs=4)
+@operator(CUSTOM + "TFLite_Detection_PostProcess", inputs=3, outputs=4)
 def detections(t: OperatorTask) -> None:
     """Return boxes, classes, scores and their number, all as floats.
 

@@ -1,38 +1,55 @@
 """Entries of elementwise operators: arithmetic, comparisons, selection, activations, conversions."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import OperandType
-from nnhal.base.operands import Value
-from nnhal.frontends.common import integer_arithmetic
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.common import integer_ranges as spans
 from nnhal.frontends.common.element_moves import broadcast
-from nnhal.frontends.common.real_functions import floor_remainder
+from nnhal.frontends.common.folding import elementwise, exact, numbers, quotient, require_foldable
+from nnhal.frontends.common.functions import floor_remainder, modulo, power, truncated_quotient
+from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.terms import PLAIN_SCALE, UNTYPED, Term, constant, stored
-from nnhal.frontends.common.writing import ASYMMETRIC, number
-from nnhal.frontends.tflite.task import FUSED, OperatorTask, entry
-from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
+from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, number
+from nnhal.frontends.tflite.file import DTYPES, Options
+from nnhal.frontends.tflite.task import FUSED, MOST_FOLDED, OperatorTask, operator
+from nnhal.ops.schema import B8, F32, I32, Q8, Q8S
 
-FLOATS = (F32, F16)
 BOUNDS = {0: (None, None), 1: (0, None), 2: (-1, 1), 3: (0, 6)}  # of fused activations
-SAME_NAME = {"RELU_N1_TO_1": "RELU1"}  # the others have NNAPI's names
 MOST_CLASSES = 1 << 20  # of ONE_HOT, whose class numbers become a constant
 SMALL = 4096  # elements of a constant that is repeated at import, not at execution
 
 
-@entry("ADD", "SUB", "MUL", inputs=2, real=True, single=True)
+def plain(function: Callable[..., Any], options: str = "") -> Fold:
+    """Wrap a function of the arrays alone. options: those that may fuse an activation."""
+
+    def folded(o: Options, *xs: Array) -> Any:
+        require_foldable(not options or o.read(options)("FusedActivationFunction") == 0)
+        return elementwise(function, MOST_FOLDED)(o, *xs)
+
+    return folded
+
+
+@operator("ADD", inputs=2, real=True, single=True, fold=plain(exact(np.add), "AddOptions"), span=spans.added)
+@operator("SUB", inputs=2, real=True, single=True, fold=plain(exact(np.subtract), "SubOptions"), span=spans.subtracted)
+@operator("MUL", inputs=2, real=True, single=True, fold=plain(exact(np.multiply), "MulOptions"), span=spans.multiplied)
 def arithmetic(t: OperatorTask) -> None:
     """Write arithmetic with a fused activation."""
     combined(t, t.name, t.options(f"{t.name.title()}Options")("FusedActivationFunction"))
 
 
-@entry("DIV", inputs=2, real=True, single=True, becomes="DIV; of integers corrected to round towards 0")
+@operator("DIV", inputs=2, real=True, single=True, becomes="DIV; of integers corrected to round towards "
+          "0",
+          fold=plain(quotient, "DivOptions"))  # fmt: skip
 def divide(t: OperatorTask) -> None:
     """Round integer quotients towards 0, as TFLite does; NNAPI rounds down."""
     x, y, code = t.x(0), t.x(1), t.options("DivOptions")("FusedActivationFunction")
     if x.value.type == I32:
-        bounded(t, code, integer_arithmetic.truncated_quotient(t, x, y))
+        bounded(t, code, truncated_quotient(t, x, y))
     else:
         t.fused(code, "DIV", x, y)
 
@@ -55,7 +72,13 @@ def bounded(t: OperatorTask, code: int, term: Term) -> None:
     t.result(0, term)
 
 
-@entry("FLOOR_DIV", inputs=2, single=True, becomes="DIV, which rounds down; FLOOR behind it for floats")
+def folded_floor_quotient(x: Array, y: Array) -> Any:
+    require_foldable((y != 0).all())
+    return np.floor(x / y) if x.dtype.kind == "f" else x.astype(np.int64) // y
+
+
+@operator("FLOOR_DIV", inputs=2, single=True, fold=plain(folded_floor_quotient),
+          becomes="DIV, which rounds down; FLOOR behind it for floats")  # fmt: skip
 def floor_divide(t: OperatorTask) -> None:
     """Write DIV, which rounds down for integers."""
     x, y = t.x(0), t.x(1)
@@ -65,12 +88,14 @@ def floor_divide(t: OperatorTask) -> None:
         t.give("FLOOR", t.make("DIV", x, y, activation=0))
 
 
-@entry(
-    "FLOOR_MOD",
-    inputs=2,
-    single=True,
-    becomes="SUB, MUL and DIV: x - floor(x / y) * y, of floats with an exact product",
-)
+def folded_modulo(x: Array, y: Array) -> Any:
+    require_foldable(x.dtype.kind == "i" and (y != 0).all())
+    return x.astype(np.int64) % y
+
+
+@operator("FLOOR_MOD", inputs=2, single=True, fold=plain(folded_modulo),
+          span=spans.of_values(lambda x, y: (min(y[0] + 1, 0), max(y[1] - 1, 0))),
+          becomes="SUB, MUL and DIV: x - floor(x / y) * y, of floats with an exact product")  # fmt: skip
 def floor_modulo(t: OperatorTask) -> None:
     """Write x - floor(x / y) * y."""
     x, y = t.x(0), t.x(1)
@@ -81,7 +106,11 @@ def floor_modulo(t: OperatorTask) -> None:
     t.give("SUB", x, product, activation=0)
 
 
-@entry("ADD_N", inputs=(1, None), single=True, becomes="ADD, from the first to the last")
+def folded_sum(_: Options, *xs: Array) -> Any:
+    return sum(x.astype(object) if x.dtype.kind in "iu" else x for x in xs)
+
+
+@operator("ADD_N", inputs=(1, None), single=True, fold=folded_sum, becomes="ADD, from the first to the last")
 def add_many(t: OperatorTask) -> None:
     """Add from the first to the last."""
     total, *others = t.xs()
@@ -93,12 +122,12 @@ def add_many(t: OperatorTask) -> None:
     t.give("ADD", total, others[-1], activation=0)
 
 
-@entry("SQUARE", real=True, single=True, becomes="MUL")
+@operator("SQUARE", real=True, single=True, becomes="MUL")
 def square(t: OperatorTask) -> None:
     t.give("MUL", t.x(0), t.x(0), activation=0)
 
 
-@entry("SQUARED_DIFFERENCE", inputs=2, real=True, single=True, becomes="SUB, MUL")
+@operator("SQUARED_DIFFERENCE", inputs=2, real=True, single=True, becomes="SUB, MUL")
 def squared_difference(t: OperatorTask) -> None:
     """Require real values, because a quantised difference would be rounded too."""
     x, y = t.x(0), t.x(1)
@@ -107,35 +136,45 @@ def squared_difference(t: OperatorTask) -> None:
     t.give("MUL", difference, difference, activation=0)
 
 
-@entry("MAXIMUM", "MINIMUM", inputs=2, real=True, single=True)
-@entry("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL", inputs=2, real=True, single=True)
-@entry("LOGICAL_AND", "LOGICAL_OR", inputs=2, single=True)
+@operator("MAXIMUM", inputs=2, real=True, single=True, fold=plain(np.maximum), span=spans.of_all)
+@operator("MINIMUM", inputs=2, real=True, single=True, fold=plain(np.minimum), span=spans.of_all)
+@operator("EQUAL", inputs=2, real=True, single=True, fold=plain(np.equal), span=spans.of_truth)
+@operator("NOT_EQUAL", inputs=2, real=True, single=True, fold=plain(np.not_equal), span=spans.of_truth)
+@operator("LESS", inputs=2, real=True, single=True, fold=plain(np.less), span=spans.of_truth)
+@operator("LESS_EQUAL", inputs=2, real=True, single=True, fold=plain(np.less_equal), span=spans.of_truth)
+@operator("GREATER", inputs=2, real=True, single=True, fold=plain(np.greater), span=spans.of_truth)
+@operator("GREATER_EQUAL", inputs=2, real=True, single=True, fold=plain(np.greater_equal), span=spans.of_truth)
+@operator("LOGICAL_AND", inputs=2, single=True, fold=plain(np.logical_and))
+@operator("LOGICAL_OR", inputs=2, single=True, fold=plain(np.logical_or))
 def pair(t: OperatorTask) -> None:
     """Combine two tensors with NNAPI's broadcasting."""
     t.give(t.name, t.x(0), t.x(1))
 
 
-@entry("POW", inputs=2, single=True, becomes="POW; of integers, products of squares")
-def power(t: OperatorTask) -> None:
+@operator("POW", inputs=2, single=True, becomes="POW; of integers, products of squares")
+def raised(t: OperatorTask) -> None:
     """Write POW, which NNAPI has for floats only."""
     x, y = t.x(0), t.x(1)
     if x.value.type == I32:
-        t.result(0, integer_arithmetic.power(t, x, y))
+        t.result(0, power(t, x, y))
     else:
         t.give("POW", x, y)
 
 
-@entry("ABS", "EXP", "FLOOR", "LOG", "LOGISTIC", "NEG", "RSQRT", "SIN", "SQRT", "TANH", real=True, single=True)
-@entry("HARD_SWISH", real=True, single=True)
-@entry("LOGICAL_NOT", single=True)
+@operator("EXP", "LOG", "LOGISTIC", "RSQRT", "SIN", "SQRT", "TANH", "HARD_SWISH", real=True, single=True)
+@operator("ABS", real=True, single=True, fold=plain(exact(np.abs)), span=spans.absolute)
+@operator("FLOOR", real=True, single=True, fold=plain(np.floor))
+@operator("NEG", real=True, single=True, fold=plain(exact(np.negative)), span=spans.negated)
+@operator("LOGICAL_NOT", single=True, fold=plain(np.logical_not))
 def unary(t: OperatorTask) -> None:
     t.give(t.name, t.x(0))
 
 
-@entry("RELU", "RELU6", "RELU_N1_TO_1", real=True, single=True, becomes="RELU, RELU6, RELU1")
+@operator("RELU", "RELU6", real=True, single=True)
+@operator("RELU_N1_TO_1", to="RELU1", real=True, single=True)
 def relu(t: OperatorTask) -> None:
     """Write RELU, which keeps the scale in NNAPI; for another scale, fuse the activation into `x + 0`."""
-    name, x, value = SAME_NAME.get(t.name, t.name), t.x(0), t.out()
+    name, x, value = t.facts.to or t.name, t.x(0), t.out()
     if x.value.type in ASYMMETRIC and (x.value.scale, x.value.zero_point) != (value.scale, value.zero_point):
         zero = constant(x.value, np.array([stored(x.value)], x.value.dtype))
         t.give("ADD", x, zero, activation={"RELU": 1, "RELU1": 2, "RELU6": 3}[name])
@@ -143,7 +182,7 @@ def relu(t: OperatorTask) -> None:
         t.give(name, x)
 
 
-@entry("RELU_0_TO_1", real=True, single=True, becomes="RELU1, RELU")
+@operator("RELU_0_TO_1", real=True, single=True, becomes="RELU1, RELU")
 def relu_to_one(t: OperatorTask) -> None:
     """Write RELU_0_TO_1: at least 0, at most 1."""
     x = t.x(0)
@@ -151,25 +190,25 @@ def relu_to_one(t: OperatorTask) -> None:
     t.give("RELU", t.make("RELU1", x))
 
 
-@entry("CEIL", single=True, becomes="NEG, FLOOR, NEG")
+@operator("CEIL", single=True, fold=plain(np.ceil), becomes="NEG, FLOOR, NEG")
 def ceil(t: OperatorTask) -> None:
     """Write -floor(-x)."""
     t.give("NEG", t.make("FLOOR", t.make("NEG", t.x(0))))
 
 
-@entry("ELU", real=True, single=True)
+@operator("ELU", real=True, single=True)
 def elu(t: OperatorTask) -> None:
     """Write ELU; TFLite's alpha is 1."""
     t.give("ELU", t.x(0), 1.0)
 
 
-@entry("PRELU", inputs=2, real=True, single=True)
+@operator("PRELU", inputs=2, real=True, single=True)
 def prelu(t: OperatorTask) -> None:
     """Write PRELU; alpha broadcasts."""
     t.give("PRELU", t.x(0), t.real(t.x(1)) if t.x(0).value.type == F32 else t.x(1))
 
 
-@entry("LEAKY_RELU", real=True, single=True, becomes="PRELU with a constant")
+@operator("LEAKY_RELU", real=True, single=True, becomes="PRELU with a constant")
 def leaky_relu(t: OperatorTask) -> None:
     """Write PRELU with a constant: a quantised one holds alpha exactly, as one quantisation step."""
     x, alpha = t.x(0), t.options("LeakyReluOptions")("Alpha")
@@ -186,9 +225,16 @@ def leaky_relu(t: OperatorTask) -> None:
 # ----------------------------------------------------------------------------------------------------------- conversions
 
 
-@entry(
-    "CAST", single=True, becomes="CAST; of booleans NOT_EQUAL and SELECT; of integers to UINT8 their last byte, by DIV"
-)
+def folded_cast(kind: str, x: Array) -> Any:
+    """Cast: floats to integers towards 0, numbers to whether they are not 0."""
+    if kind in ("FLOAT32", "BOOL"):
+        return x.astype(DTYPES[kind])
+    require_foldable(x.dtype.kind != "f" or (np.isfinite(x).all() and np.abs(x).max(initial=0) < 2**31))
+    return np.trunc(x).astype(np.int64) if x.dtype.kind == "f" else x.astype(np.int64)
+
+
+@operator("CAST", single=True, fold=folded_cast, span=spans.unchanged,
+          becomes="CAST; of booleans NOT_EQUAL and SELECT; of integers to UINT8 their last byte, by DIV")  # fmt: skip
 def cast(t: OperatorTask) -> None:
     """Convert stored values. Conversions that NNAPI lacks use comparison, selection, or a scale of 1."""
     x, value = t.x(0), t.declared()
@@ -202,12 +248,12 @@ def cast(t: OperatorTask) -> None:
     elif kind == Q8S and to in FLOATS and plain:
         t.give("DEQUANTIZE", x)
     elif kind == I32 and to == Q8 and not (x.span and 0 <= x.span[0] <= x.span[1] <= 255):
-        t.give("CAST", integer_arithmetic.modulo(t, x, 256))  # NNAPI's CAST saturates
+        t.give("CAST", modulo(t, x, 256))  # NNAPI's CAST saturates
     else:
         t.give("CAST", x)
 
 
-@entry("DEQUANTIZE", single=True)
+@operator("DEQUANTIZE", single=True)
 def dequantise(t: OperatorTask) -> None:
     """Convert float16 to float32, which is CAST in NNAPI.
 
@@ -225,14 +271,14 @@ def dequantise(t: OperatorTask) -> None:
     t.give("CAST" if x.value.type in FLOATS else "DEQUANTIZE", x)
 
 
-@entry("DENSIFY")
+@operator("DENSIFY")
 def densify(t: OperatorTask) -> None:
     """Return the constant, which was expanded when it was read."""
     t.require(t.raw(0).data is not None, "of a tensor that is computed at execution has no operation in NNAPI")
     t.same(t.x(0))
 
 
-@entry("QUANTIZE", single=True)
+@operator("QUANTIZE", single=True)
 def quantise(t: OperatorTask) -> None:
     """Change the scale through real values, because NNAPI quantises only those."""
     t.give("QUANTIZE", t.real(t.x(0)))
@@ -241,7 +287,16 @@ def quantise(t: OperatorTask) -> None:
 # ---------------------------------------------------------------------------------------------------------------- choices
 
 
-@entry("SELECT", "SELECT_V2", inputs=3, becomes="SELECT; of booleans LOGICAL_AND, LOGICAL_OR")
+def folded_select(o: Options, condition: Array, x: Array, y: Array) -> Any:
+    """Select; a vector of conditions has one for each row of the others."""
+    rows_of = condition.ndim == 1 and x.ndim > 1
+    return plain(np.where)(o, condition.reshape(-1, *[1] * (x.ndim - 1)) if rows_of else condition, x, y)
+
+
+@operator("SELECT", inputs=3, becomes="SELECT; of booleans LOGICAL_AND, LOGICAL_OR", fold=folded_select,
+          span=spans.of_all)  # fmt: skip
+@operator("SELECT_V2", inputs=3, becomes="SELECT; of booleans LOGICAL_AND, LOGICAL_OR", fold=plain(np.where),
+          span=spans.of_all)  # fmt: skip
 def select(t: OperatorTask) -> None:
     """Select elements; NNAPI's SELECT requires equal shapes, so smaller tensors are repeated first."""
     terms = [t.x(place) for place in range(3)]
@@ -261,7 +316,11 @@ def select(t: OperatorTask) -> None:
         t.give("SELECT", *terms)
 
 
-@entry("BROADCAST_TO", inputs=2, becomes="TILE, or GATHER")
+def broadcast_to_moves(_: Options, x: Array, shape: Array) -> Any:
+    return np.broadcast_to(x, numbers(shape))
+
+
+@operator("BROADCAST_TO", inputs=2, moves=broadcast_to_moves, span=spans.of_all, shape=1, becomes="TILE, or GATHER")
 def broadcast_to(t: OperatorTask) -> None:
     """Repeat along dimensions of 1."""
     x, shape = t.x(0), t.ints(1, "shape")
@@ -271,7 +330,12 @@ def broadcast_to(t: OperatorTask) -> None:
     t.give("TILE", t.reshaped(x, sizes), t.integers([w // s if s else 1 for w, s in zip(shape, sizes, strict=True)]))
 
 
-@entry("FILL", inputs=2, becomes="FILL, or the value repeated")
+def folded_filled(_: Options, dims: Array, value: Array) -> Any:
+    require_foldable(min(numbers(dims), default=0) >= 0 and math.prod(numbers(dims)) <= MOST_FOLDED)
+    return np.full(numbers(dims), value.reshape(()))
+
+
+@operator("FILL", inputs=2, fold=folded_filled, span=spans.of_all, shape=0, becomes="FILL, or the value repeated")
 def fill(t: OperatorTask) -> None:
     kind, value = t.out().type, t.x(1)
     if t.raw(1).data is not None and kind in (*FLOATS, I32):
@@ -280,7 +344,7 @@ def fill(t: OperatorTask) -> None:
         t.result(0, broadcast(t, value, t.ints(0, "dims") or (1,)))
 
 
-@entry("ZEROS_LIKE", becomes="a constant, or FILL")
+@operator("ZEROS_LIKE", span=spans.of_all, becomes="a constant, or FILL")
 def zeros_like(t: OperatorTask) -> None:
     """Return a constant if it is small."""
     x = t.x(0)
@@ -294,7 +358,7 @@ def zeros_like(t: OperatorTask) -> None:
         t.result(0, broadcast(t, zero, shape))
 
 
-@entry("ONE_HOT", inputs=4, becomes="EQUAL with 0, 1, .. depth - 1, then SELECT")
+@operator("ONE_HOT", inputs=4, span=spans.of_all, becomes="EQUAL with 0, 1, .. depth - 1, then SELECT")
 def one_hot(t: OperatorTask) -> None:
     """Write SELECT(index == 0, 1, .. depth - 1; on; off)."""
     indices, depth = t.index(0, "indices"), t.integer(1, "depth")

@@ -16,16 +16,15 @@ from nnhal.frontends.common.terms import (
     Term,
     UnsupportedOperator,
     Variable,
-    WrittenGraph,
     constant,
 )
+from nnhal.frontends.common.writing import ImportedGraph
 from nnhal.frontends.tflite.file import DTYPES, File, FileSubgraph, FileTensor
 from nnhal.frontends.tflite.lists import with_updates
 from nnhal.frontends.tflite.sparse import densify
 from nnhal.model.graph import EdgeForm
 from nnhal.model.validate import MAX_DEPTH
-from nnhal.ops import OPS
-from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q16S, bind
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q16S
 
 PLAIN = {"FLOAT32": F32, "FLOAT16": F16, "INT32": I32, "INT64": I32, "BOOL": B8}  # INT64: see `wide`
 QUANTISED = {"INT8": Q8S, "UINT8": Q8, "INT16": Q16S}
@@ -90,7 +89,7 @@ class ImportContext(Struct, eq=False):
         return source
 
 
-class ImportGraph(WrittenGraph):
+class ImportGraph(ImportedGraph):
     """One subgraph: terms by tensor, and the operations in order."""
 
     def __init__(
@@ -102,29 +101,21 @@ class ImportGraph(WrittenGraph):
         inner: bool = False,
         starts: bool = False,
     ) -> None:
+        super().__init__(context.file.budget, context.problems)
         self.context, self.source, self.inner, self.starts = context, source, inner, starts
         self.file = context.file
         self.operations: list[EmittedOperation] = []
         self.terms: dict[int, Term] = {}
-        self.inputs: list[Term] = []
-        self.outputs: list[Term] = []
         self._declared: dict[int, Value] = {}
-        self.failed = False  # an operator of it cannot be expressed
         self.read = {*source.outputs, *(i for operator in source.operators for i in operator.inputs)}
         for index, value in zip(source.inputs, given, strict=True):
             tensor = source.tensors[index]
             self.terms[index] = Term(replace(value, data=None), tensor.type, scalar=not tensor.shape)
             self.inputs.append(self.terms[index])
-        self.forms: list[EdgeForm] = []  # of the outputs
 
     def place(self, index: int) -> str:
         """Return an operator's number for people."""
         return f"#{index}" + (f" of subgraph {self.source.index}" if self.source.index else "")
-
-    def problem(self, name: str, reason: str, place: str = "") -> None:
-        """Record something that cannot be expressed."""
-        self.failed = True
-        self.context.problems.setdefault((name, reason), []).append(place)
 
     def term(self, index: int) -> Term:
         """Return the term of a tensor that was written, is an input, or is constant."""
@@ -175,15 +166,6 @@ class ImportGraph(WrittenGraph):
             raise UnsupportedOperator("states within IF and WHILE do not persist between executions in NNAPI")
         return self.context.variables.setdefault(key, Variable(name))
 
-    def emit_copy(self, term: Term) -> Term:
-        """Return a copy of a term, if a model may not have it as an output itself."""
-        self.file.budget.spend(Cost.OPERATIONS, 1)
-        copied = replace(term.value, data=None)
-        bound = bind(OPS["CAST"], [term.value], [copied], "CAST")
-        result = Term(replace(copied, shape=bound.shapes[0] or copied.shape), term.kind, scalar=term.scalar)
-        self.operations.append(EmittedOperation("CAST", (term,), (result,), "copy", bound))
-        return result
-
     def finish(self) -> None:
         """Set the outputs: inputs, initial variable values, constants and repeated terms become copies."""
         taken = {id(term) for term in (*self.inputs, *(each.input for each in self.context.variables.values()))}
@@ -194,14 +176,9 @@ class ImportGraph(WrittenGraph):
             if tensor.variable and term.value.data is None and not self._has(term):
                 self.problem(f"output {tensor.name!r}", "is a variable tensor that no operator writes, must be written")
                 continue
-            if term.value.type == UNTYPED or term.partly:
-                why = "is a shape known only at execution" if term.partly else f"is {tensor.type}"
-                self.problem(
-                    f"output {tensor.name!r}", f"{why}, which NNAPI has no {'operation' if term.partly else 'type'} for"
-                )
-                continue
-            self.forms.append(EdgeForm(term.scalar and not tensor.shape, tensor.type == "INT64"))
-            self.outputs.append(self.own(term, taken))
+            if not self.is_unusable(term, tensor.type, tensor.name):
+                self.forms.append(EdgeForm(term.scalar and not tensor.shape, tensor.type == "INT64"))
+                self.outputs.append(self.own(term, taken))
 
     def _has(self, term: Term) -> bool:
         """Whether a term is an input, or the output of an operation."""

@@ -11,7 +11,7 @@ from nnhal.frontends.common.element_moves import broadcast
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, reshaped_constant
 from nnhal.frontends.tflite.reader import Fields
-from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.frontends.tflite.task import OperatorTask, operator
 from nnhal.ops.schema import F32, I32, Q8PC
 
 SCHEMES = {0: Padding.SAME, 1: Padding.VALID}
@@ -67,7 +67,7 @@ def bias_of(t: OperatorTask, place: int, x: Term, weights: Term, units: int) -> 
     return flat
 
 
-@entry("CONV_2D", inputs=(2, 3))
+@operator("CONV_2D", inputs=(2, 3))
 def convolution(t: OperatorTask) -> None:
     """Convolve; the depth of the filter implies groups."""
     o, x = t.options("Conv2DOptions"), t.x(0)
@@ -86,7 +86,7 @@ def convolution(t: OperatorTask) -> None:
     t.fused(o("FusedActivationFunction"), name, x, w, bias, **how, **more)
 
 
-@entry("DEPTHWISE_CONV_2D", inputs=(2, 3))
+@operator("DEPTHWISE_CONV_2D", inputs=(2, 3))
 def depthwise(t: OperatorTask) -> None:
     """Convolve depthwise; the multiplier follows from the shapes, as in TFLite's kernels."""
     o, x = t.options("DepthwiseConv2DOptions"), t.x(0)
@@ -110,7 +110,7 @@ def four(t: OperatorTask, shape: tuple[int, ...], what: str) -> tuple[int, int, 
     return shape[0], shape[1], shape[2], shape[3]
 
 
-@entry("TRANSPOSE_CONV", inputs=(3, 4))
+@operator("TRANSPOSE_CONV", inputs=(3, 4))
 def transposed_convolution(t: OperatorTask) -> None:
     """Convolve transposed; NNAPI has the shape after the bias."""
     o, x = t.options("TransposeConvOptions"), t.x(2)
@@ -121,7 +121,7 @@ def transposed_convolution(t: OperatorTask) -> None:
     t.fused(o("FusedActivationFunction"), "TRANSPOSE_CONV_2D", x, w, bias, shape, **how)
 
 
-@entry("FULLY_CONNECTED", inputs=(2, 3), outputs=(1, 2))
+@operator("FULLY_CONNECTED", inputs=(2, 3), outputs=(1, 2))
 def fully_connected(t: OperatorTask) -> None:
     """Multiply rows of `input_size` elements by the weights, for inputs of any rank."""
     o, x = t.options("FullyConnectedOptions"), t.x(0)
@@ -163,7 +163,7 @@ def rows_of(t: OperatorTask, x: Term, bias: Term, w: Term, code: int) -> Term:
     return t.make("CONV_2D", pixels, filter, bias, like=t.out(), activation=code, **how)
 
 
-@entry("BATCH_MATMUL", inputs=2)
+@operator("BATCH_MATMUL", inputs=2)
 def batch_matmul(t: OperatorTask) -> None:
     """Multiply matrices; NNAPI requires equal batches, so they are repeated. A single matrix multiplies all rows."""
     o, x = t.options("BatchMatMulOptions"), t.x(0)
@@ -195,7 +195,7 @@ def batch_matmul(t: OperatorTask) -> None:
 # ------------------------------------------------------------------------------------------------ pooling, normalisation
 
 
-@entry("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D", real=True)
+@operator("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D", real=True)
 def pool(t: OperatorTask) -> None:
     """Pool; padding does not count in TFLite's means either."""
     o = t.options("Pool2DOptions")
@@ -204,18 +204,18 @@ def pool(t: OperatorTask) -> None:
     t.fused(o("FusedActivationFunction"), t.name, t.x(0), **how, **window)
 
 
-@entry("SOFTMAX", real=True)
+@operator("SOFTMAX", real=True)
 def softmax(t: OperatorTask) -> None:
     t.flattened("SOFTMAX", t.x(0), t.options("SoftmaxOptions")("Beta"))
 
 
-@entry("LOG_SOFTMAX", real=True)
+@operator("LOG_SOFTMAX", real=True)
 def log_softmax(t: OperatorTask) -> None:
     """Write LOG_SOFTMAX along the last dimension, without beta."""
     t.give("LOG_SOFTMAX", t.x(0), 1.0, -1)
 
 
-@entry("L2_NORMALIZATION", real=True)
+@operator("L2_NORMALIZATION", real=True)
 def l2_normalisation(t: OperatorTask) -> None:
     code = t.options("L2NormOptions")("FusedActivationFunction")
     if code:
@@ -224,7 +224,7 @@ def l2_normalisation(t: OperatorTask) -> None:
         t.give("L2_NORMALIZATION", t.x(0))
 
 
-@entry("LOCAL_RESPONSE_NORMALIZATION")
+@operator("LOCAL_RESPONSE_NORMALIZATION")
 def local_response(t: OperatorTask) -> None:
     o = t.options("LocalResponseNormalizationOptions")
     t.give(t.name, t.x(0), o("Radius"), o("Bias"), o("Alpha"), o("Beta"))
@@ -233,7 +233,7 @@ def local_response(t: OperatorTask) -> None:
 # ------------------------------------------------------------------------------------------------- resizing and look-ups
 
 
-@entry("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", inputs=2, real=True)
+@operator("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", inputs=2, real=True)
 def resize(t: OperatorTask) -> None:
     """Resize to a constant size."""
     bilinear = t.name == "RESIZE_BILINEAR"
@@ -245,14 +245,14 @@ def resize(t: OperatorTask) -> None:
     t.give(t.name, t.x(0), out_w=size[1], out_h=size[0], **more)
 
 
-@entry("EMBEDDING_LOOKUP", inputs=2)
+@operator("EMBEDDING_LOOKUP", inputs=2)
 def embedding(t: OperatorTask) -> None:
     """Look up rows by number."""
     values = t.real(t.x(1)) if t.out().type == F32 else t.x(1)
     t.give(t.name, t.index(0, "lookups"), values)
 
 
-@entry("HASHTABLE_LOOKUP", inputs=3, outputs=2)
+@operator("HASHTABLE_LOOKUP", inputs=3, outputs=2)
 def hashtable(t: OperatorTask) -> None:
     """Look up rows by key; hits are bytes with a scale of 1."""
     values, hits = t.run(t.name, t.index(0, "lookups"), t.index(1, "keys"), t.x(2), outs=[t.out(0), t.out(1)])
@@ -260,7 +260,7 @@ def hashtable(t: OperatorTask) -> None:
     t.result(1, hits)
 
 
-@entry("LSH_PROJECTION", inputs=(2, 3))
+@operator("LSH_PROJECTION", inputs=(2, 3))
 def lsh(t: OperatorTask) -> None:
     """Write LSH_PROJECTION; NNAPI's sparse projection has offsets since 1.2, as TFLite's."""
     code = t.options("LSHProjectionOptions")("Type")

@@ -1,38 +1,81 @@
 """Converts a file's subgraph to NNAPI operations: computes known values, and lowers the other operators."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from nnhal.base.errors import BadFile, InvalidModel
-from nnhal.base.operands import Value
-from nnhal.frontends.common.budget import Cost
+import numpy as np
+
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.budget import Budget, Cost
+from nnhal.frontends.common.folding import FAILURES, CannotFold, as_stored, require_foldable
+from nnhal.frontends.common.lowering import attempt, check_counts, is_deep
 from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator
-from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS
+from nnhal.frontends.common.writing import ASYMMETRIC
 from nnhal.frontends.tflite import (  # noqa: F401 (importing them fills the table)
     control,
     custom,
     elementwise,
     functions,
-    gather,
-    integers,
+    indexing,
     layers,
     movement,
+    padding,
     recurrent,
     reduction,
-    scatter,
+    shapes,
     stablehlo,
     state,
     suppression,
     transforms,
 )
-from nnhal.frontends.tflite.file import Operator
-from nnhal.frontends.tflite.fold import MOVES, fold
+from nnhal.frontends.tflite.file import DTYPES, Operator, Options
 from nnhal.frontends.tflite.graph import ImportGraph
-from nnhal.frontends.tflite.positions import FILLED, FlatTask, NumbersTask, lower_by_places
-from nnhal.frontends.tflite.refusals import SIXTEEN, TAKE_SIXTEEN, why_refused
-from nnhal.frontends.tflite.task import ENTRIES, OperatorEntry, OperatorTask
+from nnhal.frontends.tflite.task import (
+    MOST_FOLDED,
+    OPERATORS,
+    UNKNOWN,
+    FlatTask,
+    NumbersTask,
+    OperatorTask,
+    TfliteFacts,
+    lower_by_places,
+)
 from nnhal.frontends.tflite.transforms import lower_in_parts
 from nnhal.ops.schema import Q16S
+
+FOLDED = frozenset(("INT32", "INT64", "BOOL", "FLOAT32"))  # types of outputs that are computed at import
+
+UNRUN = "has no kernel in LiteRT, which does not run files with it either"
+STRINGS = "works on strings or tables of them, for which NNAPI has no type"
+SIXTEEN = "is of INT16, which NNAPI supports only for states and weights of its quantised LSTMs, without conversions"
+DRAWS = "draws random numbers from LiteRT's generator, which NNAPI's only random operation lacks"
+DELEGATED = "belongs to another engine's delegate, which only that engine can read"
+COUNTED = "has an output whose size depends on values, which NNAPI does not support"
+
+REFUSED = {
+    "BITCAST": "reads the bits of a number as another type, which no operation of NNAPI does",
+    "CALL": UNRUN,
+    "CONCAT_EMBEDDINGS": UNRUN,
+    "CUSTOM": "is defined by its author: NNAPI has no operation of that name",
+    "DELEGATE": DELEGATED,
+    "HASHTABLE": STRINGS,
+    "HASHTABLE_FIND": STRINGS,
+    "HASHTABLE_IMPORT": STRINGS,
+    "HASHTABLE_SIZE": STRINGS,
+    "MULTINOMIAL": DRAWS,
+    "PLACEHOLDER_FOR_GREATER_OP_CODES": "is not an operator: files use it if the number of one does not fit a byte",
+    "RANDOM_STANDARD_NORMAL": DRAWS,
+    "RANDOM_UNIFORM": DRAWS,
+    "SKIP_GRAM": STRINGS,
+    "STABLEHLO_CUSTOM_CALL": "is defined by its author: NNAPI has no operation of that name",
+    "STABLEHLO_RNG_BIT_GENERATOR": DRAWS,
+    "UNIQUE": COUNTED,
+}
+
+
+def why_refused(name: str) -> str:
+    """Return why an operator of the schema without an entry is refused."""
+    return REFUSED.get(name, UNRUN)
 
 
 def lower(graph: ImportGraph) -> None:
@@ -61,89 +104,75 @@ def _folded(graph: ImportGraph, operator: Operator) -> bool:
     return True
 
 
+def fold(
+    name: str, options: Options, arrays: Sequence[Array], kinds: Sequence[str], budget: Budget
+) -> list[Array] | None:
+    """Return the outputs of an operator, of the types `kinds`; None if it is not computed at import."""
+    facts = OPERATORS.get(name, UNKNOWN)
+    function = facts.moves or facts.fold
+    if function is None or not set(kinds) <= FOLDED or sum(a.size for a in arrays) > MOST_FOLDED:
+        return None
+    if facts.moves is None and any(a.dtype == object for a in arrays):
+        return None
+    budget.spend(Cost.OPERATIONS, 1)
+    budget.spend(Cost.ELEMENTS, sum(a.size for a in arrays) + len(arrays) + len(kinds))
+    try:
+        with np.errstate(all="ignore"):
+            results = function(kinds[0] if name == "CAST" else options, *arrays)
+            results = [np.asarray(r) for r in (results if isinstance(results, list) else [results])]
+            require_foldable(len(results) == len(kinds) and all(r.size <= MOST_FOLDED for r in results))
+            stored = [as_stored(r, np.dtype(DTYPES[kind])) for r, kind in zip(results, kinds, strict=True)]
+    except (*FAILURES, CannotFold):
+        return None
+    budget.spend(Cost.ELEMENTS, sum(r.size for r in stored))
+    return stored
+
+
 def _lower(graph: ImportGraph, operator: Operator) -> None:
-    entry = custom.registered(operator) or ENTRIES.get(operator.name)
-    if entry is None:
-        reason = why_refused(operator.name) if operator.builtin else custom.reason_of(operator)
+    facts = custom.registered(operator) or OPERATORS.get(operator.name, UNKNOWN)
+    if facts.lower is None:
+        reason = facts.refused or (why_refused(operator.name) if operator.builtin else custom.reason_of(operator))
         _give_up(graph, operator, reason, report=True)
         return
-    _check_counts(graph, operator, entry)
+    place = f"{graph.file.label}: subgraph {graph.source.index} operator {operator.index} ({operator.name})"
+    check_counts(facts, len(operator.inputs), len(operator.outputs), place)
     graph.file.budget.spend(Cost.OPERATIONS, 1, graph.place(operator.index))
+    terms = [graph.terms[index] for index in operator.inputs if index in graph.terms]
     found = None
-    for task, lowered in _ways(graph, operator, entry):
-        why = _attempt(task, lowered)
+    for task, lower in _ways(graph, operator, facts, facts.lower, terms):
+        why = attempt(task, lower)
         if why is None:
             return
         found = why.removeprefix(f"{operator.name}: ") if found is None else found
-    if found and operator.name not in TAKE_SIXTEEN and any(value.type == Q16S for value in _values(graph, operator)):
+    if found and not facts.sixteen and any(term.value.type == Q16S for term in terms):
         found = SIXTEEN
     _give_up(graph, operator, found or "", report=bool(found))
 
 
-Task = Callable[[], OperatorTask]
+Lower = Callable[[OperatorTask], None]
 
 
 def _ways(
-    graph: ImportGraph, operator: Operator, entry: OperatorEntry
-) -> Iterator[tuple[Task, Callable[[OperatorTask], None]]]:
+    graph: ImportGraph, operator: Operator, facts: TfliteFacts, lower: Lower, terms: Sequence[Term]
+) -> Iterator[tuple[Callable[[], OperatorTask], Lower]]:
     """Yield the ways to lower an operator.
 
     The first successful one counts; on failure, the first reason is reported.
     """
-    if operator.name in (*MOVES, "CAST") and _complex(graph, operator):
-        yield partial(OperatorTask, graph, operator), lower_in_parts
+    plain = partial(OperatorTask, graph, operator)
+    if (facts.moves is not None or operator.name == "CAST") and any(term.parts is not None for term in terms):
+        yield plain, lower_in_parts
         return
     if not operator.builtin:
-        yield partial(custom.CustomTask, graph, operator), entry.lower
+        yield partial(custom.CustomTask, graph, operator), lower
         return
-    real = entry.real and _quantised(graph, operator)
-    for reals in (False, True)[: 1 + real]:
-        yield partial(OperatorTask, graph, operator, reals=reals), entry.lower
-    if entry.single and _deep(graph, operator):
+    real = facts.real and any(term.value.type in ASYMMETRIC for term in terms)
+    for task in (OperatorTask, FlatTask)[: 1 + (facts.single and is_deep(terms))]:
         for reals in (False, True)[: 1 + real]:
-            yield partial(FlatTask, graph, operator, reals=reals), entry.lower
-    if operator.name in MOVES or operator.name in FILLED:
-        yield partial(OperatorTask, graph, operator), lower_by_places
-        yield partial(NumbersTask, graph, operator), entry.lower
-
-
-def _attempt(task: Task, lowered: Callable[[OperatorTask], None]) -> str | None:
-    """Lower one operator. Returns None for success, otherwise the reason; "" if that is another operator's."""
-    try:
-        made = task()
-        lowered(made)
-        made.commit()
-    except (UnsupportedOperator, InvalidModel) as error:
-        return str(error)
-    return None
-
-
-def _complex(graph: ImportGraph, operator: Operator) -> bool:
-    return any(index in graph.terms and graph.terms[index].parts is not None for index in operator.inputs)
-
-
-def _deep(graph: ImportGraph, operator: Operator) -> bool:
-    terms = [graph.terms[index] for index in operator.inputs if index in graph.terms]
-    return any(len(term.value.shape or ()) > MOST_DIMENSIONS for term in terms)
-
-
-def _quantised(graph: ImportGraph, operator: Operator) -> bool:
-    return any(value.type in ASYMMETRIC for value in _values(graph, operator))
-
-
-def _values(graph: ImportGraph, operator: Operator) -> list[Value]:
-    return [graph.terms[index].value for index in operator.inputs if index in graph.terms]
-
-
-def _check_counts(graph: ImportGraph, operator: Operator, entry: OperatorEntry) -> None:
-    for kind, count, (least, most) in (
-        ("inputs", len(operator.inputs), entry.inputs),
-        ("outputs", len(operator.outputs), entry.outputs),
-    ):
-        if count < least or (most is not None and count > most):
-            must = f"{least} or more" if most is None else f"{least} to {most}" if most > least else f"{least}"
-            place = f"{graph.file.label}: subgraph {graph.source.index} operator {operator.index} ({operator.name})"
-            raise BadFile(f"{place}: has {count} {kind}, must have {must}")
+            yield partial(task, graph, operator, reals=reals), lower
+    if facts.moves is not None or facts.fills is not None:
+        yield plain, lower_by_places
+        yield partial(NumbersTask, graph, operator), lower
 
 
 def _give_up(graph: ImportGraph, operator: Operator, reason: str, *, report: bool) -> None:

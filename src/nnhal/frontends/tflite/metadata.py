@@ -9,9 +9,9 @@ import struct
 from collections.abc import Mapping
 
 from nnhal.base.errors import BadFile
+from nnhal.frontends.source import TrailingArchive
 from nnhal.frontends.tflite.file import File
 from nnhal.frontends.tflite.flat import WORD, FlatTable, length, target
-from nnhal.frontends.trailing_archive import TrailingArchive
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 
 IDENTIFIER = b"M001"

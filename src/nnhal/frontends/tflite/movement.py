@@ -1,121 +1,50 @@
-"""Entries of operators that move data: shapes, slices, joining and splitting, padding, blocks, reductions over axes."""
+"""Operators that move data: joining and splitting, slices, repeating, reversing."""
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnhal.base.operands import Value
-from nnhal.frontends.common.element_moves import transposed
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.element_moves import joined
+from nnhal.frontends.common.folding import numbers, require_foldable
+from nnhal.frontends.common.integer_ranges import of_all
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import MOST_DIMENSIONS
+from nnhal.frontends.tflite.file import Options
 from nnhal.frontends.tflite.reader import Fields
-from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.frontends.tflite.shapes import axis_of
+from nnhal.frontends.tflite.task import MOST_FOLDED, OperatorTask, operator
 from nnhal.ops.schema import B8, I32
-
-# ---------------------------------------------------------------------------------------------------------------- shapes
-
-
-@entry("RESHAPE", inputs=(1, 2))
-def reshape(t: OperatorTask) -> None:
-    """Reshape to an input or an option. One dimension may be open (-1), or be known only at execution."""
-    x = t.x(0)
-    if t.given(1) and t.raw(1).data is None:
-        t.give("RESHAPE", x, t.index(1, "shape"))
-        return
-    wanted = t.partly(1, "shape") if t.given(1) else list(t.options("ReshapeOptions").numbers("NewShape") or ())
-    if wanted == [0] and not t.graph.source.tensors[t.operator.outputs[0]].shape:
-        wanted = []  # a scalar in old files
-    t.reshaped(x, [None if n == -1 else n for n in wanted] or [1], out=True)
-
-
-@entry("SQUEEZE")
-def squeeze(t: OperatorTask) -> None:
-    """Remove the named dimensions of 1, or all."""
-    x = t.x(0)
-    shape = t.shape(x)[: t.rank(x)]
-    named = t.options("SqueezeOptions").numbers("SqueezeDims") or ()
-    axes = sorted({t.axis(n, len(shape)) for n in named})
-    if not axes:
-        t.known(x)
-        axes = [i for i, d in enumerate(shape) if d == 1]
-    t.require(all(shape[i] in (1, None) for i in axes), f"dimensions {axes} of {list(shape)} must be 1")
-    left = [d for i, d in enumerate(shape) if i not in axes]
-    if x.value.type != I32 and axes and len(shape) <= 4:
-        t.give("SQUEEZE", x, t.integers(axes))
-    else:
-        t.reshaped(x, left or [1], out=True)
-
-
-@entry("EXPAND_DIMS", inputs=2)
-def expand_dims(t: OperatorTask) -> None:
-    """Insert a dimension of 1."""
-    x, axis = t.x(0), t.integer(1, "axis")
-    if x.scalar:
-        t.reshaped(x, [1], out=True)
-    else:
-        t.give("EXPAND_DIMS", x, t.axis(axis, t.rank(x) + 1))
-
-
-@entry("SHAPE")
-def shape_of(t: OperatorTask) -> None:
-    """Return the shape, known at import as far as possible."""
-    x = t.raw(0)
-    shape = t.shape(x)[: t.rank(x)]
-    t.known_result(np.array(shape, object if None in shape else np.int64))
-
-
-@entry("RANK")
-def rank_of(t: OperatorTask) -> None:
-    """Return the rank, known at import."""
-    t.known_result(np.array(t.rank(t.raw(0))))
-
-
-@entry("TRANSPOSE", inputs=2)
-def transpose(t: OperatorTask) -> None:
-    """Permute the dimensions; above four, adjacent ones that stay adjacent are merged."""
-    x = t.x(0)
-    if t.rank(x) <= MOST_DIMENSIONS:
-        t.give("TRANSPOSE", x, t.index(1, "permutation"))
-        return
-    shape, order = t.known(x), t.ints(1, "permutation")
-    t.require(
-        sorted(order) == list(range(len(shape))), f"permutation is {order}, must be one of {len(shape)} dimensions"
-    )
-    t.result(0, transposed(t, x, order))
-
 
 # ------------------------------------------------------------------------------------------------- joining and splitting
 
 
-@entry("CONCATENATION", inputs=(1, None))
+def concatenate_moves(o: Options, *xs: Array) -> Any:
+    fields = o.read("ConcatenationOptions")
+    require_foldable(fields("FusedActivationFunction") == 0)
+    return np.concatenate([x.astype(object) for x in xs], fields("Axis"))
+
+
+@operator("CONCATENATION", inputs=(1, None), moves=concatenate_moves, joins=True, span=of_all)
 def concatenate(t: OperatorTask) -> None:
     """Concatenate; quantised inputs may have different scales."""
     o, terms = t.options("ConcatenationOptions"), t.xs()
     axis, code = o("Axis"), o("FusedActivationFunction")
     axis = t.axis(axis, t.rank(terms[0]))
     if t.rank(terms[0]) > MOST_DIMENSIONS:
-        joined_flat(t, terms, axis)
+        t.result(0, joined(t, terms, axis, t.out()))
     elif code:
         t.activated(code, t.make("CONCATENATION", *terms, axis, like=t.out()))
     else:
         t.give("CONCATENATION", *terms, axis)
 
 
-def joined_flat(t: OperatorTask, terms: Sequence[Term], axis: int) -> None:
-    """Concatenate more than four dimensions: those before and those after the axis are merged."""
-    shapes = [t.known(term) for term in terms]
-    first = shapes[0]
-    rest = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
-    t.require(len(rest) == 1, f"shapes {', '.join(str(list(s)) for s in shapes)} must differ along axis {axis} only")
-    outer, inner = math.prod(first[:axis]), math.prod(first[axis + 1 :])
-    flat = [t.reshaped(term, (outer, shape[axis], inner)) for term, shape in zip(terms, shapes, strict=True)]
-    joined = t.make("CONCATENATION", *flat, 1, like=t.out())
-    t.reshaped(joined, (*first[:axis], sum(s[axis] for s in shapes), *first[axis + 1 :]), out=True)
+def pack_moves(o: Options, *xs: Array) -> Any:
+    return np.stack([x.astype(object) for x in xs], o.read("PackOptions")("Axis"))
 
 
-@entry("PACK", inputs=(1, None))
+@operator("PACK", inputs=(1, None), moves=pack_moves, joins=True, span=of_all)
 def pack(t: OperatorTask) -> None:
     """Concatenate along a new dimension."""
     terms = t.xs()
@@ -127,7 +56,13 @@ def pack(t: OperatorTask) -> None:
         t.reshaped(t.make("PACK", 0, *terms, like=terms[0]), [len(terms)], out=True)
 
 
-@entry("UNPACK", outputs=(1, None))
+def unpack_moves(o: Options, x: Array) -> Any:
+    axis = o.read("UnpackOptions")("Axis")
+    require_foldable(x.shape[axis] <= MOST_FOLDED)
+    return list(np.moveaxis(x, axis, 0))
+
+
+@operator("UNPACK", outputs=(1, None), moves=unpack_moves, span=of_all)
 def unpack(t: OperatorTask) -> None:
     """Split into slices of size 1, without that dimension."""
     x = t.x(0)
@@ -147,14 +82,25 @@ def unpack(t: OperatorTask) -> None:
             t.result(number, t.run("SQUEEZE", part, t.integers([axis]), outs=[t.out(number)])[0])
 
 
-@entry("SPLIT", inputs=2, outputs=(1, None))
+def split_moves(o: Options, axis: Array, x: Array) -> Any:
+    count = o.read("SplitOptions")("NumSplits")
+    require_foldable(0 < count <= MOST_FOLDED)
+    return np.split(x, count, axis_of(axis))
+
+
+@operator("SPLIT", inputs=2, outputs=(1, None), moves=split_moves, first=1, span=of_all)
 def split(t: OperatorTask) -> None:
     """Split into equal slices; the axis comes first in TFLite."""
     x, count = t.x(1), len(t.operator.outputs)
     t.give("SPLIT", x, t.axis(t.integer(0, "axis"), t.rank(x)), count)
 
 
-@entry("SPLIT_V", inputs=3, outputs=(1, None))
+def split_sizes_moves(_: Options, x: Array, sizes: Array, axis: Array) -> Any:
+    require_foldable(min(numbers(sizes), default=0) >= 0 and sum(numbers(sizes)) == x.shape[axis_of(axis)])
+    return np.split(x, np.cumsum(sizes)[:-1].astype(np.int64), axis_of(axis))
+
+
+@operator("SPLIT_V", inputs=3, outputs=(1, None), moves=split_sizes_moves, span=of_all)
 def split_sizes(t: OperatorTask) -> None:
     """Split into slices of given sizes, one of which may be the rest."""
     x, sizes = t.x(0), t.ints(1, "size_splits")
@@ -178,7 +124,15 @@ def split_sizes(t: OperatorTask) -> None:
 # ---------------------------------------------------------------------------------------------------------------- slices
 
 
-@entry("SLICE", inputs=3)
+def slice_moves(_: Options, x: Array, begin: Array, size: Array) -> Any:
+    starts, sizes = numbers(begin), numbers(size)
+    require_foldable(len(starts) == len(sizes) == x.ndim)
+    for start, count, room in zip(starts, sizes, x.shape, strict=True):
+        require_foldable(0 <= start <= room and -1 <= count <= room - start)
+    return x[tuple(slice(s, None if n == -1 else s + n) for s, n in zip(starts, sizes, strict=True))]
+
+
+@operator("SLICE", inputs=3, moves=slice_moves, span=of_all)
 def slice_(t: OperatorTask) -> None:
     """Slice; a size of -1 is the rest."""
     t.give("SLICE", t.x(0), t.index(1, "begin"), t.index(2, "size"))
@@ -195,7 +149,25 @@ class Range(NamedTuple):
     shrinks: bool = False
 
 
-@entry("STRIDED_SLICE", inputs=4)
+def strided_slice_moves(o: Options, x: Array, begin: Array, end: Array, strides: Array) -> Any:
+    fields = o.read("StridedSliceOptions")
+    masks = [fields(n) for n in ("EllipsisMask", "NewAxisMask", "ShrinkAxisMask", "BeginMask", "EndMask")]
+    require_foldable(not fields("Offset"))
+    index: list[Any] = []
+    for i, (first, last, stride) in enumerate(zip(numbers(begin), numbers(end), numbers(strides), strict=True)):
+        ellipsis, new, shrink, all_before, all_behind = (mask >> i & 1 for mask in masks)
+        if ellipsis:
+            index.append(Ellipsis)
+        elif new:
+            index.append(None)
+        elif shrink:
+            index.append(0 if all_before else first)
+        else:
+            index.append(slice(None if all_before else first, None if all_behind else last, stride))
+    return x[tuple(index)]
+
+
+@operator("STRIDED_SLICE", inputs=4, moves=strided_slice_moves, span=of_all)
 def strided_slice(t: OperatorTask) -> None:
     """Slice with strides; an ellipsis is expanded and new axes are inserted later, because NNAPI has neither."""
     x, o = t.x(0), t.options("StridedSliceOptions")
@@ -275,12 +247,21 @@ def written_out(t: OperatorTask, o: Fields, rank: int) -> tuple[list[Range], lis
     return ranges + ([] if ellipsis else [Range()] * missing), added
 
 
-@entry("TILE", inputs=2)
+def tile_moves(_: Options, x: Array, times: Array) -> Any:
+    require_foldable(min(numbers(times), default=1) >= 0 and x.size * math.prod(numbers(times)) <= MOST_FOLDED)
+    return np.tile(x, numbers(times))
+
+
+@operator("TILE", inputs=2, moves=tile_moves, span=of_all)
 def tile(t: OperatorTask) -> None:
     t.give("TILE", t.x(0), t.index(1, "multiples"))
 
 
-@entry("REVERSE_V2", inputs=2)
+def reverse_moves(_: Options, x: Array, axes: Array) -> Any:
+    return np.flip(x, tuple(numbers(axes)))
+
+
+@operator("REVERSE_V2", inputs=2, moves=reverse_moves, span=of_all)
 def reverse(t: OperatorTask) -> None:
     """Reverse one dimension after the other."""
     x, axes = t.x(0), t.ints(1, "axis")
@@ -288,61 +269,6 @@ def reverse(t: OperatorTask) -> None:
     for axis in axes[:-1]:
         x = t.make("REVERSE", x, t.integers([axis]))
     t.give("REVERSE", x, t.integers(axes[-1:]))
-
-
-# --------------------------------------------------------------------------------------------------------------- padding
-
-
-@entry("PAD", inputs=2)
-def pad(t: OperatorTask) -> None:
-    """Pad with real 0."""
-    t.give("PAD", t.x(0), t.index(1, "paddings"))
-
-
-@entry("PADV2", inputs=3)
-def pad_value(t: OperatorTask) -> None:
-    """Pad with a constant that has the quantisation of the input."""
-    x, value = t.x(0), t.x(2)
-    scales = [(v.scale, v.zero_point) for v in (x.value, value.value)]
-    t.require(scales[0] == scales[1], "the value has another scale than the input, must have the same")
-    t.give("PAD_V2", x, t.index(1, "paddings"), t.number(2, "value"))
-
-
-@entry("MIRROR_PAD", inputs=2)
-def mirror_pad(t: OperatorTask) -> None:
-    """Pad by mirroring; TFLite's modes are NNAPI's."""
-    t.give("MIRROR_PAD", t.x(0), t.index(1, "paddings"), t.options("MirrorPadOptions")("Mode"))
-
-
-# ---------------------------------------------------------------------------------------------------------------- blocks
-
-
-@entry("SPACE_TO_DEPTH", "DEPTH_TO_SPACE")
-def blocks(t: OperatorTask) -> None:
-    kind = "SpaceToDepthOptions" if t.name == "SPACE_TO_DEPTH" else "DepthToSpaceOptions"
-    t.give(t.name, t.x(0), t.options(kind)("BlockSize"))
-
-
-@entry("SPACE_TO_BATCH_ND", inputs=3)
-def space_to_batch(t: OperatorTask) -> None:
-    """Move blocks to batches; NNAPI requires four dimensions."""
-    t.give(t.name, t.x(0), t.index(1, "block_shape"), t.index(2, "paddings"))
-
-
-@entry("BATCH_TO_SPACE_ND", inputs=3)
-def batch_to_space(t: OperatorTask) -> None:
-    """Move batches to blocks, and slice the result, because NNAPI does not crop."""
-    x, block, crops = t.x(0), t.index(1, "block_shape"), t.ints(2, "crops")
-    if not any(crops):
-        t.give(t.name, x, block)
-        return
-    t.require(len(crops) == 4 and min(crops) >= 0, f"crops is {crops}, must be two for height and two for width")
-    whole = t.make(t.name, x, block)
-    sizes = t.shape(whole)
-    t.require(None not in sizes[1:3], "height or width is known only at execution, must be known for crops")
-    (top, bottom), (left, right) = crops[:2], crops[2:]
-    extents = [-1, (sizes[1] or 0) - top - bottom, (sizes[2] or 0) - left - right, -1]
-    t.give("SLICE", whole, t.integers([0, top, left, 0]), t.integers(extents))
 
 
 def bare(term: Term) -> Value:

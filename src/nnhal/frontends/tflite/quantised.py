@@ -6,7 +6,7 @@ import numpy as np
 
 from nnhal.base.operands import Value
 from nnhal.base.records import replace
-from nnhal.frontends.common.real_functions import RealArithmetic
+from nnhal.frontends.common.functions import RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.tflite.file import TensorQuant
 from nnhal.frontends.tflite.reader import Fields

@@ -11,7 +11,7 @@ from nnhal.frontends.common.terms import UNTYPED, Term, constant
 from nnhal.frontends.tflite.quantised import quantised_sequence, quantised_step, quantised_svdf
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.state import read_tensor, write_tensor
-from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.frontends.tflite.task import OperatorTask, operator
 from nnhal.ops.schema import F32, Q8, Q8S
 
 WEIGHTS = 17  # of an LSTM cell: 8 matrices, 3 peepholes, 4 biases, projection with bias
@@ -79,13 +79,10 @@ def lstm_arguments(t: OperatorTask, o: Fields, *, time_major: bool | None) -> li
     return [*head, *sequence, *(norms if any(norms) or time_major is not None else [])]
 
 
-@entry(
-    "LSTM",
-    inputs=(5, 24),
-    outputs=(1, 4),
-    becomes="LSTM, of INT8 QUANTIZED_LSTM; of the basic kernel FULLY_CONNECTED, LOGISTIC and TANH, of UINT8 "
-    "QUANTIZED_16BIT_LSTM",
-)
+@operator("LSTM", inputs=(5, 24), outputs=(1, 4),
+          becomes="LSTM, of INT8 QUANTIZED_LSTM; of the basic kernel FULLY_CONNECTED, LOGISTIC and "
+          "TANH, of UINT8 QUANTIZED_16BIT_LSTM",
+          sixteen=True)  # fmt: skip
 def lstm(t: OperatorTask) -> None:
     """Write one time step."""
     o = t.options("LSTMOptions")
@@ -160,11 +157,9 @@ def quantised_cell(t: OperatorTask, x: Term, last: Term, cell: Term) -> tuple[Te
     return output, kept
 
 
-@entry(
-    "UNIDIRECTIONAL_SEQUENCE_LSTM",
-    inputs=(20, 24),
-    becomes="UNIDIRECTIONAL_SEQUENCE_LSTM; of INT8 a QUANTIZED_LSTM for each time step",
-)
+@operator("UNIDIRECTIONAL_SEQUENCE_LSTM", inputs=(20, 24),
+          becomes="UNIDIRECTIONAL_SEQUENCE_LSTM; of INT8 a QUANTIZED_LSTM for each time step",
+          sixteen=True)  # fmt: skip
 def sequence_lstm(t: OperatorTask) -> None:
     o = t.options("UnidirectionalSequenceLSTMOptions")
     t.require(not o("DiagonalRecurrentTensors"), "has diagonal recurrent weights, which NNAPI does not support")
@@ -174,7 +169,7 @@ def sequence_lstm(t: OperatorTask) -> None:
     stepped(t, t.name, lstm_arguments(t, o, time_major=bool(o("TimeMajor"))), (18, 19), (0, None, None))
 
 
-@entry("BIDIRECTIONAL_SEQUENCE_LSTM", inputs=48, outputs=(1, 2))
+@operator("BIDIRECTIONAL_SEQUENCE_LSTM", inputs=48, outputs=(1, 2))
 def two_way_lstm(t: OperatorTask) -> None:
     """Write a sequence in both directions; NNAPI has settings after the weights, without layer normalisation."""
     o, places = t.options("BidirectionalSequenceLSTMOptions"), (35, 36, 37, 38)
@@ -188,21 +183,21 @@ def two_way_lstm(t: OperatorTask) -> None:
 # ------------------------------------------------------------------------------------------------------------ RNN and SVDF
 
 
-@entry("RNN", inputs=5)
+@operator("RNN", inputs=5)
 def rnn(t: OperatorTask) -> None:
     """Write one time step; NNAPI returns the state first."""
     given = [floating(t), *weights(t, 1, 3), read_tensor(t, 4), activation(t, t.options("RNNOptions"))]
     stepped(t, t.name, given, (4,), (None, 0))
 
 
-@entry("UNIDIRECTIONAL_SEQUENCE_RNN", inputs=5)
+@operator("UNIDIRECTIONAL_SEQUENCE_RNN", inputs=5)
 def sequence_rnn(t: OperatorTask) -> None:
     o = t.options("SequenceRNNOptions")
     given = [floating(t), *weights(t, 1, 3), read_tensor(t, 4), activation(t, o), bool(o("TimeMajor"))]
     stepped(t, t.name, given, (4,), (0, None))
 
 
-@entry("BIDIRECTIONAL_SEQUENCE_RNN", inputs=12, outputs=(1, 2))
+@operator("BIDIRECTIONAL_SEQUENCE_RNN", inputs=12, outputs=(1, 2))
 def two_way_rnn(t: OperatorTask) -> None:
     o = t.options("BidirectionalSequenceRNNOptions")
     merged = bool(o("MergeOutputs"))
@@ -211,9 +206,8 @@ def two_way_rnn(t: OperatorTask) -> None:
     stepped(t, t.name, given, (4, 8), (*range(1 if merged else 2), None, None))
 
 
-@entry(
-    "SVDF", inputs=5, becomes="SVDF; of INT8 FULLY_CONNECTED, MUL, REDUCE_SUM of real values, the state at its scale"
-)
+@operator("SVDF", inputs=5, sixteen=True,
+          becomes="SVDF; of INT8 FULLY_CONNECTED, MUL, REDUCE_SUM of real values, the state at its scale")  # fmt: skip
 def svdf(t: OperatorTask) -> None:
     """Write SVDF; both states start at zero, so the place of the newest entry does not matter."""
     o = t.options("SVDFOptions")

@@ -1,39 +1,50 @@
 """Entries of reductions over axes, and of cumulative sums."""
 
 import math
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.element_moves import NOWHERE, moved
-from nnhal.frontends.common.integer_arithmetic import modulo, plain, towards_zero
+from nnhal.frontends.common.element_moves import NOWHERE, moved, numbered
+from nnhal.frontends.common.folding import CannotFold, numbers, require_foldable
+from nnhal.frontends.common.functions import modulo, plain, towards_zero
+from nnhal.frontends.common.integer_ranges import of_all, of_indices, of_sum
+from nnhal.frontends.common.operators import Fold
+from nnhal.frontends.common.reductions import BOTH, PAIRWISE, cumulated, grouped, halved, unfused
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS
-from nnhal.frontends.tflite.fold import CannotFold
-from nnhal.frontends.tflite.positions import dilate, pad_edges
-from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.frontends.tflite.file import Options
+from nnhal.frontends.tflite.padding import dilate, pad_edges
+from nnhal.frontends.tflite.task import MOST_FOLDED, OperatorTask, operator
 from nnhal.ops.schema import B8, F32, I32
 
-NAMES = {"SUM": "REDUCE_SUM"}  # the others have NNAPI's names
-PAIRWISE = {"SUM": "ADD", "MEAN": "ADD", "REDUCE_PROD": "MUL", "REDUCE_MAX": "MAXIMUM", "REDUCE_MIN": "MINIMUM"}
 MOST_AVERAGED = 46_340  # remainders, each below their number, whose sum fits 32 bits
 
 
-@entry(
-    "SUM",
-    "REDUCE_PROD",
-    "REDUCE_MAX",
-    "REDUCE_MIN",
-    "MEAN",
-    inputs=2,
-    real=True,
-    becomes="REDUCE_SUM, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN, MEAN; of int32 ADD, MUL, MAXIMUM, MINIMUM of halves",
-)
-@entry("REDUCE_ANY", "REDUCE_ALL", inputs=2)
+def reduces(function: Callable[..., Any]) -> Fold:
+    """Wrap a reduction over axes."""
+
+    def folded(o: Options, x: Array, axes: Array) -> Any:
+        keep, over = bool(o.read("ReducerOptions")("KeepDims")), {axis % x.ndim for axis in numbers(axes)}
+        require_foldable(math.prod(n for i, n in enumerate(x.shape) if i not in over) <= MOST_FOLDED)
+        return function(x, axis=tuple(over), keepdims=keep)
+
+    return folded
+
+
+@operator("SUM", to="REDUCE_SUM", inputs=2, real=True, becomes="REDUCE_SUM; of int32 ADD of halves",
+          fold=reduces(np.sum), span=of_sum)  # fmt: skip
+@operator("REDUCE_PROD", inputs=2, real=True, becomes="REDUCE_PROD; of int32 MUL of halves", fold=reduces(np.prod))
+@operator("REDUCE_MAX", inputs=2, real=True, becomes="REDUCE_MAX; of int32 MAXIMUM of halves", fold=reduces(np.max),
+          span=of_all)  # fmt: skip
+@operator("REDUCE_MIN", inputs=2, real=True, becomes="REDUCE_MIN; of int32 MINIMUM of halves", fold=reduces(np.min),
+          span=of_all)  # fmt: skip
+@operator("MEAN", inputs=2, real=True, becomes="MEAN; of int32 quotients and remainders, ADD of halves")
+@operator("REDUCE_ANY", inputs=2, fold=reduces(np.any))
+@operator("REDUCE_ALL", inputs=2, fold=reduces(np.all))
 def reduce(t: OperatorTask) -> None:
     """Reduce over some axes."""
     x, keep = t.x(0), bool(t.options("ReducerOptions")("KeepDims"))
@@ -48,17 +59,16 @@ def reduce(t: OperatorTask) -> None:
         left = [1 if i in reduced else d for i, d in enumerate(shape) if keep or i not in reduced]
         t.result(0, t.reshaped(over_groups(t, x, reduced), left or [1]))
     else:
-        t.give(NAMES.get(t.name, t.name), x, t.index(1, "axes"), keep)
+        t.give(t.facts.to or t.name, x, t.index(1, "axes"), keep)
 
 
 def over_groups(t: OperatorTask, x: Term, axes: set[int]) -> Term:
     """Reduce a tensor of any rank: adjacent dimensions that are both reduced, or both kept, are merged."""
-    shape = t.known(x)
-    t.require(0 not in shape, "has no elements")
+    t.require(0 not in t.known(x), "has no elements")
     t.require(x.value.type not in ASYMMETRIC, "of more than four dimensions would be rounded twice")
     if t.name == "MEAN" and x.value.type == I32:
         return integer_mean(t, x, axes)
-    return grouped(t, x, shape, axes)
+    return grouped(t, x, t.known(x), axes, lambda y: along(t, y))
 
 
 def integer_mean(t: OperatorTask, x: Term, axes: set[int]) -> Term:
@@ -71,67 +81,30 @@ def integer_mean(t: OperatorTask, x: Term, axes: set[int]) -> Term:
     t.require(count <= MOST_AVERAGED, f"averages {count} integers, must average at most {MOST_AVERAGED}")
     flat = t.reshaped(x, (math.prod(shape),))
     rest, size = modulo(t, flat, count), t.scalar(count, x)
-    quotients, rests = (grouped(t, each, shape, axes) for each in (plain(t, "DIV", flat, size), rest))
+    quotients, rests = (
+        grouped(t, each, shape, axes, lambda y: along(t, y)) for each in (plain(t, "DIV", flat, size), rest)
+    )
     down = plain(t, "ADD", quotients, plain(t, "DIV", rests, size))
     return towards_zero(t, down, modulo(t, rests, count))
 
 
-def grouped(t: OperatorTask, x: Term, shape: Sequence[int], axes: set[int]) -> Term:
-    """Reduce a term of `shape`; each run of reduced dimensions becomes 1."""
-    groups = [(gone, [shape[i] for i in run]) for gone, run in groupby(range(len(shape)), key=lambda i: i in axes)]
-    sizes, gone = [math.prod(run) for _, run in groups], [g for g, _ in groups]
-    for place in reversed([i for i, g in enumerate(gone) if g]):
-        outer, size, inner = math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :])
-        x = along(t, t.reshaped(x, (outer, size, inner)))
-        sizes[place] = 1
-    return x
-
-
 def along(t: OperatorTask, x: Term) -> Term:
     """Reduce the second of three dimensions to 1."""
+    name = t.facts.to or t.name
     if x.value.type == I32:
-        t.require(t.name in PAIRWISE, "of INT32 is not in TFLite")
-        return halved(t, PAIRWISE[t.name], x)
-    return t.make(NAMES.get(t.name, t.name), x, t.integers([1]), True)
+        t.require(name in PAIRWISE, "of INT32 is not in TFLite")
+        return halved(t, PAIRWISE[name], x)
+    return t.make(name, x, t.integers([1]), True)
 
 
-def halved(t: OperatorTask, name: str, x: Term) -> Term:
-    """Reduce int32: combine the halves of the second of three dimensions until one is left."""
-    more: dict[str, Any] = {"activation": 0} if name in ("ADD", "MUL") else {}
-    left: list[Term] = []
-    outer, size, inner = t.known(x)
-    while size > 1:
-        half = size // 2
-        if size % 2:
-            left.append(part(t, x, size - 1, 1, inner, outer))
-        x = t.make(name, part(t, x, 0, half, inner, outer), part(t, x, half, half, inner, outer), **more)
-        size = half
-    for other in left:
-        x = t.make(name, x, other, **more)
-    return x
-
-
-def part(t: OperatorTask, x: Term, start: int, size: int, inner: int, outer: int) -> Term:
-    """Slice along the second of three dimensions."""
-    return t.make("SLICE", x, t.integers([0, start, 0]), t.integers([outer, size, inner]))
-
-
-@entry("CUMSUM", inputs=2, becomes="ADD of the tensor moved by 1, 2, 4, .. places")
+@operator("CUMSUM", inputs=2, becomes="ADD of the tensor moved by 1, 2, 4, .. places")
 def cumulative(t: OperatorTask) -> None:
-    """Sum over 1, 2, 4, .. elements: each iteration adds the sums that end where the current ones begin."""
+    """Sum along an axis, in either direction, with or without the element itself."""
     o, x = t.options("CumsumOptions"), t.x(0)
     t.require(x.value.type not in ASYMMETRIC, f"of {x.kind} is not in TFLite")
-    shape, axis = t.known(x), t.axis(t.integer(1, "axis"), t.rank(x))
-    outer, size, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    t.require(outer * size * inner, "has no elements")
-    x = t.reshaped(x, (outer, size, inner))
-    step, back = 1, bool(o("Reverse"))
-    while step < size:
-        x = t.make("ADD", x, shifted(t, x, step, back=back), activation=0)
-        step *= 2
-    if o("Exclusive"):
-        x = shifted(t, x, 1, back=back)
-    t.result(0, t.reshaped(x, shape))
+    axis, back = t.axis(t.integer(1, "axis"), t.rank(x)), bool(o("Reverse"))
+    t.require(math.prod(t.known(x)), "has no elements")
+    t.result(0, cumulated(t, x, axis, lambda y, step: shifted(t, y, step, back=back), exclusive=bool(o("Exclusive"))))
 
 
 def shifted(t: OperatorTask, x: Term, step: int, *, back: bool) -> Term:
@@ -148,30 +121,26 @@ def shifted(t: OperatorTask, x: Term, step: int, *, back: bool) -> Term:
 
 # ------------------------------------------------------------------------------------------------------------- windows
 
-FUNCTIONS = {1: "SUM", 2: "REDUCE_PROD", 3: "REDUCE_MIN", 4: "REDUCE_MAX", 5: "REDUCE_ALL", 6: "REDUCE_ANY"}
+FUNCTIONS = (None, "REDUCE_SUM", "REDUCE_PROD", "REDUCE_MIN", "REDUCE_MAX", "REDUCE_ALL", "REDUCE_ANY")  # by number
 BODIES = {
-    "STABLEHLO_ADD": "SUM",
-    "STABLEHLO_MULTIPLY": "REDUCE_PROD",
-    "STABLEHLO_MINIMUM": "REDUCE_MIN",
-    "STABLEHLO_MAXIMUM": "REDUCE_MAX",
-    "STABLEHLO_AND": "REDUCE_ALL",
-    "STABLEHLO_OR": "REDUCE_ANY",
+    f"STABLEHLO_{name}": reduction
+    for name, reduction in zip(("ADD", "MULTIPLY", "MINIMUM", "MAXIMUM", "AND", "OR"), FUNCTIONS[1:], strict=True)
 }
-BOTH = PAIRWISE | {"REDUCE_ALL": "LOGICAL_AND", "REDUCE_ANY": "LOGICAL_OR"}
 
 
-@entry("REDUCE_WINDOW", inputs=5, becomes="GATHER of windows, then REDUCE_SUM, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN")
+@operator("REDUCE_WINDOW", inputs=5, becomes="GATHER of windows, then REDUCE_SUM, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN")
 def reduce_window(t: OperatorTask) -> None:
     """Reduce every window within the tensor."""
-    kind = FUNCTIONS.get(t.options("ReduceWindowOptions")("ReduceFunction"))
+    number = t.options("ReduceWindowOptions")("ReduceFunction")
+    kind = FUNCTIONS[number] if 0 <= number < len(FUNCTIONS) else None
     shape, steps, apart = (
         t.ints(place, what) for place, what in ((2, "window_shape"), (3, "strides"), (4, "dilations"))
     )
     x = t.x(0)
-    over_windows(t, x, kind, windows(t, numbered(t, x), shape, steps, apart))
+    over_windows(t, x, kind, windows(t, numbered(t, [x])[0], shape, steps, apart))
 
 
-@entry("STABLEHLO_REDUCE_WINDOW", inputs=2, becomes="as REDUCE_WINDOW, with padding")
+@operator("STABLEHLO_REDUCE_WINDOW", inputs=2, becomes="as REDUCE_WINDOW, with padding")
 def reduce_padded_window(t: OperatorTask) -> None:
     """Reduce padded windows; padding has the initial value, and the function is a subgraph of one operator."""
     o, x = t.options("StablehloReduceWindowOptions"), t.x(0)
@@ -186,16 +155,10 @@ def reduce_padded_window(t: OperatorTask) -> None:
     fits = len(pads) == 2 * rank == 2 * len(grown) and min(grown, default=1) > 0
     t.require(fits, "must have two paddings and a dilation for each dimension")
     try:
-        whole = pad_edges(dilate(numbered(t, x), grown), list(zip(pads[::2], pads[1::2], strict=True)))
+        whole = pad_edges(dilate(numbered(t, [x])[0], grown), list(zip(pads[::2], pads[1::2], strict=True)))
     except CannotFold:
         t.refuse("has no elements, or too many")
     over_windows(t, x, kind, windows(t, whole, shape, steps, apart))
-
-
-def numbered(t: OperatorTask, x: Term) -> Array:
-    """Return the number of each element."""
-    t.check_count(math.prod(t.known(x)))
-    return np.arange(math.prod(t.known(x))).reshape(t.known(x)[: t.rank(x)])
 
 
 def windows(
@@ -222,30 +185,28 @@ def over_windows(t: OperatorTask, x: Term, kind: str | None, places: Array) -> N
     first = t.x(1)
     fill = t.number(1, "init_value") if (places == NOWHERE).any() else 0
     found = t.reshaped(moved(t, [x], places, fill), (places[..., 0].size, places.shape[-1], 1))
-    reduced = (
-        halved(t, PAIRWISE[kind], found)
-        if x.value.type == I32
-        else t.make(NAMES.get(kind, kind), found, t.integers([1]), True)
-    )
-    more: dict[str, Any] = {"activation": 0} if kind in ("SUM", "REDUCE_PROD") else {}
-    result = t.make(BOTH[kind], t.reshaped(reduced, (places[..., 0].size,)), t.reshaped(first, (1,)), **more)
+    found = halved(t, PAIRWISE[kind], found) if x.value.type == I32 else t.make(kind, found, t.integers([1]), True)
+    both = t.reshaped(found, (places[..., 0].size,)), t.reshaped(first, (1,))
+    result = t.make(BOTH[kind], *both, **unfused(BOTH[kind]))
     t.result(0, t.reshaped(result, places.shape[:-1] or (1,)))
 
 
 # ------------------------------------------------------------------------------------------------------- places of extremes
 
 
-@entry("ARG_MAX", "ARG_MIN", inputs=2, becomes="ARGMAX, ARGMIN")
+@operator("ARG_MAX", to="ARGMAX", inputs=2, span=of_indices)
+@operator("ARG_MIN", to="ARGMIN", inputs=2, span=of_indices)
 def arg_extreme(t: OperatorTask) -> None:
     """Return the index, whose 64-bit value fits 32 bits."""
     x = t.x(0)
     axis = t.axis(t.integer(1, "axis"), t.rank(x))
     x = t.ones(x) if x.value.type == B8 else x
-    (found,) = t.run(t.name.replace("_", ""), x, axis, outs=[Value(I32, None)])
+    (found,) = t.run(t.facts.to, x, axis, outs=[Value(I32, None)])
     t.same(found)
 
 
-@entry("TOPK_V2", inputs=2, outputs=2, becomes="TOPK_V2 of the row reversed, whose order among equals is the other one")
+@operator("TOPK_V2", inputs=2, outputs=2, span=lambda s: (of_indices if s.number else of_all)(s),
+          becomes="TOPK_V2 of the row reversed, whose order among equals is the other one")  # fmt: skip
 def topk(t: OperatorTask) -> None:
     """Return the top elements.
 

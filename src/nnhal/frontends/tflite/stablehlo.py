@@ -8,11 +8,11 @@ import numpy as np
 
 from nnhal.base.operands import Value
 from nnhal.frontends.common.element_moves import axis_moved, broadcast
-from nnhal.frontends.common.integer_arithmetic import truncated_quotient
+from nnhal.frontends.common.functions import truncated_quotient
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.tflite.functions import cosine
-from nnhal.frontends.tflite.scatter import COMBINED, combined
-from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.frontends.tflite.indexing import COMBINED, combined
+from nnhal.frontends.tflite.task import OperatorTask, operator
 from nnhal.ops.schema import B8, I32
 
 ONE = {"ABS": "ABS", "EXPONENTIAL": "EXP", "FLOOR": "FLOOR", "LOG": "LOG", "LOGISTIC": "LOGISTIC", "NEGATE": "NEG",
@@ -22,25 +22,25 @@ TRUTH = {"AND": "LOGICAL_AND", "OR": "LOGICAL_OR"}
 PREFIX = "STABLEHLO_"
 
 
-@entry(*(PREFIX + name for name in ONE), single=True, becomes="the operation with the same meaning")
+@operator(*(PREFIX + name for name in ONE), single=True, becomes="the operation with the same meaning")
 def unary(t: OperatorTask) -> None:
     t.give(ONE[t.name.removeprefix(PREFIX)], t.x(0))
 
 
-@entry(*(PREFIX + name for name in TWO), inputs=2, single=True, becomes="the operation with the same meaning")
+@operator(*(PREFIX + name for name in TWO), inputs=2, single=True, becomes="the operation with the same meaning")
 def binary(t: OperatorTask) -> None:
     name = TWO[t.name.removeprefix(PREFIX)]
     t.give(name, t.x(0), t.x(1), **({"activation": 0} if name in ("ADD", "SUB", "MUL") else {}))
 
 
-@entry(*(PREFIX + name for name in TRUTH), inputs=2, single=True, becomes="LOGICAL_AND, LOGICAL_OR")
+@operator(*(PREFIX + name for name in TRUTH), inputs=2, single=True, becomes="LOGICAL_AND, LOGICAL_OR")
 def logic(t: OperatorTask) -> None:
     """Combine booleans; the integer versions work on bits."""
     t.require(t.x(0).value.type == B8, "of integers works on bits, which NNAPI has no operation for")
     t.give(TRUTH[t.name.removeprefix(PREFIX)], t.x(0), t.x(1))
 
 
-@entry("STABLEHLO_DIVIDE", inputs=2, single=True, becomes="DIV; of integers corrected to round towards 0")
+@operator("STABLEHLO_DIVIDE", inputs=2, single=True, becomes="DIV; of integers corrected to round towards 0")
 def divide(t: OperatorTask) -> None:
     """Divide; integers round towards 0."""
     x, y = t.x(0), t.x(1)
@@ -50,7 +50,7 @@ def divide(t: OperatorTask) -> None:
         t.give("DIV", x, y, activation=0)
 
 
-entry("STABLEHLO_COSINE", single=True, becomes="1 - 2 SIN(x / 2)²")(cosine)
+operator("STABLEHLO_COSINE", single=True, becomes="1 - 2 SIN(x / 2)²")(cosine)
 
 
 # ------------------------------------------------------------------------------------------------ places that are computed
@@ -88,7 +88,7 @@ def elements_from(
     return t.make("ADD", total, constant(Value(I32), offsets), activation=0)
 
 
-@entry("STABLEHLO_GATHER", inputs=2, becomes="GATHER of elements counted through")
+@operator("STABLEHLO_GATHER", inputs=2, becomes="GATHER of elements counted through")
 def gather(t: OperatorTask) -> None:
     """Gather a slice of the tensor for each index vector, moved as far as needed to fit."""
     o, x = t.options("StablehloGatherOptions"), t.x(0)
@@ -117,7 +117,8 @@ def gather(t: OperatorTask) -> None:
 UPDATES = {"STABLEHLO_ADD": "SUM", "STABLEHLO_MULTIPLY": "PROD", "STABLEHLO_MAXIMUM": "MAX", "STABLEHLO_MINIMUM": "MIN"}
 
 
-@entry("STABLEHLO_SCATTER", inputs=3, becomes="EQUAL or GATHER, SELECT, REDUCE_SUM, then ADD, MUL, MAXIMUM or MINIMUM")
+@operator("STABLEHLO_SCATTER", inputs=3,
+          becomes="EQUAL or GATHER, SELECT, REDUCE_SUM, then ADD, MUL, MAXIMUM or MINIMUM")  # fmt: skip
 def scatter(t: OperatorTask) -> None:
     """Combine single elements or complete rows of a tensor with updates; indices outside are ignored."""
     o, x, updates = t.options("StablehloScatterOptions"), t.x(0), t.x(2)

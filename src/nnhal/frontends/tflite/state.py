@@ -7,9 +7,10 @@ import numpy as np
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.integer_ranges import of_all
 from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator, Variable
 from nnhal.frontends.tflite.graph import ImportGraph
-from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.frontends.tflite.task import OperatorTask, operator
 from nnhal.ops.schema import Q8S
 
 MOST_STATE = 1 << 30  # bytes of a state, which is stored as an array
@@ -52,7 +53,7 @@ def read(variable: Variable) -> Term:
 # -------------------------------------------------------------------------------------------------- resource variables
 
 
-@entry("CALL_ONCE", inputs=(0, None), outputs=0)
+@operator("CALL_ONCE", inputs=(0, None), outputs=0)
 def call_once(t: OperatorTask) -> None:
     """Run a subgraph that initialises variables."""
     number = t.options("CallOnceOptions")("InitSubgraphIndex")
@@ -60,7 +61,7 @@ def call_once(t: OperatorTask) -> None:
     t.graph.context.import_subgraph(number, (), t.label, starts=True)
 
 
-@entry("VAR_HANDLE", inputs=(0, None))
+@operator("VAR_HANDLE", inputs=(0, None))
 def handle(t: OperatorTask) -> None:
     """Name a variable."""
     o = t.options("VarHandleOptions")
@@ -77,7 +78,7 @@ def named(t: OperatorTask) -> Variable:
     return variable
 
 
-@entry("READ_VARIABLE")
+@operator("READ_VARIABLE", span=of_all)
 def read_variable(t: OperatorTask) -> None:
     """Return the current value."""
     variable, value = named(t), t.declared()
@@ -91,7 +92,7 @@ def read_variable(t: OperatorTask) -> None:
     t.same(read(variable))
 
 
-@entry("ASSIGN_VARIABLE", inputs=2, outputs=0)
+@operator("ASSIGN_VARIABLE", inputs=2, outputs=0, span=of_all)
 def assign_variable(t: OperatorTask) -> None:
     """Assign a value; in an initialising subgraph the initial one, which must be constant."""
     variable, term = named(t), t.x(1)

@@ -3,9 +3,9 @@
 import numpy as np
 
 from nnhal.base.operands import Value
-from nnhal.frontends.common.real_functions import TINY, RealArithmetic
+from nnhal.frontends.common.functions import TINY, RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.frontends.tflite.task import OperatorTask, operator
 from nnhal.ops.schema import F32, I32
 
 LOWEST = float(np.finfo(np.float32).min)  # of suppressed boxes: below every threshold
@@ -13,8 +13,8 @@ MOST_BOXES = 1 << 24  # their numbers are exact as floats
 MADE_OF = "ARGMAX, GATHER, arithmetic and SELECT for each row of the output"
 
 
-@entry("NON_MAX_SUPPRESSION_V4", inputs=5, outputs=2, becomes=MADE_OF)
-@entry("NON_MAX_SUPPRESSION_V5", inputs=6, outputs=3, becomes=MADE_OF)
+@operator("NON_MAX_SUPPRESSION_V4", inputs=5, outputs=2, becomes=MADE_OF)
+@operator("NON_MAX_SUPPRESSION_V5", inputs=6, outputs=3, becomes=MADE_OF)
 def suppress(t: OperatorTask) -> None:
     """Select boxes. V5 lowers the scores of slightly overlapping boxes, and also returns the scores."""
     boxes, scores, rows = t.x(0), t.x(1), t.integer(2, "max_output_size")

@@ -2,66 +2,69 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import Activation
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator, constant
+from nnhal.frontends.common.integer_ranges import ANY, EVERY, Span, Spans, span_of
+from nnhal.frontends.common.lowering import flattened, moved_by
+from nnhal.frontends.common.operators import Fold, OperatorFacts, OperatorTable
+from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator, constant, stored
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE, MOST_DIMENSIONS, OperationWriter
 from nnhal.frontends.tflite.file import OMITTED, Operator
 from nnhal.frontends.tflite.graph import ImportGraph
-from nnhal.frontends.tflite.int64 import CARRIES, span_of
 from nnhal.frontends.tflite.reader import Fields
-from nnhal.ops.schema import F32, I32
+from nnhal.ops.schema import B8, F32, I32
 
-SHAPES = {"FILL": 0, "RESHAPE": 1, "BROADCAST_TO": 1}  # the input that is the shape of the output
+KINDS: dict[str, Span] = {
+    "BOOL": (0, 1), "UINT8": (0, 255),  # NNAPI's CAST makes no int32 of other small ones
+    **dict.fromkeys(("FLOAT16", "FLOAT32", "FLOAT64", "UINT32", "UINT64"), EVERY),
+}  # fmt: skip
+MOST_FOLDED = 4096  # elements of a result at import, or results of an operator
 TANH = 4  # TFLite's fused activations; lower ones are NNAPI's
 FUSED = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH", 5: "SIGN_BIT"}
 AFTER = {Activation.RELU: "RELU", Activation.RELU1: "RELU1", Activation.RELU6: "RELU6", TANH: "TANH"}
 
 
-class OperatorEntry(NamedTuple):
-    """The way to lower an operator. inputs, outputs: the least and greatest number; None: any.
+class TfliteFacts(OperatorFacts, frozen=True):
+    """The facts about an operator of TFLite.
 
-    real: whether it computes a function of real values alone. If NNAPI's quantised operation rejects the file's scales,
-    it can be dequantised, computed in float32 and quantised, which rounds once too. single: whether it is elementwise,
-    so that dimensions can be merged if NNAPI supports at most four. becomes: the resulting operations, for people.
+    Attributes:
+        to: The NNAPI operation of the same meaning, if it has another name.
+        real: Whether it computes a function of real values alone. If NNAPI's quantised operation rejects the file's
+            scales, it can be dequantised, computed in float32 and quantised, which rounds once too.
+        fills: Like `moves`, with NOWHERE for elements that are filled in.
+        valued: Whether the last input is the value of those.
+        indexed: Whether the other inputs are indices of many elements.
+        first: The input whose elements move.
+        shape: The input that is the shape of the output.
+        sixteen: Whether it supports INT16.
     """
 
-    lower: Callable[["OperatorTask"], None]
-    inputs: tuple[int, int | None]
-    outputs: tuple[int, int | None]
-    real: bool
-    single: bool
-    becomes: str
+    to: str = ""
+    real: bool = False
+    fills: Fold | None = None
+    valued: bool = False
+    indexed: bool = False
+    first: int = 0
+    shape: int | None = None
+    sixteen: bool = False
 
 
-ENTRIES: dict[str, OperatorEntry] = {}
-Count = int | tuple[int, int | None]
-
-
-def entry(
-    *names: str, inputs: Count = 1, outputs: Count = 1, real: bool = False, single: bool = False, becomes: str = ""
-) -> Callable[[Callable[["OperatorTask"], None]], Callable[["OperatorTask"], None]]:
-    """Register a function as the entry of the named operators."""
-    counts = [(n, n) if isinstance(n, int) else n for n in (inputs, outputs)]
-
-    def add(function: Callable[["OperatorTask"], None]) -> Callable[["OperatorTask"], None]:
-        for name in names:
-            ENTRIES[name] = OperatorEntry(function, counts[0], counts[1], real, single, becomes)
-        return function
-
-    return add
+OPERATORS = OperatorTable(TfliteFacts)
+operator, computed = OPERATORS.operator, OPERATORS.computed
+UNKNOWN = TfliteFacts(None, (0, None), (0, None))
 
 
 class OperatorTask(OperationWriter):
-    """One operator to lower. The graph is unchanged before `commit`. reals: see `OperatorEntry.real`."""
+    """One operator to lower. The graph is unchanged before `commit`. reals: see `TfliteFacts.real`."""
 
     def __init__(self, graph: ImportGraph, operator: Operator, *, reals: bool = False) -> None:
         super().__init__(graph.file.budget, f"{operator.name} {graph.place(operator.index)}")
         self.graph, self.operator, self.reals, self.name = graph, operator, reals, operator.name
+        self.facts = OPERATORS.get(self.name, UNKNOWN)
         self.results: dict[int, Term] = {}
         self.later: list[Callable[[], None]] = []
 
@@ -73,7 +76,7 @@ class OperatorTask(OperationWriter):
         """Add results and operations to the graph."""
         there, made = len(self.operator.outputs), len(self.results)
         self.require(there <= made, f"has {there} outputs, must have {made}")
-        spans = {n: span_of(self, n) for n in range(len(self.operator.outputs)) if self._wide(self.operator.outputs[n])}
+        spans = {n: self._span(n) for n in range(there) if self._wide(self.operator.outputs[n])}
         results = [self.ranked(number) for number in range(there)]
         self.charge_constants()
         self.graph.operations += self.emitted
@@ -85,6 +88,17 @@ class OperatorTask(OperationWriter):
             self.graph.terms[index] = term
         for step in self.later:
             step()
+
+    def _span(self, number: int) -> Span:
+        result = self.results[number]
+        if result.data is not None and result.span is not None:
+            return result.span
+        there = [i for i in self.operator.inputs if i in self.graph.terms]
+        terms = [self.graph.terms[i] for i in there]
+        kinds = [self.graph.source.tensors[i].type for i in there]
+        spans = [term.span or KINDS.get(kind, ANY) for term, kind in zip(terms, kinds, strict=True)]
+        shape = terms[0].value.shape if terms else None
+        return span_of(self.facts.span, result, terms, Spans(spans, shape, number), EVERY)
 
     def ranked(self, number: int) -> Term:
         """Return the term of output `number`, with rank 0 if the file's has; an input with another rank is copied."""
@@ -99,10 +113,10 @@ class OperatorTask(OperationWriter):
 
     def _says_one(self) -> bool:
         """Whether the inputs determine that the output has one dimension; rank 0 in the file may mean unknown."""
-        if self.name in ENTRIES and ENTRIES[self.name].single:
+        if self.facts.single:
             there = [i for i in self.operator.inputs if i != OMITTED]
             return any(not self.graph.term(index).scalar for index in there)
-        place = SHAPES.get(self.name)
+        place = self.facts.shape
         if place is None or not self.given(place):
             return False
         data = self.raw(place).data
@@ -120,14 +134,10 @@ class OperatorTask(OperationWriter):
         self.require(self.given(place), f"input {place} is omitted, must be given")
         return self.graph.term(self.operator.inputs[place])
 
-    def maybe(self, place: int) -> Term | None:
-        """Return input `place`, None if it is omitted."""
-        return self.x(place) if self.given(place) else None
-
     def x(self, place: int) -> Term:
         """Return input `place` as an NNAPI tensor."""
         term = self.raw(place)
-        if term.value.type == UNTYPED or (self._wide(self.operator.inputs[place]) and self.name not in CARRIES):
+        if term.value.type == UNTYPED or (self._wide(self.operator.inputs[place]) and self.facts.span is None):
             self.follows(term)
             try:
                 self.graph.declared(self.operator.inputs[place])
@@ -243,3 +253,67 @@ class OperatorTask(OperationWriter):
             return
         rows = self.reshaped(x, (math.prod(self.known(x)[:-1]), shape[-1]))
         self.reshaped(self.make(name, rows, *given, like=self.out()), shape, out=True)
+
+
+class FlatTask(OperatorTask):
+    """An elementwise operator whose inputs have as few dimensions as broadcasting requires."""
+
+    def __init__(self, graph: ImportGraph, operator: Operator, *, reals: bool = False) -> None:
+        super().__init__(graph, operator, reals=reals)
+        terms = [super(FlatTask, self).raw(place) for place in range(len(operator.inputs))]
+        self.whole, flat = flattened(self, terms)
+        self._flat = dict(enumerate(flat))
+
+    def raw(self, place: int) -> Term:
+        """Return input `place`, with fewer dimensions."""
+        return self._flat[place]
+
+    def result(self, number: int, term: Term) -> None:
+        """Set output `number`, with its original dimensions."""
+        super().result(number, term)
+        self.results[number] = self.reshaped(self.results[number], self.whole or (1,))
+
+
+class NumbersTask(OperatorTask):
+    """A move that treats booleans as int32 0 and 1."""
+
+    def x(self, place: int) -> Term:
+        """Return input `place`, as numbers."""
+        term = super().x(place)
+        return self.ones(term) if term.value.type == B8 else term
+
+    def out(self, number: int = 0) -> Value:
+        """Return the type of output `number` before it becomes boolean again."""
+        value = super().out(number)
+        return Value(I32, None) if value.type == B8 else value
+
+    def result(self, number: int, term: Term) -> None:
+        """Set output `number`, converted to boolean again."""
+        truth = self.declared(number).type == B8 and term.value.type == I32
+        super().result(number, self.nonzero_mask(term) if truth else term)
+
+
+def lower_by_places(t: OperatorTask) -> None:
+    """Lower an operator that moves elements, and maybe fills in others, as source indices. Booleans become numbers."""
+    facts, count = t.facts, len(t.operator.inputs)
+    moves, first = facts.fills or facts.moves, facts.first
+    if moves is None:
+        raise UnsupportedOperator
+    last = count if facts.joins else first + 1
+    terms = [t.x(place) for place in range(first, last)]
+
+    def move(*arrays: Array) -> Any:
+        given = [t.data(n, f"input {n}") for n in range(count - facts.valued) if not first <= n < last]
+        small = facts.indexed or all(each.size <= MOST_FOLDED for each in given)
+        t.require(small, "has more arguments than dimensions")
+        return moves(t.operator.options, *given[:first], *arrays, *given[first:])
+
+    def fill() -> Any:
+        if not facts.valued:
+            return stored(terms[0].value)
+        scales = [(v.scale, v.zero_point) for v in (t.x(count - 1).value, terms[0].value)]
+        t.require(scales[0] == scales[1], "the value has another scale than the input, must have the same")
+        return t.number(count - 1, "value")
+
+    for number, (_, term) in enumerate(moved_by(t, terms, move, fill)):
+        t.result(number, term)

@@ -8,13 +8,14 @@ from nnhal.base.codes import Padding
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.terms import UNTYPED, Term, constant
 from nnhal.frontends.tflite.layers import scheme
-from nnhal.frontends.tflite.task import ENTRIES, OperatorTask, entry
+from nnhal.frontends.tflite.task import OPERATORS, OperatorTask, operator
 from nnhal.ops.schema import F32, I32
 
 MOST_WAVES = 1 << 22  # elements of a constant matrix of sines and cosines
 
 
-@entry("RFFT2D", inputs=2, becomes="FULLY_CONNECTED with sines and cosines, if COMPLEX_ABS, REAL, IMAG or CAST follows")
+@operator("RFFT2D", inputs=2,
+          becomes="FULLY_CONNECTED with sines and cosines, if COMPLEX_ABS, REAL, IMAG or CAST follows")  # fmt: skip
 def transform(t: OperatorTask) -> None:
     """Multiply rows by cosines and sines, then columns; the real and imaginary parts are separate tensors."""
     x, lengths = t.x(0), t.ints(1, "fft_length")
@@ -64,7 +65,7 @@ def resized(t: OperatorTask, x: Term, height: int, width: int) -> Term:
     return t.make("PAD", x, constant(Value(I32), more)) if more.any() else x
 
 
-@entry("REAL", "IMAG", "COMPLEX_ABS", becomes="a part of RFFT2D; SQRT of the sum of squares")
+@operator("REAL", "IMAG", "COMPLEX_ABS", becomes="a part of RFFT2D; SQRT of the sum of squares")
 def part(t: OperatorTask) -> None:
     """Return a real tensor from a transform."""
     real, imaginary = parts_of(t)
@@ -87,13 +88,14 @@ def parts_of(t: OperatorTask) -> tuple[Term, Term]:
 
 def lower_in_parts(t: OperatorTask) -> None:
     """Lower a move of complex numbers as two moves, of the real and imaginary parts; a cast uses the real ones."""
-    entry = ENTRIES[t.name]
+    lower = OPERATORS[t.name].lower
+    assert lower is not None
     real, imaginary = PartTask(t, 0), PartTask(t, 1)
-    entry.lower(real)
+    lower(real)
     if t.name == "CAST":
         t.results |= real.results
         return
-    entry.lower(imaginary)
+    lower(imaginary)
     for number, index in enumerate(t.operator.outputs):
         kind = t.graph.source.tensors[index].type
         parts = real.ranked(number), imaginary.ranked(number)
@@ -121,7 +123,7 @@ class PartTask(OperatorTask):
 # ------------------------------------------------------------------------------------------------------ three dimensions
 
 
-@entry("CONV_3D", inputs=(2, 3), becomes="GATHER along the depth, then CONV_2D with its planes as channels")
+@operator("CONV_3D", inputs=(2, 3), becomes="GATHER along the depth, then CONV_2D with its planes as channels")
 def deep_convolution(t: OperatorTask) -> None:
     """Convolve; the planes that a filter covers at once become channels of one picture."""
     o, x = t.options("Conv3DOptions"), t.x(0)
@@ -166,11 +168,8 @@ def pictures_of_planes(
     return t.reshaped(found, (batch * places, height, width, size * channels)), places
 
 
-@entry(
-    "CONV_3D_TRANSPOSE",
-    inputs=(3, 4),
-    becomes="TRANSPOSE_CONV_2D with the filter's planes as channels, PAD, SLICE, ADD",
-)
+@operator("CONV_3D_TRANSPOSE", inputs=(3, 4),
+          becomes="TRANSPOSE_CONV_2D with the filter's planes as channels, PAD, SLICE, ADD")  # fmt: skip
 def deep_transposed_convolution(t: OperatorTask) -> None:
     """Convolve transposed: add each plane's product with each picture to the picture that it belongs to."""
     o, x, w = t.options("Conv3DOptions"), t.x(2), t.data(1, "the filter")

@@ -22,7 +22,7 @@ from nnhal.base.records import Record
 from nnhal.base.sealed import sealed
 from nnhal.base.version import __version__
 from nnhal.frontends.external_data import BESIDE, read_beside
-from nnhal.frontends.trailing_archive import TrailingArchive
+from nnhal.frontends.source import TrailingArchive
 from nnhal.hal.cache.files import CacheContent, CacheFiles, os_reason
 from nnhal.hal.cache.keeper import identity, load_content, store_content
 from nnhal.hal.claims import SupportReport

@@ -1,18 +1,22 @@
-"""Entries of operators that write to indices, or combine elements with the same index, as selections for each place."""
+"""Operators that gather or write by indices, which may be computed, or combine elements with the same index."""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import MAX_RANK, OperandType, type_name
-from nnhal.base.operands import Value
-from nnhal.frontends.common.element_moves import broadcast
-from nnhal.frontends.common.real_functions import lowest
-from nnhal.frontends.common.row_gathers import count_below, index_offsets, row_numbers
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.element_moves import axis_moved, broadcast
+from nnhal.frontends.common.folding import numbers, require_foldable, taken
+from nnhal.frontends.common.functions import lowest
+from nnhal.frontends.common.integer_ranges import of_all
+from nnhal.frontends.common.reductions import halved
+from nnhal.frontends.common.row_gathers import added, batched, count_below, index_offsets, row_numbers, rows_at
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.tflite.reduction import halved
-from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.frontends.tflite.file import Options
+from nnhal.frontends.tflite.task import MOST_FOLDED, OperatorTask, operator
 from nnhal.ops.schema import B8, F32, I32
 
 MOST_CHOICES = 1 << 24  # elements of all candidates for each place
@@ -22,6 +26,104 @@ COMBINED = {
     "MAX": ("MAXIMUM", "REDUCE_MAX"),
     "MIN": ("MINIMUM", "REDUCE_MIN"),
 }
+
+
+def rows(x: Array, count: int) -> Array:
+    """Merge the first `count` dimensions."""
+    return x.reshape(-1, *x.shape[count:])
+
+
+def gather_moves(o: Options, x: Array, indices: Array) -> Any:
+    fields = o.read("GatherOptions")
+    batches, axis = fields("BatchDims"), fields("Axis") % x.ndim
+    batches += indices.ndim if batches < 0 else 0
+    require_foldable(
+        indices.min(initial=0) >= 0 and 0 <= batches <= axis and x.shape[:batches] == indices.shape[:batches]
+    )
+    left = math.prod(x.shape[batches:axis]) * math.prod(x.shape[axis:][1:])
+    require_foldable(left * indices.size <= MOST_FOLDED)
+    indices = indices.astype(np.int64)
+    if not batches:
+        return x.take(indices, axis)
+    pairs = zip(rows(x, batches), rows(indices, batches), strict=True)
+    taken = [row.take(places, axis - batches) for row, places in pairs]
+    return np.stack(taken).reshape(*x.shape[:batches], *taken[0].shape)
+
+
+@operator("GATHER", inputs=2, becomes="GATHER; with batches, of their rows behind one another", moves=gather_moves,
+          indexed=True, span=of_all)  # fmt: skip
+def gather(t: OperatorTask) -> None:
+    """Gather along an axis; a scalar index removes the dimension."""
+    x, o, indices = t.x(0), t.options("GatherOptions"), t.index(1, "indices")
+    axis, batches = t.axis(o("Axis"), t.rank(x)), o("BatchDims")
+    batches += t.rank(indices) if batches < 0 else 0
+    t.require(batches >= 0, f"batch_dims is {o('BatchDims')}, must be at least -{t.rank(indices)}")
+    if batches:
+        t.result(0, batched(t, x, indices, axis, batches))
+        return
+    if not indices.scalar:
+        t.give("GATHER", x, axis, indices)
+        return
+    shape = t.shape(x)
+    left = (*shape[:axis], *shape[axis + 1 :])
+    t.reshaped(t.make("GATHER", x, axis, indices), left or (1,), out=True)
+
+
+def gather_nd_moves(_: Options, x: Array, indices: Array) -> Any:
+    depth = indices.shape[-1]
+    require_foldable((indices >= 0).all() and (indices < x.shape[:depth]).all())
+    require_foldable(math.prod(indices.shape[:-1]) * math.prod(x.shape[depth:]) <= MOST_FOLDED)
+    return taken(x, indices)
+
+
+@operator("GATHER_ND", inputs=2, becomes="GATHER of rows counted through", moves=gather_nd_moves, indexed=True,
+          span=of_all)  # fmt: skip
+def gather_nd(t: OperatorTask) -> None:
+    """Gather rows by index vectors, converted to row numbers."""
+    x, indices = t.x(0), t.index(1, "indices")
+    shape, places = t.known(x), t.known(indices)
+    depth = places[-1]
+    t.require(0 < depth <= t.rank(x), f"has indices of {depth} dimensions, must have 1 to {t.rank(x)}")
+    flat = row_numbers(t, indices, shape[:depth]) if depth > 1 else t.reshaped(indices, (math.prod(places[:-1]),))
+    t.result(0, rows_at(t, x, flat, places[:-1], depth))
+
+
+def reverse_sequence_moves(o: Options, x: Array, lengths: Array) -> Any:
+    fields = o.read("ReverseSequenceOptions")
+    batch, steps = fields("BatchDim") % x.ndim, fields("SeqDim") % x.ndim
+    require_foldable(batch != steps and lengths.shape == (x.shape[batch],))
+    moved = np.moveaxis(x, (batch, steps), (0, 1)).copy()
+    for row, length in zip(moved, numbers(lengths), strict=True):
+        require_foldable(0 <= length <= len(row))
+        row[:length] = row[:length][::-1].copy()
+    return np.moveaxis(moved, (0, 1), (batch, steps))
+
+
+@operator("REVERSE_SEQUENCE", inputs=2, becomes="GATHER of steps counted through", moves=reverse_sequence_moves,
+          span=of_all)  # fmt: skip
+def reverse_sequence(t: OperatorTask) -> None:
+    """Reverse the first elements of each batch: element i of n becomes n - 1 - i. A negative length moves none."""
+    o, x, lengths = t.options("ReverseSequenceOptions"), t.x(0), t.index(1, "lengths")
+    shape = t.known(x)
+    batch, steps = t.axis(o("BatchDim"), len(shape)), t.axis(o("SeqDim"), len(shape))
+    t.require(batch != steps, f"batch and sequence are both dimension {batch}")
+    order = [batch, steps, *[i for i in range(len(shape)) if i not in (batch, steps)]]
+    front = axis_moved(t, x, order)
+    batches, count = shape[batch], shape[steps]
+    numbers = constant(Value(I32), np.arange(count, dtype=np.int32).reshape(1, count))
+    lengths = index_offsets(t, count_below(t, lengths), count + 1)
+    last = t.make("SUB", t.reshaped(lengths, (batches, 1)), t.scalar(1, lengths), activation=0)
+    mirrored = t.make("SUB", last, numbers, activation=0)
+    same = t.make("LESS", mirrored, t.scalar(0, mirrored), like=Value(B8))
+    places = t.make("SELECT", same, broadcast(t, numbers, (batches, count)), mirrored, like=mirrored)
+    places = added(t, places, np.arange(batches).reshape(batches, 1) * count)
+    inner = [shape[i] for i in order[2:]]
+    rows = t.reshaped(front, (batches * count, math.prod(inner)))
+    found = t.reshaped(t.make("GATHER", rows, 0, places), [shape[i] for i in order])
+    t.result(0, axis_moved(t, found, np.argsort(order).tolist()))
+
+
+# ----------------------------------------------------------------------------- writing to indices, combining by indices
 
 
 def neutral(kind: str, type: OperandType) -> float | int:
@@ -83,7 +185,7 @@ def segments(t: OperatorTask, kind: str, ids: Term, count: int) -> None:
     t.result(0, t.reshaped(combined(t, kind, rows, ids, count), (count, *shape[depth:])))
 
 
-@entry("SEGMENT_SUM", inputs=2, becomes="GATHER, SELECT, REDUCE_SUM; of int32 ADD")
+@operator("SEGMENT_SUM", inputs=2, becomes="GATHER, SELECT, REDUCE_SUM; of int32 ADD")
 def segment_sum(t: OperatorTask) -> None:
     """Sum segments; the last number determines their count."""
     ids = t.ints(1, "segment_ids")
@@ -91,14 +193,8 @@ def segment_sum(t: OperatorTask) -> None:
     segments(t, "SUM", t.index(1, "segment_ids"), max(ids) + 1)
 
 
-@entry(
-    "UNSORTED_SEGMENT_SUM",
-    "UNSORTED_SEGMENT_PROD",
-    "UNSORTED_SEGMENT_MAX",
-    "UNSORTED_SEGMENT_MIN",
-    inputs=3,
-    becomes="EQUAL or GATHER, SELECT, then REDUCE_SUM, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN",
-)
+@operator("UNSORTED_SEGMENT_SUM", "UNSORTED_SEGMENT_PROD", "UNSORTED_SEGMENT_MAX", "UNSORTED_SEGMENT_MIN", inputs=3,
+          becomes="EQUAL or GATHER, SELECT, then REDUCE_SUM, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN")  # fmt: skip
 def unsorted_segments(t: OperatorTask) -> None:
     """Combine segments in any order; negative numbers belong to no segment."""
     ids, count = t.index(1, "segment_ids"), t.integer(2, "num_segments")
@@ -108,7 +204,7 @@ def unsorted_segments(t: OperatorTask) -> None:
     segments(t, t.name.rpartition("_")[2], ids, count)
 
 
-@entry("SCATTER_ND", inputs=3, becomes="EQUAL or GATHER, SELECT, REDUCE_SUM")
+@operator("SCATTER_ND", inputs=3, becomes="EQUAL or GATHER, SELECT, REDUCE_SUM")
 def scatter_nd(t: OperatorTask) -> None:
     """Write updates to indices, and sum those of the same place."""
     indices, updates, shape = t.index(0, "indices"), t.x(1), t.ints(2, "shape")
@@ -126,7 +222,7 @@ def scattered(t: OperatorTask, indices: Term, updates: Term, shape: Sequence[int
     return combined(t, "SUM", rows, ids, count)
 
 
-@entry("SPARSE_TO_DENSE", inputs=4, becomes="EQUAL or GATHER, SELECT, REDUCE_SUM")
+@operator("SPARSE_TO_DENSE", inputs=4, becomes="EQUAL or GATHER, SELECT, REDUCE_SUM")
 def sparse_to_dense(t: OperatorTask) -> None:
     """Write values to their places, with a default elsewhere; no place is repeated."""
     indices, shape, values, default = t.index(0, "indices"), t.ints(1, "output_shape"), t.x(2), t.x(3)
@@ -142,7 +238,7 @@ def sparse_to_dense(t: OperatorTask) -> None:
     t.result(0, t.reshaped(found, shape))
 
 
-@entry("DYNAMIC_UPDATE_SLICE", inputs=3, becomes="GATHER along each dimension, SELECT")
+@operator("DYNAMIC_UPDATE_SLICE", inputs=3, becomes="GATHER along each dimension, SELECT", span=of_all)
 def update_slice(t: OperatorTask) -> None:
     """Replace a range of a tensor; its start is clamped so that it fits."""
     x, part, starts = t.x(0), t.x(1), t.index(2, "start_indices")
@@ -178,7 +274,7 @@ def clamped(t: OperatorTask, term: Term, most: int) -> Term:
     return t.make("MINIMUM", t.make("MAXIMUM", term, t.scalar(0, term)), t.scalar(most, term))
 
 
-@entry("EMBEDDING_LOOKUP_SPARSE", inputs=5, becomes="GATHER, MUL, SELECT, REDUCE_SUM; DIV by the sum of weights")
+@operator("EMBEDDING_LOOKUP_SPARSE", inputs=5, becomes="GATHER, MUL, SELECT, REDUCE_SUM; DIV by the sum of weights")
 def sparse_embeddings(t: OperatorTask) -> None:
     """Sum weighted rows of a table by the row of a sparse tensor that contains them."""
     ids, indices, shape = t.index(0, "ids"), t.data(1, "indices"), t.ints(2, "dense_shape")
