@@ -53,7 +53,7 @@ def test_after_an_interrupt_the_same_call_works_and_everything_is_closed(way, in
 
 def test_the_result_of_a_fenced_execution_can_be_asked_for_again_after_an_interrupt_anywhere_in_it():
     compiled = nnhal.compile(sums(), devices="reference", isolation="process")
-    (prepared,) = (step.prepared.remote for step in compiled._caller.plan.steps)
+    (prepared,) = (step.prepared.inner.remote for step in compiled._caller.plan.steps)
     struck = list[nnhal.Fenced]()
 
     def ask() -> None:

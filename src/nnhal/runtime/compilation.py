@@ -30,7 +30,7 @@ from nnhal.base.operands import Array, Shape
 from nnhal.base.records import Record, field, replace
 from nnhal.base.time import run_with_deadline
 from nnhal.hal.answers import can_be_exact, driver_capabilities
-from nnhal.hal.chain import release_weights
+from nnhal.hal.chain import PreparedChain, release_weights
 from nnhal.hal.claims import SupportReport, consider_support
 from nnhal.hal.device import EXACT, NUMERICS, Capabilities, Device, Hints, Prepared, Verdict, identity_of, layout_of
 from nnhal.hal.request import Request, Signature
@@ -112,7 +112,7 @@ class Step(Record, frozen=True):
 
     device: Device
     part: Part
-    prepared: Prepared
+    prepared: PreparedChain
     nanoseconds: int  # of its preparation
     lane: DeadlineExecutor
     laid: ModelInLayout
@@ -125,7 +125,7 @@ class Step(Record, frozen=True):
         """Return a request for one execution outside of a `Runner`'s lines."""
         if self.capture is None:
             return self.prepared.request(given, rooms)
-        signature = self.capture.signature(Signature.of(self.part.model, self.lane.where), "plain")
+        signature = self.capture.signature(Signature.of(self.part.model, self.lane.where, self.prepared), "plain")
         return signature.make(signature, given, rooms)
 
     @property
@@ -667,7 +667,7 @@ def prepare(
     consumed = settings.fallback == "forbid" and release_weights(lane.prepared, laid.model, lane.where)
     if consumed and laid.model is not part.model:
         release_weights(lane.prepared, part.model, lane.where)
-    inside = lane.prepared.inside if isinstance(lane.prepared, PreparedPlans) else ()
+    inside = lane.prepared.inner.inside if isinstance(lane.prepared.inner, PreparedPlans) else ()
     return Step(device, part, lane.prepared, spent, lane, laid, consumed, outcomes[0], inside, capture)
 
 

@@ -65,7 +65,7 @@ class PartitionRunner:
         self.step, self.prepared, self.timely = step, step.prepared, step.prepared.timely
         self.launched = run is None and asynchronous()
         where = f"device {label}"
-        self.signature = Signature.of(step.part.model, where)
+        self.signature = Signature.of(step.part.model, where, step.prepared)
         self.lane = step.lane
         self.run: Run = run or step.prepared.run
         if step.capture is not None:
@@ -116,7 +116,7 @@ class Runner:
         self._known = [argument.fixed for argument in whole.signature.outputs]
         self._places = {operand: place for place, operand in enumerate(main.outputs)}
         only = self.lines[0] if len(self.lines) == 1 else None
-        self._watched = any(line.launched or isinstance(line.prepared, PreparedPlans) for line in self.lines)
+        self._watched = any(line.launched or isinstance(line.prepared.inner, PreparedPlans) for line in self.lines)
         direct = only is not None and (only.reads, only.writes) == (main.inputs, main.outputs) and not self._watched
         self._only = only if direct else None
         self._large = {  # shapes and element types
@@ -326,7 +326,7 @@ class Runner:
 
     def kept(self) -> int:
         """Return the bytes of intermediates between partitions that are kept for the next execution."""
-        inside = sum(step.prepared.kept() for step in self.plan.steps if isinstance(step.prepared, PreparedPlans))
+        inside = sum(each.kept() for step in self.plan.steps if isinstance(each := step.prepared.inner, PreparedPlans))
         return inside + sum(array.nbytes for frame in tuple(self._frames) for array in frame.values())
 
     def close(self) -> None:
