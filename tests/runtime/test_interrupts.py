@@ -97,7 +97,7 @@ def test_a_gate_that_is_opened_twice_does_not_make_two_of_a_worker():
     assert len(set(_idle)) == len(_idle)
 
 
-@pytest.mark.parametrize("name", ["compile", "compile_plan", "_attempt", "prepare", "__init__"])
+@pytest.mark.parametrize("name", ["compile", "plan", "attempt", "step", "__init__"])
 def test_a_compilation_that_is_interrupted_closes_what_was_prepared_once(name):
     device, part = Own(add), sums(2)
     devices = [Limited(device, lambda _, n: n == 0), Limited(device, lambda _, n: n == 1)]

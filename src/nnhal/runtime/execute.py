@@ -32,7 +32,7 @@ from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
 from nnhal.model.parts import extract_part, live_operands, operations_reached
 from nnhal.runtime import discovery
-from nnhal.runtime.compilation import Plan, PreparedPlans, Step, prepare, warn_of_fallback
+from nnhal.runtime.compilation import Plan, Preparation, PreparedPlans, Step, warn_of_fallback
 from nnhal.runtime.job import Job, Profile, Report, StepTiming
 from nnhal.runtime.placement import WHOLE
 from nnhal.runtime.schedule import StepPlan
@@ -355,7 +355,7 @@ class FallbackPartitions:
     def _made(self, number: int) -> Step:
         model = self._plan.model
         part = extract_part(model, live_operands(model)) if number == WHOLE else self._plan.steps[number].part
-        return prepare(discovery.cpu(), part, replace(self._plan.settings, deadline=None))
+        return Preparation(discovery.cpu(), part, replace(self._plan.settings, deadline=None)).step()
 
     def close(self) -> None:
         for step in self._steps.forget():
