@@ -48,7 +48,7 @@ def one(device: str, name: str) -> dict[str, float]:
     time.sleep(4 * QUIET)
     found |= {"quiet": private() - begin, "first after quiet ms": timed(), "again": private() - begin}
     (line,) = compiled._caller.lines
-    idle.trimmed(line.prepared, pressed=True)
+    line.prepared.trim_now(pressed=True)
     idle._give_back()
     found |= {"short": private() - begin, "first after short ms": timed()}
     now = compiled(*inputs)

@@ -22,7 +22,7 @@ from nnhal.model.open import OpenModel
 from nnhal.runtime import discovery
 from nnhal.runtime import isolation as isolation_of_devices
 from nnhal.runtime.cache.wanted import CacheOutcome, CacheSettings, Folder
-from nnhal.runtime.compilation import CompileOptions, Fallback, Numerics, Tune, compile_plan
+from nnhal.runtime.compilation import Candidate, Compilation, CompileOptions, Fallback, Numerics, Tune
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.discovery import DiscoveredDriver
 from nnhal.runtime.isolation import Isolation
@@ -247,7 +247,7 @@ def _compiled(
     model: Model, settings: CompileOptions, tuning: Tune | None, read: CacheOutcome | None = None
 ) -> Compiled:
     with ExitStack() as undo:
-        compiled = Compiled(compile_plan(model, settings, undo, tuning), read)
+        compiled = Compiled(Compilation(model, settings).compile(undo, tuning), read)
         # The compiled model owns the plan from here on; an interrupt just before closes both, which is harmless
         undo.pop_all()
         return compiled
@@ -263,10 +263,10 @@ def _tuning(tune: Any) -> Tune | None:
     return tune_for(SECONDS if tune is True else float(tune))
 
 
-def _interpreting(*given: Any) -> list[Any]:
+def _interpreting(compilation: Compilation) -> list[Candidate]:
     from nnhal.runtime.flow import with_interpreter
 
-    return with_interpreter(*given)
+    return with_interpreter(compilation)
 
 
 def _named(devices: Any) -> list[str | Device] | None:

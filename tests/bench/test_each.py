@@ -60,7 +60,7 @@ def test_of_what_does_not_tell_the_whole_step_is_shown(devices, isolation, count
 
 def test_of_runs_that_fell_back_as_a_whole_there_are_the_steps_before(monkeypatch):
     compiled = nnhal.compile(sums(2), devices=[Fake(takes=lambda n: n == 1), "reference"], fallback="allow")
-    fails: Any = compiled._caller.lines[1].step.prepared
+    fails: Any = compiled._caller.lines[1].step.prepared.inner
 
     def broken(*_: object) -> object:
         raise OperationFailed("on the CPU too")

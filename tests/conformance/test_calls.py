@@ -246,7 +246,7 @@ def test_two_devices_that_fail_where_they_must_agree():
 def test_a_reference_that_breaks_is_no_difference_but_an_error(monkeypatch):
     asked = added([1], [3])
     mine, theirs = (checked_prepared(discovery.cpu(), model_of(asked), Hints()) for _ in range(2))
-    monkeypatch.setattr(mine, "run", lambda request, control: 1 // 0)
+    monkeypatch.setattr(mine, "_run", lambda request, control: 1 // 0)
     with pytest.raises(DriverFailed, match="ZeroDivisionError"):
         run_both(discovery.cpu(), mine, theirs, asked)
 

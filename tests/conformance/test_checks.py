@@ -325,8 +325,8 @@ def test_what_is_prepared_is_closed_once_and_what_is_left_at_the_end() -> None:
         trial.keep(kept)
         assert trial.drawing.kept == [kept]
         trial.close(one)
-        assert closed == [one] and trial.stage == "close"
-    assert closed == [one, other]
+        assert closed == [one.inner] and trial.stage == "close"
+    assert closed == [one.inner, other.inner]
 
 
 def test_the_end_of_the_drivers_process_is_no_error_that_a_check_expects() -> None:

@@ -138,7 +138,7 @@ def test_a_fenced_execution_whose_fence_tells_an_error_is_asked_for_its_reason()
     def failing(given: Any, control: Any) -> None:
         raise OperationFailed("the reason itself")
 
-    prepared.run = failing
+    prepared._run = failing
     with pytest.raises(OperationFailed, match="the reason itself"):
         WAYS["fenced"](discovery.cpu(), prepared, request(prepared), Control())
 

@@ -53,7 +53,7 @@ def test_a_driver_that_breaks_differs_even_where_the_reference_fails_too(monkeyp
     call = added([1], [3])
     for breaks in (lambda x: 1 // 0, lambda x: x[:0]):
         mine, theirs = (checked_prepared(d, model_of(call), Hints()) for d in (discovery.cpu(), Wrong(breaks)))
-        monkeypatch.setattr(mine, "run", failing)
+        monkeypatch.setattr(mine, "_run", failing)
         assert run_both(discovery.cpu(), mine, theirs, call).outcome == "differs"
 
 

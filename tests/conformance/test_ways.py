@@ -7,6 +7,7 @@ from nnhal import Builder
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.conformance.execution_paths import WAYS
+from nnhal.drivers.reference import Reference
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints
 from nnhal.hal.request import Control
@@ -15,10 +16,23 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery
 
 
-def doubling():
+class Running(Reference):
+    """Its prepared models run by what `around` makes of their `run`."""
+
+    def __init__(self, around):
+        super().__init__()
+        self.around = around
+
+    def prepare(self, model, hints):
+        made = super().prepare(model, hints)
+        made.run = self.around(made.run)
+        return made
+
+
+def doubling(around=lambda run: run):
     b = Builder()
     x = b.input((2,))
-    return checked_prepared(discovery.cpu(), b.finish([x], [b.add(x, x)]), Hints())
+    return checked_prepared(Running(around), b.finish([x], [b.add(x, x)]), Hints())
 
 
 def request(prepared):
@@ -27,14 +41,16 @@ def request(prepared):
 
 @pytest.mark.parametrize(("way", "runs"), [("plain", 1), ("burst", 2), ("fenced", 1), ("memory", 1), ("callback", 1)])
 def test_every_way_executes_as_often_as_it_says_and_gives_the_results(way, runs):
-    prepared, seen = doubling(), []
-    inner = prepared.run
+    seen = []
 
-    def run(given, control):
-        seen.append(given)
-        return inner(given, control)
+    def noting(inner):
+        def run(given, control):
+            seen.append(given)
+            return inner(given, control)
 
-    prepared.run = run
+        return run
+
+    prepared = doubling(noting)
     asked = request(prepared)
     WAYS[way](discovery.cpu(), prepared, asked, Control())
     assert asked.results[0].tolist() == [2, 4]
@@ -43,12 +59,10 @@ def test_every_way_executes_as_often_as_it_says_and_gives_the_results(way, runs)
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_error_of_the_execution_escapes_from_every_way(way):
-    prepared = doubling()
-
     def run(given, control):
         raise OperationFailed("no")
 
-    prepared.run = run
+    prepared = doubling(lambda _: run)
     with pytest.raises(OperationFailed, match="no"):
         WAYS[way](discovery.cpu(), prepared, request(prepared), Control())
 

@@ -78,7 +78,7 @@ def test_who_comes_first_runs_first(way, tmp_path):
     for number in range(6):
         threads.append(threading.Thread(target=run, args=(full(number),)))
         threads[-1].start()
-        until(lambda number=number: device.order and device._run_queue.waiting() == number, "it waits")
+        until(lambda number=number: device.order and device._device_state.queues["run"].waiting() == number, "it waits")
     (tmp_path / "open").touch()
     for thread in threads:
         thread.join()

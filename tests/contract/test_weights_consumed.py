@@ -11,7 +11,7 @@ import nnhal
 from nnhal.base.errors import ContractBroken, DriverFailed
 from nnhal.base.memory import Memory
 from nnhal.drivers.null import Null, NullPrepared
-from nnhal.hal.chain import checked_prepared, traits_of
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.wrappers import Recorded, WithHalLevel
 from nnhal.ipc.client.process import ReconnectingDevice, start
@@ -159,7 +159,7 @@ def test_wrappers_say_what_is_said():
     device = discovery.load_one("tunable")
     for wrapped in (WithHalLevel(device, nnhal.Level.V1_2), Recorded(device, [])):
         prepared = checked_prepared(wrapped, adding().again(), Hints())
-        assert traits_of(prepared) == (True, ("gain", "slow"), False)
+        assert prepared.weights_consumed and prepared.changeable == ("gain", "slow") and not prepared.writes_later
         assert prepared.memory().weights_copied == 16
 
 

@@ -426,7 +426,7 @@ def test_an_argument_that_is_or_may_be_omitted_has_no_operands():
 
 def test_a_device_made_of_it_is_a_device():
     found = checked_prepared(Kit(), twice_relu(), Hints())
-    assert isinstance(found, Doubled)
+    assert isinstance(found.inner, Doubled)
 
 
 def twice_relu() -> Model:

@@ -19,7 +19,6 @@ from nnhal.base.codes import OperandType
 from nnhal.base.errors import MissedDeadline, OutOfMemory
 from nnhal.base.memory import Memory
 from nnhal.base.sealed import sealed
-from nnhal.hal import idle
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import Control, Request
@@ -405,7 +404,7 @@ def test_an_idle_model_gives_back_all_interpreters_but_one_and_that_too_where_me
     at_once(prepared, 4)
     seen = []
     for pressed in (False, True):
-        assert idle.trimmed(prepared, pressed=pressed)
+        assert prepared.trim_now(pressed=pressed)
         seen.append(len(Counted.alive))
         at_once(prepared, 1)
         seen.append(len(Counted.alive))

@@ -484,7 +484,7 @@ def test_what_is_prepared_holds_each_constant_once_in_the_order_that_the_engine_
     y = b.conv_2d(x, halved, b.constant(np.zeros(8, np.float32)), padding="same", stride=1)
     z = b.transpose(b.constant(np.ones((1, 8, 5, 5), np.float32)), np.array([0, 2, 3, 1], np.int32))
     model = b.finish([x], [b.add(y, z)])
-    prepared: Any = checked_prepared(OpenVINO(), model, Hints())
+    prepared: Any = checked_prepared(OpenVINO(), model, Hints()).inner
     held = [array for array in prepared._kept if array.size > 8]
     assert sorted(array.shape for array in held) == [(1, 5, 5, 8), (8, 16, 3, 3)]
     assert sum(array.nbytes for array in held) == 4 * (weights.size + 200)
@@ -496,7 +496,7 @@ def test_what_is_prepared_holds_each_constant_once_in_the_order_that_the_engine_
 )
 def test_many_executions_at_once_are_for_sustained_speed(preference: str, hint: str) -> None:
     hints = Hints(preference=Preference[preference])
-    prepared: Any = checked_prepared(OpenVINO(), binary("ADD", np.ones(2, np.float32)), hints)
+    prepared: Any = checked_prepared(OpenVINO(), binary("ADD", np.ones(2, np.float32)), hints).inner
     assert prepared.compiled.get_property("PERFORMANCE_HINT") == hint
 
 
@@ -636,7 +636,7 @@ def test_what_is_restored_computes_the_same_to_the_bit(tmp_path: Path, monkeypat
 def test_what_takes_longer_to_read_than_to_compile_is_not_kept(seconds: float, kept: bool) -> None:
     """100 KB of constants, of which 200 MB are restored in a second."""
     x = np.ones(25_000, np.float32)
-    prepared: Any = checked_prepared(OpenVINO(), binary("ADD", x, x), Hints())
+    prepared: Any = checked_prepared(OpenVINO(), binary("ADD", x, x), Hints()).inner
     prepared._seconds = seconds
     files = CacheContent.empty(CacheFiles(model=1))
     assert prepared.save(files) is kept and bool(files.model[0]) is kept

@@ -59,7 +59,7 @@ def expected(model: Model, inputs: Sequence[Array]) -> list[Array]:
 
 def openvino_model(forms: Forms, model: Model) -> OpenVINOModel:
     """A model prepared for one thread, without what lays it out."""
-    prepared: Any = checked_prepared(device(forms), model, Hints(threads=1))
+    prepared: Any = checked_prepared(device(forms), model, Hints(threads=1)).inner
     while not isinstance(prepared, OpenVINOModel):
         prepared = next(inner for inner in vars(prepared).values() if hasattr(inner, "run"))
     return prepared

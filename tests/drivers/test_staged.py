@@ -49,7 +49,7 @@ def right(model: Model) -> Any:
 
 def settled(compiled: Any) -> None:
     (step,) = compiled._caller.plan.steps
-    step.prepared._thread.join()
+    step.prepared.inner._thread.join()
 
 
 def test_what_only_constants_are_needed_for_is_folded() -> None:
@@ -76,7 +76,7 @@ def test_the_second_start_begins_with_the_second_stage(tmp_path: Path) -> None:
         with nnhal.compile(halves(), devices=[Staged()], cache_dir=tmp_path / "cache") as compiled:
             (step,) = compiled._caller.plan.steps
             outcomes.append(str(compiled.cache[0]))
-            operations.append(len(step.prepared._stage.model.main.operations) if outcomes[-1] == "hit" else 0)
+            operations.append(len(step.prepared.inner._stage.model.main.operations) if outcomes[-1] == "hit" else 0)
             settled_if_any(compiled)
             np.testing.assert_array_equal(compiled(X), right(halves()))
     assert outcomes == ["miss: there is no entry", "hit", "hit"] and operations == [0, 1, 1]
@@ -84,8 +84,8 @@ def test_the_second_start_begins_with_the_second_stage(tmp_path: Path) -> None:
 
 def settled_if_any(compiled: Any) -> None:
     (step,) = compiled._caller.plan.steps
-    if step.prepared._thread.ident is not None:
-        step.prepared._thread.join()
+    if step.prepared.inner._thread.ident is not None:
+        step.prepared.inner._thread.join()
 
 
 def test_whoever_ends_in_the_first_stage_leaves_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def used(device: RemoteDevice) -> None:
 
 def prepared(device: Device, model: Model | None = None, **options: Any) -> Prepared:
     """A model of 64 floats that adds each to itself, where no other is given."""
-    return checked_prepared(device, model or doubling(64), Hints(options=options))
+    return checked_prepared(device, model or doubling(64), Hints(options=options)).inner
 
 
 def works(device: Device) -> bool:

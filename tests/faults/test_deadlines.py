@@ -138,7 +138,7 @@ def test_every_way_to_execute_stands_in_the_same_queue(slowed: dict[str, Any], m
         given = np.full(4, number, np.float32)
         threads.append(threading.Thread(target=way, args=(model, given)))
         threads[-1].start()
-    wait_until(lambda: made._run_queue.waiting() == len(threads), "all wait")
+    wait_until(lambda: made._device_state.queues["run"].waiting() == len(threads), "all wait")
     made.gate.set()
     for thread in (first, *threads):
         thread.join(LIMIT)
@@ -155,7 +155,7 @@ def _in_a_burst(model: nnhal.Compiled, x: np.ndarray) -> Any:
 
 def test_what_is_prepared_waits_in_a_queue_of_its_own_high_first_and_until_its_deadline(slowed: dict[str, Any]) -> None:
     running, made = compiled(slowed, 0), the_device()
-    width, waiting = made._prepare_queue.width, made._prepare_queue.waiting
+    width, waiting = made._device_state.queues["prepare"].width, made._device_state.queues["prepare"].waiting
     made.gate.clear()
     busy = threading.Thread(target=running, args=(X,))
     busy.start()  # executions are in another queue
@@ -196,7 +196,7 @@ def test_executions_of_a_device_that_only_notifies_do_not_wait_for_what_their_cl
         threads = [threading.Thread(target=checked_prepared, args=(device, doubling(), Hints())) for _ in range(12)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: len(made.prepared) > made._prepare_queue.width, "some are prepared")
+        wait_until(lambda: len(made.prepared) > made._device_state.queues["prepare"].width, "some are prepared")
         assert np.array_equal(run(model, X), X + X)
         made.prepare_gate.set()
         for thread in threads:
@@ -295,7 +295,9 @@ def test_a_device_says_how_many_run_at_once() -> None:
         threads = [threading.Thread(target=model, args=(X,)) for _ in range(24)]
         for thread in threads:
             thread.start()
-        wait_until(lambda device=device, n=number: device._run_queue.waiting() == 24 - n, "the others wait")
+        wait_until(
+            lambda device=device, n=number: device._device_state.queues["run"].waiting() == 24 - n, "the others wait"
+        )
         device.gate.set()
         for thread in threads:
             thread.join(LIMIT)

@@ -11,7 +11,7 @@ import pytest
 
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
-from nnhal.hal.chain import checked_prepared
+from nnhal.hal.chain import PreparedChain, checked_prepared
 from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.host import run_resolved
 from nnhal.hal.memory import Buffer
@@ -32,7 +32,7 @@ def device_of(name: str) -> Device:
     return isolated(driver) if kind else discovery.select([driver])[0]
 
 
-def prepare(device: Device, model: Model, **options: object) -> Prepared:
+def prepare(device: Device, model: Model, **options: object) -> PreparedChain:
     return checked_prepared(device, model, Hints(options=options))
 
 

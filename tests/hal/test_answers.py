@@ -19,7 +19,7 @@ from nnhal.drivers.reference import Reference
 from nnhal.hal import background
 from nnhal.hal.answers import checked_capabilities, checked_memory_use, checked_status, driver_capabilities
 from nnhal.hal.background import FencedExecution, hand_over, signal_after
-from nnhal.hal.chain import checked_prepared, checked_reconfigure, pin_threads, traits_of
+from nnhal.hal.chain import checked_prepared, checked_reconfigure, pin_threads
 from nnhal.hal.device import (
     LONGEST,
     MOST,
@@ -220,8 +220,9 @@ def test_a_prepared_model_is_given_once_and_says_once_what_it_is():
     prepared = Sure()
     prepared.changeable = ["speed"]
     device = saying(prepare=lambda self, model, hints: prepared)
-    assert checked_prepared(device, adding(), Hints()) is prepared
-    assert traits_of(prepared) == (False, ("speed",), False)
+    chain = checked_prepared(device, adding(), Hints())
+    assert chain.inner is prepared
+    assert (chain.weights_consumed, chain.changeable, chain.writes_later) == (False, ("speed",), False)
     with pytest.raises(ContractBroken, match="gave a Prepared that it gave before"):
         checked_prepared(device, adding(), Hints())
 
@@ -230,8 +231,8 @@ def test_options_are_taken_where_any_may_change():
     told: list[Any] = []
     prepared = Sure()
     prepared.changeable, prepared.reconfigure = ("speed",), told.append  # type: ignore[method-assign]
-    checked_prepared(saying(prepare=lambda self, model, hints: prepared), adding(), Hints())
-    checked_reconfigure(prepared, "device mine", {"speed": 2})
+    chain = checked_prepared(saying(prepare=lambda self, model, hints: prepared), adding(), Hints())
+    checked_reconfigure(chain, "device mine", {"speed": 2})
     assert told == [{"speed": 2}]
     fixed = checked_prepared(saying(prepare=lambda self, model, hints: Sure()), adding(), Hints())
     with pytest.raises(InvalidArgument, match="no option of it may change between executions"):

@@ -24,13 +24,12 @@ from nnhal.hal.answers import (
 from nnhal.hal.background import ExecutionInfo, FencedExecution
 from nnhal.hal.burst import BurstExecutor
 from nnhal.hal.chain import (
+    PreparedChain,
     checked_burst,
     checked_executor,
     checked_prepared,
     checked_reconfigure,
-    queue_like_run,
     release_weights,
-    traits_of,
 )
 from nnhal.hal.device import Capabilities, Device, Hints, Performance, Prepared, Verdict, each_operation, identity_of
 from nnhal.hal.fence import fence_pair
@@ -82,7 +81,7 @@ def gives(prepared: Prepared | None = None, **said: Any) -> Any:
     return type("Mine", (Reference,), {"name": "mine", **said})()
 
 
-def made(device: Any = None, **said: Any) -> Prepared:
+def made(device: Any = None, **said: Any) -> PreparedChain:
     """What a device has prepared, with these attributes."""
     prepared = Gives()
     for name, value in said.items():
@@ -98,9 +97,9 @@ def soon() -> Control:
 class Held:
     """Whoever has the turn of a prepared model alone meanwhile."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedChain) -> None:
         self.inside, self.over = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=queue_like_run(prepared, self.hold), args=(None, Control()))
+        self.thread = threading.Thread(target=prepared.around(self.hold), args=(None, Control()))
 
     def hold(self, *_: object) -> None:
         self.inside.set()
@@ -160,7 +159,8 @@ def test_one_at_a_time_holds_for_all_models_of_a_device_or_for_one(where: str) -
 
 
 def test_what_runs_in_another_process_has_no_queue_here() -> None:
-    assert not {"_way", "run"} & vars(made(timely=True)).keys()
+    prepared = made(timely=True)
+    assert not prepared.queues and prepared.run == prepared.inner.run
 
 
 @pytest.mark.parametrize("timely", [False, True])
@@ -172,13 +172,13 @@ def test_a_change_waits_for_executions_unless_they_are_in_another_process(timely
             with pytest.raises(MissedDeadline):
                 checked_reconfigure(prepared, MINE, {"speed": 1}, soon())
     checked_reconfigure(prepared, MINE, {"speed": 2})
-    assert prepared.told == [{"speed": 2}]  # type: ignore[attr-defined]
+    assert prepared.inner.told == [{"speed": 2}]  # type: ignore[attr-defined]
 
 
 def test_options_are_given_as_a_copy_and_an_error_of_the_drivers_names_it() -> None:
     prepared, options = made(changeable=("speed",)), {"speed": 1}
     checked_reconfigure(prepared, MINE, options)
-    assert prepared.told == [options] and prepared.told[0] is not options  # type: ignore[attr-defined]
+    assert prepared.inner.told == [options] and prepared.inner.told[0] is not options  # type: ignore[attr-defined]
     with pytest.raises(ContractBroken, match=r"reconfigure\(\) is missing, must be there where `changeable` names"):
         Prepared.reconfigure(prepared, options)
 
@@ -190,10 +190,10 @@ def test_an_executor_for_bursts_waits_for_its_turn_where_there_are_any(alone: bo
     own = Executor()
     prepared.burst_executor = lambda: own  # type: ignore[method-assign]
     executor = checked_executor(prepared, MINE)
-    assert executor is own
+    assert executor is not None and executor.inner is own
 
     def run(request: Request, control: Control) -> Timing | None:
-        return own.execute(request, [4, 5], control)
+        return executor.execute(request, [4, 5], control)
 
     if alone:
         with Held(prepared), pytest.raises(MissedDeadline):
@@ -324,7 +324,7 @@ def test_a_buffer_is_a_new_one_for_what_was_asked_for() -> None:
 @pytest.mark.parametrize("consumed", [False, True])
 def test_weights_go_where_the_driver_needs_them_no_more(consumed: bool) -> None:
     prepared, model = made(weights_consumed=consumed), adding()
-    assert traits_of(prepared).weights_consumed is consumed
+    assert prepared.weights_consumed is consumed
     assert release_weights(prepared, model, MINE) is consumed
     constant = next(o for o in model.main.operands if o.dimensions == (1, 1))
     if consumed:

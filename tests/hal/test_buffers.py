@@ -27,15 +27,18 @@ from nnhal.base.errors import (
 )
 from nnhal.base.memory import Layout, Memory
 from nnhal.base.operands import Array
+from nnhal.drivers.reference import Reference
 from nnhal.frontends.python import Builder
 from nnhal.hal import queue
 from nnhal.hal import request as request_module
+from nnhal.hal.answers import allocated_by
 from nnhal.hal.binding import flat_bytes
-from nnhal.hal.device import Device, Prepared
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.host import BufferWrite, HostBuffer, contents_of, fill, run_resolved
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.builder import ModelBuilder
+from nnhal.model.graph import Model
 from tests.hal.devices import DEVICES, LIMIT, X, adding, device_of, doubling, execute, prepare, together
 from tests.waiting import Clock, until
 
@@ -66,7 +69,7 @@ def read(prepared: Prepared, buffer: object) -> Array:
 
 def test_what_one_execution_writes_the_next_one_reads(device: Device) -> None:
     first, second = prepare(device, adding(1)), prepare(device, adding(10))
-    buffer = device.allocate(ANY, [out_of(first), into(second)])
+    buffer = allocated_by(device, ANY, [out_of(first), into(second)])
     assert buffer.token > 0
     with pytest.raises(OperationFailed, match="has no contents"):
         read(second, buffer)
@@ -80,7 +83,7 @@ def test_what_one_execution_writes_the_next_one_reads(device: Device) -> None:
 def test_two_buffers_take_turns_as_input_and_output(device: Device) -> None:
     step = prepare(device, adding(1))
     roles = [into(step), out_of(step)]
-    here, there = device.allocate(ANY, roles), device.allocate(ANY, roles)
+    here, there = allocated_by(device, ANY, roles), allocated_by(device, ANY, roles)
     assert here.token != there.token
     fill(here, X)
     for _ in range(5):
@@ -91,7 +94,7 @@ def test_two_buffers_take_turns_as_input_and_output(device: Device) -> None:
 
 def test_a_use_that_is_no_role_is_refused_and_changes_nothing(device: Device) -> None:
     one, other = prepare(device, adding(1)), prepare(device, adding(1))
-    source, target = device.allocate(ANY, [into(one)]), device.allocate(ANY, [out_of(one)])
+    source, target = allocated_by(device, ANY, [into(one)]), allocated_by(device, ANY, [out_of(one)])
     fill(source, X)
     fill(target, X + 7)
     for prepared, x, y, use in (
@@ -108,7 +111,7 @@ def test_a_use_that_is_no_role_is_refused_and_changes_nothing(device: Device) ->
 
 def test_one_buffer_is_not_input_and_output_of_one_execution(device: Device) -> None:
     step = prepare(device, adding(1))
-    buffer = device.allocate(ANY, [into(step), out_of(step)])
+    buffer = allocated_by(device, ANY, [into(step), out_of(step)])
     fill(buffer, X)
     with pytest.raises(InvalidRequest, match="is input and output of one execution"):
         execute(step, buffer, buffer)
@@ -117,7 +120,7 @@ def test_one_buffer_is_not_input_and_output_of_one_execution(device: Device) -> 
 
 def test_a_buffer_without_contents_fails_what_reads_it(device: Device) -> None:
     step = prepare(device, adding(1))
-    buffer = device.allocate(ANY, [into(step), out_of(step)])
+    buffer = allocated_by(device, ANY, [into(step), out_of(step)])
     for use in (
         lambda: read(step, buffer),
         lambda: buffer.copy_to(Memory.allocate(48)),
@@ -131,7 +134,7 @@ def test_a_failed_execution_leaves_what_it_was_to_write_without_contents(device:
     b = Builder("gathering")
     x, rows = b.input((3, 4)), b.input((2,), np.int32)
     step = prepare(device, b.finish([x, rows], [b.gather(x, 0, rows)]))
-    source, target = device.allocate(ANY, [into(step)]), device.allocate(ANY, [out_of(step)])
+    source, target = allocated_by(device, ANY, [into(step)]), allocated_by(device, ANY, [out_of(step)])
     fill(source, X)
 
     def gathered(*rows: int) -> None:
@@ -153,7 +156,7 @@ def test_a_failed_execution_leaves_what_it_was_to_write_without_contents(device:
 
 def test_an_input_without_contents_spoils_what_was_to_be_written(device: Device) -> None:
     step = prepare(device, adding(1))
-    empty, target = (device.allocate(ANY, [into(step), out_of(step)]) for _ in range(2))
+    empty, target = (allocated_by(device, ANY, [into(step), out_of(step)]) for _ in range(2))
     fill(target, X)
     with pytest.raises(OperationFailed, match="has no contents"):
         execute(step, empty, target)
@@ -168,7 +171,7 @@ def two_outputs() -> Prepared:
 
 def test_an_output_that_does_not_fit_leaves_no_buffer_of_the_execution_with_contents() -> None:
     prepared = two_outputs()
-    buffer = device_of("reference").allocate(ANY, [out_of(prepared, 1)])
+    buffer = allocated_by(device_of("reference"), ANY, [out_of(prepared, 1)])
     fill(buffer, X)
     made = prepared.request([X], [np.empty(5, np.uint8), None], output_buffers={1: buffer})
     made.execute(partial(run_resolved, prepared), Control())
@@ -178,7 +181,7 @@ def test_an_output_that_does_not_fit_leaves_no_buffer_of_the_execution_with_cont
 
 def test_a_buffer_is_not_given_for_two_outputs() -> None:
     prepared = two_outputs()
-    buffer = device_of("reference").allocate(ANY, [out_of(prepared, 0), out_of(prepared, 1)])
+    buffer = allocated_by(device_of("reference"), ANY, [out_of(prepared, 0), out_of(prepared, 1)])
     made = prepared.request([X], output_buffers={0: buffer, 1: buffer})
     with pytest.raises(InvalidRequest, match="given for two outputs"):
         made.execute(partial(run_resolved, prepared), Control())
@@ -189,7 +192,7 @@ def test_a_buffer_is_not_given_for_two_outputs() -> None:
 
 def test_contents_of_changing_shape_have_the_shape_of_what_was_written_last(device: Device) -> None:
     step = prepare(device, doubling((0, 4)))
-    source, target = (device.allocate(ANY, [into(step), out_of(step)]) for _ in range(2))
+    source, target = (allocated_by(device, ANY, [into(step), out_of(step)]) for _ in range(2))
     for rows in (3, 1, 5):
         x = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
         fill(source, x)
@@ -200,7 +203,7 @@ def test_contents_of_changing_shape_have_the_shape_of_what_was_written_last(devi
 
 def test_a_description_says_what_roles_leave_open(device: Device) -> None:
     step = prepare(device, doubling((0, 4)))
-    buffer = device.allocate(BufferDesc((3, 0)), [into(step)])
+    buffer = allocated_by(device, BufferDesc((3, 0)), [into(step)])
     assert buffer.facts.dimensions == (3, 4)
     buffer.copy_from(Memory.from_array(X))
     np.testing.assert_array_equal(contents_of(buffer), X)
@@ -220,7 +223,7 @@ def test_a_description_says_what_roles_leave_open(device: Device) -> None:
 def test_a_copy_says_its_dimensions_where_they_may_change(
     device: Device, dimensions: tuple[int, ...], says: str
 ) -> None:
-    buffer = device.allocate(ANY, [into(prepare(device, doubling((0, 4))))])
+    buffer = allocated_by(device, ANY, [into(prepare(device, doubling((0, 4))))])
     with pytest.raises(InvalidArgument, match=says):
         buffer.copy_from(Memory.from_array(X), dimensions)
     assert buffer.shape is None
@@ -248,7 +251,7 @@ def test_what_an_execution_gives_a_buffer_is_of_the_buffers_shape(
     b.operation(Op.RELU, [x], [y])
     device = device_of("reference")
     prepared = prepare(device, b.finish([x], [y]))
-    buffer = device.allocate(BufferDesc(desc), [out_of(prepared)])
+    buffer = allocated_by(device, BufferDesc(desc), [out_of(prepared)])
     value = np.arange(np.prod(given), dtype=np.float32).reshape(given)
     if says:
         with pytest.raises(InvalidRequest, match=says):
@@ -307,7 +310,7 @@ def test_contents_of_an_execution_are_no_part_of_its_input() -> None:
     b.operation(Op.RESHAPE, [x, shape], [y])
     device = device_of("reference")
     prepared = prepare(device, b.finish([x, shape], [y]))
-    buffer = device.allocate(ANY, [out_of(prepared)])
+    buffer = allocated_by(device, ANY, [out_of(prepared)])
     given = X.copy()
     made = prepared.request([given, np.array([4, 3], np.int32)], output_buffers={0: buffer})
     made.execute(partial(run_resolved, prepared), Control())
@@ -344,7 +347,7 @@ def test_bytes_go_in_and_out_through_files(device: Device, tmp_path: Path) -> No
 
 
 def in_and_out(device: Device, kind: str, tmp_path: Path) -> None:
-    buffer = device.allocate(ANY, [into(prepare(device, adding(1)))])
+    buffer = allocated_by(device, ANY, [into(prepare(device, adding(1)))])
     memory = memories(tmp_path, 48)[kind]
     assert memory.kind == kind
     for n in range(2):  # the second time something else, through the same memory
@@ -358,7 +361,7 @@ def in_and_out(device: Device, kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, 44, 49, 52, 4096])
 def test_a_copy_is_of_exactly_the_size_of_the_contents(device: Device, size: int) -> None:
-    buffer = device.allocate(ANY, [into(prepare(device, adding(1)))])
+    buffer = allocated_by(device, ANY, [into(prepare(device, adding(1)))])
     fill(buffer, X)
     with pytest.raises(InvalidArgument, match=f"memory has {size} bytes, must be the 48"):
         buffer.copy_to(Memory.allocate(size))
@@ -369,7 +372,7 @@ def test_a_copy_is_of_exactly_the_size_of_the_contents(device: Device, size: int
 
 
 def test_contents_are_not_copied_to_a_memory_for_reading(device: Device, tmp_path: Path) -> None:
-    buffer = device.allocate(ANY, [into(prepare(device, adding(1)))])
+    buffer = allocated_by(device, ANY, [into(prepare(device, adding(1)))])
     fill(buffer, X)
     (tmp_path / "file").write_bytes(bytes(48))
     with pytest.raises(InvalidArgument, match="reading only"):
@@ -378,7 +381,7 @@ def test_contents_are_not_copied_to_a_memory_for_reading(device: Device, tmp_pat
 
 
 def test_what_cannot_be_mapped_is_not_copied(device: Device) -> None:
-    buffer = device.allocate(ANY, [into(prepare(device, adding(1)))])
+    buffer = allocated_by(device, ANY, [into(prepare(device, adding(1)))])
     fill(buffer, X)
     opaque = Memory.hardware_buffer(48, Layout(4, 3, 1, 1))
     with pytest.raises(Unmappable):
@@ -496,7 +499,7 @@ def test_buffers_of_a_drivers_own_reach_it_as_they_are_beside_host_buffers() -> 
 
 def test_contents_without_elements_are_contents() -> None:
     device = device_of("reference")
-    buffer = device.allocate(ANY, [into(prepare(device, doubling((0, 4))))])
+    buffer = allocated_by(device, ANY, [into(prepare(device, doubling((0, 4))))])
     buffer.copy_from(Memory.allocate(1), (0, 4))
     assert buffer.shape == (0, 4) and contents_of(buffer).shape == (0, 4)
     buffer.copy_to(Memory.allocate(1))  # no memory is empty
@@ -514,9 +517,9 @@ def test_contents_without_elements_are_contents() -> None:
 def test_what_cannot_be_had_is_refused_and_the_device_lives(device: Device, shape: tuple[int, ...]) -> None:
     step = prepare(device, doubling((0,) * len(shape)))
     with pytest.raises((OutOfMemory, ResourceExhausted)):
-        device.allocate(BufferDesc(shape), [into(step)])
+        allocated_by(device, BufferDesc(shape), [into(step)])
     small = (1,) * len(shape)
-    fill(device.allocate(BufferDesc(small), [into(step)]), np.ones(small, np.float32))
+    fill(allocated_by(device, BufferDesc(small), [into(step)]), np.ones(small, np.float32))
 
 
 def test_the_bytes_that_could_not_be_had_are_told() -> None:
@@ -551,7 +554,7 @@ def test_a_writing_that_ends_with_another_shape_is_refused_and_leaves_no_content
 
 def test_a_closed_buffer_is_closed_for_every_use(device: Device) -> None:
     step = prepare(device, adding(1))
-    buffer = device.allocate(ANY, [into(step), out_of(step)])
+    buffer = allocated_by(device, ANY, [into(step), out_of(step)])
     fill(buffer, X)
     buffer.close()
     buffer.close()
@@ -571,7 +574,7 @@ def test_a_closed_buffer_is_closed_for_every_use(device: Device) -> None:
 def test_readers_at_the_same_time_see_the_same_bits(device: Device) -> None:
     step = prepare(device, adding(0.1, (64, 64)))
     x = np.random.default_rng(1).normal(size=(64, 64)).astype(np.float32)
-    buffer = device.allocate(ANY, [into(step)])
+    buffer = allocated_by(device, ANY, [into(step)])
     fill(buffer, x)
     seen: list[bytes] = []
 
@@ -587,7 +590,7 @@ def test_readers_at_the_same_time_see_the_same_bits(device: Device) -> None:
 
 def test_writers_at_the_same_time_neither_crash_nor_hang(device: Device) -> None:
     step = prepare(device, doubling((0, 256)))
-    buffer = device.allocate(ANY, [into(step), out_of(step)])
+    buffer = allocated_by(device, ANY, [into(step), out_of(step)])
 
     def work(n: int) -> None:
         x = np.full((n + 1, 256), n, np.float32)
@@ -619,7 +622,7 @@ def test_a_buffer_may_be_closed_while_it_is_used(device: Device) -> None:
     step = prepare(device, adding(1, (64, 64)))
     x = np.ones((64, 64), np.float32)
     for _ in range(5):
-        buffer = device.allocate(ANY, [into(step), out_of(step)])
+        buffer = allocated_by(device, ANY, [into(step), out_of(step)])
 
         def work(buffer: object = buffer) -> None:
             for _ in range(10):
@@ -634,6 +637,19 @@ def test_a_buffer_may_be_closed_while_it_is_used(device: Device) -> None:
 # ------------------------------------------------------------------------------------------------- who began last
 
 
+class RunsBy(Reference):
+    """Its prepared models run by a function."""
+
+    def __init__(self, run: Callable[[Request, Control], None]) -> None:
+        super().__init__()
+        self.run = run
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        made = super().prepare(model, hints)
+        made.run = self.run  # type: ignore[method-assign, assignment]
+        return made
+
+
 @pytest.mark.parametrize("varying", [False, True])
 @pytest.mark.parametrize("later", ["written", "copied to", "executed"])
 def test_a_late_execution_gives_no_contents_to_a_buffer_that_was_written_since(later: str, varying: bool) -> None:
@@ -646,8 +662,7 @@ def test_a_late_execution_gives_no_contents_to_a_buffer_that_was_written_since(l
             gate.wait(LIMIT)
         request.write(0, request.inputs[0] + 1)  # type: ignore[operator]
 
-    step = prepare(device_of("reference"), doubling(shape))
-    step.run = run  # type: ignore[method-assign, assignment]
+    step = prepare(RunsBy(run), doubling(shape))
     buffer = HostBuffer(ANY, [out_of(step)])
     late_one = threading.Thread(target=lambda: execute(step, X, buffer), daemon=True)
     late_one.start()
@@ -666,13 +681,13 @@ def test_a_late_execution_gives_no_contents_to_a_buffer_that_was_written_since(l
 def test_an_execution_that_ends_after_its_deadline_leaves_a_buffer_without_contents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    step, clock = prepare(device_of("reference"), doubling((3, 4))), Clock().play(monkeypatch, queue, request_module)
+    clock = Clock().play(monkeypatch, queue, request_module)
 
     def run(request: Request, control: Control) -> None:
         request.write(0, X)
         clock.advance(0.1)
 
-    step.run = run  # type: ignore[method-assign, assignment]
+    step = prepare(RunsBy(run), doubling((3, 4)))
     buffer = HostBuffer(ANY, [out_of(step)])
     with pytest.raises(MissedDeadline):
         execute(step, X, buffer, clock.within(0.05))

@@ -12,6 +12,7 @@ import pytest
 
 from nnhal.base.errors import BadState, Closed, DeadObject, InvalidRequest, NnhalError, OperationFailed
 from nnhal.base.memory import Memory
+from nnhal.hal.answers import allocated_by
 from nnhal.hal.device import Device, Prepared
 from nnhal.hal.host import HostBuffer, LocalBurst, contents_of, fill
 from nnhal.hal.memory import BufferDesc, BufferRole
@@ -82,8 +83,8 @@ def test_shapes_and_memories_may_change_from_one_execution_to_the_next(device: D
 def test_driver_memory_can_be_used_in_a_burst(device: Device) -> None:
     step = prepare(device, adding(1))
     roles = [BufferRole(step, 0), BufferRole(step, 0, True)]
-    source, target = device.allocate(BufferDesc(), roles), device.allocate(BufferDesc(), roles)
-    other = device.allocate(BufferDesc(), [BufferRole(step, 0)])
+    source, target = allocated_by(device, BufferDesc(), roles), allocated_by(device, BufferDesc(), roles)
+    other = allocated_by(device, BufferDesc(), [BufferRole(step, 0)])
     fill(source, X)
     with step.burst() as burst:
         asked(step, source, target).execute(burst.run, PLAIN)

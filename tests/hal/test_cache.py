@@ -166,7 +166,7 @@ def test_what_is_restored_must_be_a_prepared_model_of_its_own(cache):
     checked_prepared(FullV1_3(), scaled(), Hints(cache=cache))
     device, one = FullV1_3(), PreparedV1_3(scaled())
     device.restore = lambda *_: one  # type: ignore[method-assign]
-    assert checked_restored(device, outline(scaled()), Hints(cache=cache)) is one
+    assert checked_restored(device, outline(scaled()), Hints(cache=cache)).inner is one
     with pytest.raises(ContractBroken, match=r"prepare_from_cache\(\) gave a Prepared that it gave before"):
         checked_restored(device, outline(scaled()), Hints(cache=cache))
     device.restore = lambda *_: "model"  # type: ignore[method-assign,assignment,return-value]
@@ -182,8 +182,8 @@ def test_a_restored_model_takes_turns_as_a_prepared_one_does(cache):
     device.one_at_a_time = True
     checked_prepared(device, scaled(), Hints(cache=cache))
     restored = checked_restored(device, outline(scaled()), Hints(cache=cache))
-    queue, *others = [queue for queue, _, _ in vars(restored)["_way"].queues]
-    assert queue is vars(device)["_run_queue"] and queue.strict and not others
+    (link,) = restored.queues
+    assert link.queue is device._device_state.queues["run"] and link.queue.strict
 
 
 # ------------------------------------------------------------------------------------------------------------ wrappers
@@ -203,7 +203,7 @@ def test_a_level_is_kept_to_after_restoring(cache):
     device = WithHalLevel(FullV1_3(), V1_2)
     checked_prepared(device, scaled(), Hints(cache=cache))
     restored = checked_restored(device, outline(scaled()), Hints(cache=cache))
-    assert isinstance(restored, PreparedWithHalLevel)
+    assert isinstance(restored.inner, PreparedWithHalLevel)
     with pytest.raises(OperationFailed, match=r"executeFenced needs level 1.3"):
         restored.execute_fenced(restored.request([X]), requests.Control())
 

@@ -31,6 +31,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.hal import background, queue
 from nnhal.hal import request as request_module
+from nnhal.hal.answers import allocated_by
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.device import Device, Prepared
 from nnhal.hal.fence import Fence, fence_pair
@@ -189,7 +190,7 @@ def test_an_execution_of_which_nobody_keeps_the_fence_goes_on() -> None:
 
 
 def test_driver_memory_is_written_behind_a_fence(device: Device, step: Prepared) -> None:
-    buffer = device.allocate(ANY, [BufferRole(step, 0), BufferRole(step, 0, True)])
+    buffer = allocated_by(device, ANY, [BufferRole(step, 0), BufferRole(step, 0, True)])
     gate, signal = fence_pair()
     first = step.execute_fenced(asked(step, X, buffer), PLAIN, [gate])
     assert first.fence is not None
@@ -235,10 +236,10 @@ def test_outputs_of_unknown_shape_are_refused(device: Device) -> None:
         prepared.execute_fenced(asked(prepared, X, None), PLAIN)
     with pytest.raises(InvalidArgument, match="and only a size in bytes, must have one that is fully specified"):
         prepared.execute_fenced(asked(prepared, X, np.empty(48, np.uint8)), PLAIN)
-    buffer = device.allocate(ANY, [BufferRole(prepared, 0, True)])
+    buffer = allocated_by(device, ANY, [BufferRole(prepared, 0, True)])
     with pytest.raises(InvalidArgument, match="output 0 is a buffer of shape"):
         prepared.execute_fenced(asked(prepared, X, buffer), PLAIN)
-    fixed = device.allocate(BufferDesc((3, 4)), [BufferRole(prepared, 0, True)])
+    fixed = allocated_by(device, BufferDesc((3, 4)), [BufferRole(prepared, 0, True)])
     assert ended(prepared.execute_fenced(asked(prepared, X, fixed), PLAIN)) == NONE
     assert fixed.shape == (3, 4)
 
@@ -252,7 +253,7 @@ def test_an_output_of_known_shape_needs_no_room(step: Prepared) -> None:
 
 
 def test_a_buffer_in_a_role_that_is_not_its_own_is_refused_at_the_launch(device: Device, step: Prepared) -> None:
-    buffer = device.allocate(ANY, [BufferRole(step, 0)])
+    buffer = allocated_by(device, ANY, [BufferRole(step, 0)])
     with pytest.raises(InvalidRequest, match="must be one of its roles"):
         step.execute_fenced(asked(step, X, buffer), PLAIN)
 
@@ -288,7 +289,7 @@ def test_info_is_a_general_failure_before_the_end(step: Prepared) -> None:
 
 
 def test_a_failed_execution_leaves_its_buffer_without_contents(device: Device, step: Prepared) -> None:
-    buffer = device.allocate(ANY, [BufferRole(step, 0, True)])
+    buffer = allocated_by(device, ANY, [BufferRole(step, 0, True)])
     fill(buffer, X)
     gate, signal = fence_pair()
     execution = step.execute_fenced(asked(step, X, buffer), PLAIN, [gate], after=1)
@@ -384,7 +385,7 @@ def stays(_: Request, control: Control) -> None:
 
 def test_a_driver_that_ends_late_has_missed_the_deadline() -> None:
     prepared = Own(stays)
-    buffer = device_of("reference").allocate(ANY, [BufferRole(prepared, 0, True)])
+    buffer = allocated_by(device_of("reference"), ANY, [BufferRole(prepared, 0, True)])
     execution = prepared.execute_fenced(asked(prepared, X, buffer), PLAIN, after=10_000_000)
     assert ended(execution).name.startswith("MISSED_DEADLINE")
     assert buffer.shape is None

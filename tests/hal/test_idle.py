@@ -31,8 +31,9 @@ from nnhal.hal import idle, queue
 from nnhal.hal import request as request_module
 from nnhal.hal.chain import checked_executor, checked_prepared, checked_reconfigure
 from nnhal.hal.device import Hints, Prepared
+from nnhal.hal.prepared import PreparedWrapper
 from nnhal.hal.request import Control, Request, Timing
-from nnhal.hal.wrappers import PreparedWrapper, WithHalLevel
+from nnhal.hal.wrappers import WithHalLevel
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import start
 from tests.interrupts import interrupted_at
@@ -135,7 +136,7 @@ def at_random(model: Prepared, call: Callable[[random.Random], object], trims: i
         thread.start()
     dice = random.Random(4)
     while trims and not failed:
-        trims -= idle.trimmed(model, pressed=dice.random() < 0.5)
+        trims -= model.trim_now(pressed=dice.random() < 0.5)
         jitter(dice, 1 / 1000)
     over.set()
     for thread in threads:
@@ -152,7 +153,7 @@ def test_no_trim_runs_beside_an_execution_and_every_result_is_right(device: Trim
         at_random(model, lambda _: right(model) or pytest.fail("wrong"), 12)
     finally:
         sys.setswitchinterval(old)
-    assert len(model.trims) == 12 and model.together == 0
+    assert len(model.inner.trims) == 12 and model.inner.together == 0
 
 
 @pytest.mark.parametrize("name", ["litert", "onnxruntime", "openvino"])
@@ -184,7 +185,7 @@ def test_inputs_that_are_gone_are_not_read_when_a_session_is_trimmed() -> None:
         assert np.array_equal(compiled(given), given * 2)
         del given
         gc.collect()
-        assert idle.trimmed(compiled._caller.lines[0].prepared, pressed=n == 1)
+        assert compiled._caller.lines[0].prepared.trim_now(pressed=n == 1)
     compiled.close()
 
 
@@ -196,7 +197,7 @@ def test_models_of_open_shapes_are_trimmed_for_each_of_their_shapes() -> None:
         given = np.random.default_rng(rows).random((rows, 4), np.float32)
         assert np.array_equal(compiled(given), given * 2)
         if rows == 3:
-            assert idle.trimmed(compiled._caller.lines[0].prepared, pressed=True)
+            assert compiled._caller.lines[0].prepared.trim_now(pressed=True)
     compiled.close()
 
 
@@ -205,11 +206,11 @@ def test_an_execution_that_is_inside_keeps_a_trim_from_beginning(device: Trimmab
     model = prepared(device)
     thread = threading.Thread(target=right, args=(model,))
     thread.start()
-    wait_until(lambda: model.inside == 1, "it runs")
-    assert not idle.trimmed(model, pressed=True)
+    wait_until(lambda: model.inner.inside == 1, "it runs")
+    assert not model.trim_now(pressed=True)
     device.gate.set()
     thread.join()
-    assert idle.trimmed(model, pressed=True) and model.trims == [True]
+    assert model.trim_now(pressed=True) and model.inner.trims == [True]
 
 
 def test_a_burst_of_a_drivers_own_is_an_execution_too(device: Trimmable) -> None:
@@ -232,10 +233,10 @@ def test_a_burst_of_a_drivers_own_is_an_execution_too(device: Trimmable) -> None
     assert executor is not None
     thread = threading.Thread(target=executor.execute, args=(request_for(model, numbers()), (), Control()))
     thread.start()
-    assert began.wait(LIMIT) and not idle.trimmed(model, pressed=True)
+    assert began.wait(LIMIT) and not model.trim_now(pressed=True)
     go.set()
     thread.join()
-    assert idle.trimmed(model, pressed=True)
+    assert model.trim_now(pressed=True)
 
 
 def test_a_change_of_options_is_no_more_beside_a_trim_than_an_execution(device: Trimmable) -> None:
@@ -252,22 +253,22 @@ def test_a_change_of_options_is_no_more_beside_a_trim_than_an_execution(device: 
     model = prepared(device)
     thread = threading.Thread(target=checked_reconfigure, args=(model, "driver", {"gain": 2}))
     thread.start()
-    assert began.wait(LIMIT) and not idle.trimmed(model, pressed=True)
+    assert began.wait(LIMIT) and not model.trim_now(pressed=True)
     go.set()
     thread.join()
-    assert idle.trimmed(model, pressed=True)
+    assert model.trim_now(pressed=True)
 
 
-def test_what_has_nothing_to_give_has_no_guard() -> None:
+def test_what_has_nothing_to_give_has_noguard() -> None:
     model = checked_prepared(Reference(), doubling(), Hints())
-    assert "_guard" not in vars(model)
+    assert model.guard is None
     with pytest.raises(InvalidArgument, match="not trimmable"):
-        idle.trimmed(model, pressed=False)
+        model.trim_now(pressed=False)
 
 
 def test_a_wrapper_passes_trims_on(device: Trimmable) -> None:
     model: Any = checked_prepared(WithHalLevel(device, V1_2), doubling(), Hints())
-    assert right(model) and idle.trimmed(model, pressed=True) and model.inner.trims == [True]
+    assert right(model) and model.trim_now(pressed=True) and model.inner.inner.trims == [True]
 
 
 def test_what_is_no_bool_is_the_drivers_fault() -> None:
@@ -292,7 +293,7 @@ def test_a_model_that_was_restored_is_looked_after_too(device: Trimmable, tmp_pa
     for kept in ("miss", "hit"):
         with nnhal.compile(model, devices=["litert"], cache_dir=tmp_path / "kept") as compiled:
             assert str(compiled.cache[0]).startswith(kept)
-            assert idle.trimmed(compiled._caller.lines[0].prepared, pressed=True)
+            assert compiled._caller.lines[0].prepared.trim_now(pressed=True)
             assert np.array_equal(compiled(numbers()), 2 * numbers())
 
 
@@ -303,7 +304,7 @@ def test_a_trim_that_raises_is_told_and_executions_go_on(device: Trimmable) -> N
     device.during = fail
     model = prepared(device)
     with pytest.raises(DriverFailed, match=r"device trimmable: trim\(\) raised KeyError"):
-        idle.trimmed(model, pressed=False)
+        model.trim_now(pressed=False)
     assert right(model)
 
 
@@ -336,7 +337,7 @@ def hanging(device: Trimmable, model: Any) -> Iterator[threading.Event]:
         go.wait(LIMIT)
 
     device.during = hang
-    thread = threading.Thread(target=idle.trimmed, args=(model,), kwargs={"pressed": False})
+    thread = threading.Thread(target=model.trim_now, kwargs={"pressed": False})
     thread.start()
     assert begun.wait(LIMIT)
     try:
@@ -368,8 +369,8 @@ def test_a_trim_that_hangs_costs_executions_a_named_error_within_their_time_and_
             run(model, numbers())
         assert right(other)
         go.set()
-        wait_until(lambda: bool(model.trims), "it came back")
-        assert right(model) and model.together == 0
+        wait_until(lambda: bool(model.inner.trims), "it came back")
+        assert right(model) and model.inner.together == 0
 
 
 def test_others_are_trimmed_while_one_hangs(device: Trimmable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +384,7 @@ def test_others_are_trimmed_while_one_hangs(device: Trimmable, monkeypatch: pyte
         wait_until(lambda: not 0 <= time.monotonic() - idle._keeper._trimming_since <= 0.2, "it takes too long")
         other = prepared(Trimmable())
         assert right(other)
-        wait_until(lambda: bool(other.trims), "another thread has taken over")
+        wait_until(lambda: bool(other.inner.trims), "another thread has taken over")
     finally:
         go.set()
     wait_until(lambda: keepers() == 1, "the one that hung has ended")
@@ -399,7 +400,7 @@ def test_others_are_trimmed_also_where_nobody_waits_for_the_one_that_hangs(
     model, other = prepared(device), prepared(Trimmable())
     try:
         assert right(model) and begun.wait(LIMIT) and right(other)
-        wait_until(lambda: bool(other.trims), "another thread has taken over")
+        wait_until(lambda: bool(other.inner.trims), "another thread has taken over")
     finally:
         go.set()
     wait_until(lambda: keepers() == 1, "the one that hung has ended")
@@ -411,20 +412,20 @@ def test_a_close_waits_for_a_trim(device: Trimmable, monkeypatch: pytest.MonkeyP
     with hanging(device, model) as go:
         thread = threading.Thread(target=model.close)
         thread.start()
-        wait_until(lambda: model._guard.over, "it waits")
-        assert thread.is_alive() and not model.closed
+        wait_until(lambda: model.guard.over, "it waits")
+        assert thread.is_alive() and not model.inner.closed
         go.set()
         thread.join()
-        assert model.closed == 1 and not idle.trimmed(model, pressed=True)
+        assert model.inner.closed == 1 and not model.trim_now(pressed=True)
 
 
 def test_a_close_that_a_trim_holds_up_for_too_long_is_done_once_that_has_come_back(device: Trimmable) -> None:
     model = prepared(device)
     with hanging(device, model) as go:
         model.close()
-        assert not model.closed
+        assert not model.inner.closed
         go.set()
-    assert model.closed == 1
+    assert model.inner.closed == 1
 
 
 # ------------------------------------------------------------------------------------------------------------- when
@@ -456,18 +457,18 @@ def test_a_model_is_trimmed_once_after_quiet_seconds_and_again_after_the_next_ex
     model = prepared(device)
     clock.advance(100)
     looks.two()
-    assert model.trims == []  # it was never executed
+    assert model.inner.trims == []  # it was never executed
     for times in range(2):
         assert right(model)
         looks.two()
         clock.advance(9.9)
         looks.two()
-        assert len(model.trims) == times  # not quiet for long enough
+        assert len(model.inner.trims) == times  # not quiet for long enough
         clock.advance(0.2)
-        wait_until(lambda times=times: len(model.trims) > times, "it was trimmed")  # type: ignore[misc]
+        wait_until(lambda times=times: len(model.inner.trims) > times, "it was trimmed")  # type: ignore[misc]
         clock.advance(100)
         looks.two()
-        assert model.trims == [False] * (times + 1)
+        assert model.inner.trims == [False] * (times + 1)
 
 
 @pytest.mark.parametrize(
@@ -507,7 +508,7 @@ def test_next_to_no_quiet_seconds_take_next_to_no_time(device: Trimmable, monkey
     idle._keeper._woken = Woken()
     model = prepared(device)
     assert right(model)
-    wait_until(lambda: bool(model.trims) and len(between) > 3, "it was trimmed, and looked after")
+    wait_until(lambda: bool(model.inner.trims) and len(between) > 3, "it was trimmed, and looked after")
     assert set(between) == {0.02}
 
 
@@ -571,8 +572,8 @@ if not pid:
     assert not keepers()
     other = prepared(device)
     ok = right(other) and keepers() == 1
-    wait_until(lambda: len(other.trims) == 1, "it was trimmed")
-    os._exit(0 if ok and not model.trims else 1)
+    wait_until(lambda: len(other.inner.trims) == 1, "it was trimmed")
+    os._exit(0 if ok and not model.inner.trims else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 print("done")
 """
@@ -584,13 +585,13 @@ print("done")
 
 def test_a_forked_child_closes_a_model_that_was_just_being_trimmed(device: Trimmable) -> None:
     model = prepared(device)
-    with hanging(device, model), model._guard._lock, warnings.catch_warnings():
+    with hanging(device, model), model.guard._lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork, which this is about
         pid = os.fork()
         if not pid:
             signal.alarm(20)
             model.close()
-            os._exit(0 if model.closed == 1 else 1)
+            os._exit(0 if model.inner.closed == 1 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
@@ -664,18 +665,20 @@ def test_pressure_trims_at_once_also_what_was_never_executed(
     assert right(models[0])
     wait_until(lambda: looks.count > 0, "the first look")
     kernel(group=10_000_000)
-    wait_until(lambda: all(model.trims == [True] for model in models), "all are trimmed, long before the hour is over")
+    wait_until(
+        lambda: all(model.inner.trims == [True] for model in models), "all are trimmed, long before the hour is over"
+    )
     kernel(group=20_000_000)
     looks.two()
-    assert all(model.trims == [True] for model in models)  # there is nothing more to give
+    assert all(model.inner.trims == [True] for model in models)  # there is nothing more to give
 
 
 def test_what_is_at_work_is_not_trimmed_again_and_again_while_memory_is_short(device: Trimmable) -> None:
     model, still = prepared(device), prepared(device)
     for _ in range(10):
         assert right(model)
-        idle._keeper._look_at([model._guard, still._guard], idle._keeper._turn, 3600, pressed=True)
-    assert model.trims == [] and still.trims == [True]
+        idle._keeper._look_at([model.guard, still.guard], idle._keeper._turn, 3600, pressed=True)
+    assert model.inner.trims == [] and still.inner.trims == [True]
 
 
 # --------------------------------------------------------------------------------------------------------- processes

@@ -11,8 +11,9 @@ from nnhal.base.levels import FL8, V1_0, V1_1, V1_2, V1_3
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, OperationGroup, Performance, Prepared, Verdict
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.memory import BufferDesc, BufferRole
+from nnhal.hal.prepared import PreparedWrapper
 from nnhal.hal.request import Control
-from nnhal.hal.wrappers import Limited, PreparedWrapper, Recorded, WithHalLevel, WithOptions, Wrapper
+from nnhal.hal.wrappers import Limited, Recorded, WithHalLevel, WithOptions, Wrapper
 from tests.hal.devices import adding
 
 YES, NO = Verdict(True, "as it says"), Verdict(False, "not this")

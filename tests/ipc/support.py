@@ -112,7 +112,7 @@ def run(prepared: Prepared, x: np.ndarray, control: Control | None = None) -> np
 
 def prepare(device: Device, model: Model | None = None, **options: Any) -> Prepared:
     """Prepare a model, `doubling` where none is given, with options of the driver."""
-    return checked_prepared(device, model or doubling(), Hints(options=options))
+    return checked_prepared(device, model or doubling(), Hints(options=options)).inner
 
 
 def inside(device: Device) -> Counter[str]:

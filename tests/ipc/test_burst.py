@@ -88,7 +88,7 @@ def test_equal_requests_are_one_binding_whose_packet_repeats(reference):
 
 def calls(prepared):
     """How often each method was called."""
-    return Counter(prepared.remote.session.calls)
+    return Counter(prepared.inner.remote.session.calls)
 
 
 def test_a_plain_call_and_a_burst_share_a_binding(reference):
@@ -194,7 +194,7 @@ def test_an_error_of_the_driver_is_the_result_with_its_text_and_the_next_executi
 )
 def test_what_a_packet_cannot_carry_takes_the_plain_call_and_says_why(reference, limited, why):
     control = limited()
-    prepared = checked_prepared(reference, add_model(), Hints()).remote
+    prepared = checked_prepared(reference, add_model(), Hints()).inner.remote
     with prepared.burst() as burst:
         wanted = run(prepared, burst, control=control)
         assert wanted.tolist() == [3, 3, 3, 3]
@@ -206,7 +206,7 @@ def test_what_a_packet_cannot_carry_takes_the_plain_call_and_says_why(reference,
 def test_driver_buffers_take_the_plain_call(output):
     with served_here(Probe()) as device:
         prepared = checked_prepared(device, add_model(), Hints())
-        buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0, output=output)])
+        buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared.inner, 0, output=output)])
         if output:
             wanted = prepared.request((ONES, TWOS), [None], output_buffers={0: buffer})
         else:
@@ -229,7 +229,7 @@ def test_a_burst_that_nobody_holds_any_more_is_closed():
 
 @pytest.mark.parametrize(("size", "plain"), [(4, {}), (0, {"the driver provides memory for an output": 1})])
 def test_an_output_without_memory_takes_the_plain_call_where_its_shape_is_not_known(reference, size, plain):
-    prepared = checked_prepared(reference, add_model(size), Hints()).remote
+    prepared = checked_prepared(reference, add_model(size), Hints()).inner.remote
     with prepared.burst() as burst:
         wanted = prepared.request((ONES, TWOS))
         wanted.execute(burst.run, Control())
@@ -238,7 +238,7 @@ def test_an_output_without_memory_takes_the_plain_call_where_its_shape_is_not_kn
 
 
 def test_an_output_whose_shape_is_not_known_lies_in_the_room_that_is_given(reference):
-    prepared = checked_prepared(reference, add_model(0), Hints()).remote
+    prepared = checked_prepared(reference, add_model(0), Hints()).inner.remote
     with prepared.burst() as burst:
         for room, shapes in ((np.zeros(9, np.float32), [(4,)]), (np.zeros(15, np.uint8), [(4,)])):
             wanted = prepared.request((ONES, TWOS), [room])
@@ -249,7 +249,7 @@ def test_an_output_whose_shape_is_not_known_lies_in_the_room_that_is_given(refer
 
 
 def test_a_second_execution_at_the_same_time_is_bad_state(reference):
-    prepared = checked_prepared(reference, add_model(), Hints()).remote
+    prepared = checked_prepared(reference, add_model(), Hints()).inner.remote
     with prepared.burst() as burst:
         assert burst._busy.acquire(blocking=False)
         with pytest.raises(BadState, match="one at a time"):
@@ -319,7 +319,7 @@ def refused(burst, message, *words):
 
 
 def test_a_packet_with_a_binding_that_is_not_held_is_refused_and_the_burst_goes_on(reference):
-    prepared = checked_prepared(reference, add_model(), Hints()).remote
+    prepared = checked_prepared(reference, add_model(), Hints()).inner.remote
     with prepared.burst() as burst:
         run(prepared, burst)
         for number in (12345, prepared.number, 2**64 - 1):
@@ -335,7 +335,7 @@ def binding_of(prepared):
 
 
 def test_a_binding_of_another_model_is_refused_in_a_burst(reference):
-    prepared, other = (checked_prepared(reference, add_model(), Hints()).remote for _ in range(2))
+    prepared, other = (checked_prepared(reference, add_model(), Hints()).inner.remote for _ in range(2))
     foreign = binding_of(other)
     with prepared.burst() as burst:
         run(prepared, burst)
@@ -344,7 +344,7 @@ def test_a_binding_of_another_model_is_refused_in_a_burst(reference):
 
 
 def test_a_binding_that_is_released_is_a_named_error_in_a_burst_also_where_its_packet_came_just_before(reference):
-    prepared = checked_prepared(reference, add_model(), Hints()).remote
+    prepared = checked_prepared(reference, add_model(), Hints()).inner.remote
     number = binding_of(prepared)
     call = wire.ExecuteSynchronously(4, number)
     with prepared.burst() as burst:
@@ -367,7 +367,7 @@ def test_a_binding_that_is_released_is_a_named_error_in_a_burst_also_where_its_p
     ],
 )
 def test_a_packet_with_another_message_is_refused_and_the_burst_goes_on(reference, message, words):
-    prepared = checked_prepared(reference, add_model(), Hints()).remote
+    prepared = checked_prepared(reference, add_model(), Hints()).inner.remote
     with prepared.burst() as burst:
         refused(burst, message, words)
         assert run(prepared, burst).tolist() == [3, 3, 3, 3]
@@ -377,7 +377,7 @@ def test_a_packet_with_another_message_is_refused_and_the_burst_goes_on(referenc
 def test_shapes_that_change_in_a_burst_leave_nothing_behind(reference, seed):
     """500 of 2,000 executions over 300 shapes, plain ones among them; every result is compared."""
     dice = random.Random(seed)
-    prepared = checked_prepared(reference, add_model(0), Hints()).remote
+    prepared = checked_prepared(reference, add_model(0), Hints()).inner.remote
     pid = prepared.session.welcome.pid
 
     def executions(burst, count):
@@ -416,7 +416,7 @@ def test_in_process_a_burst_tells_the_driver_too():
     with prepared.burst() as burst:
         seen = run(prepared, burst)
         assert seen[:2].tolist() == [1, 0]
-    assert (prepared.opened, prepared.closed) == (1, 1)
+    assert (prepared.inner.opened, prepared.inner.closed) == (1, 1)
 
 
 def test_an_interrupted_execution_ends_the_burst_and_the_next_one_opens_it_again(reference, interrupts):

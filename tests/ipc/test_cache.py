@@ -132,7 +132,7 @@ def test_what_was_restored_is_prepared_again_after_its_process_died(tmp_path):
                 wait_until(lambda session=session: session.dead is not None, "the death")
                 for _ in range(3):
                     np.testing.assert_array_equal(compiled(numbers(50_000)), numbers(50_000) + 3)
-                assert compiled._caller.plan.steps[0].prepared.prepared_again == 1  # type: ignore[attr-defined]
+                assert compiled._caller.plan.steps[0].prepared.inner.prepared_again == 1  # type: ignore[attr-defined]
     finally:
         device.close()
 

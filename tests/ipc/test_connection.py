@@ -514,7 +514,7 @@ def of_services() -> Counter[str]:
 def all_kinds_of_calls(device: RemoteDevice) -> None:
     """What a client may ask for, some of it refused; it lets go of a part of it, and has the rest to the end."""
     claims = consider_support(device, doubling(), Hints())
-    prepared, other = (checked_prepared(device, doubling(), hints) for hints in (claims.hints(Hints()), Hints()))
+    prepared, other = (checked_prepared(device, doubling(), hints).inner for hints in (claims.hints(Hints()), Hints()))
     assert run(prepared, numbers()).tolist() == [0, 2, 4, 6]
     kept, given_up = prepared.burst(), other.burst()
     for of, burst in ((prepared, kept), (other, given_up)):

@@ -230,7 +230,7 @@ def test_a_model_that_is_prepared_again_after_a_death_remembers_nothing_of_the_c
     device = ReconnectingDevice("considering", lambda: start(str(DRIVER)))
     try:
         claims: SupportReport = consider_support(device, chain(1), Hints())
-        prepared = checked_prepared(device, chain(1), claims.hints(Hints()))
+        prepared: Any = checked_prepared(device, chain(1), claims.hints(Hints())).inner
         claims.release_work()
         with contextlib.suppress(DeadObject):
             consider_support(device, chain(1), Hints(options={"die": True}))

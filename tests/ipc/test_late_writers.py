@@ -14,8 +14,8 @@ from nnhal.drivers.reference import Reference
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.host import BufferWrite, HostBuffer, contents_of, fill
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.hal.prepared import PreparedWrapper
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
-from nnhal.hal.wrappers import PreparedWrapper
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.session import Session

@@ -29,7 +29,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from nnhal import serve
 from nnhal.base.codes import Priority
 from nnhal.base.errors import Cancelled, DeviceUnavailable, InvalidArgument, MissedDeadline, NnhalError, OperationFailed
-from nnhal.hal.request import Control
+from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.service import exposition, scrapes
@@ -226,7 +226,7 @@ def test_those_who_wait_for_their_turn_are_told_from_those_that_run() -> None:
 
     def execute() -> None:
         tally.begin()
-        queue.run(turns.acquire, OWN, Priority.MEDIUM)
+        queue.queued(lambda *_: turns.acquire(), OWN, Priority.MEDIUM)(None, UNLIMITED)
         tally.end(0, OK)
 
     threads = [threading.Thread(target=execute) for _ in range(3)]

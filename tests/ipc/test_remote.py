@@ -322,7 +322,7 @@ def test_a_frame_is_bound_once_and_its_calls_are_encoded_once(told: Told) -> Non
 def test_the_end_of_a_model_is_waited_for_once() -> None:
     driver = Watched()
     with served_here(driver) as device:
-        first, second = (checked_prepared(device, doubling(), Hints()) for _ in range(2))
+        first, second = (checked_prepared(device, doubling(), Hints()).inner for _ in range(2))
         assert isinstance(first, RemotePrepared) and isinstance(second, RemotePrepared)
         first.end()
         assert driver.closed == 1
@@ -432,7 +432,7 @@ def test_a_buffer_is_of_its_device_and_its_shape_what_it_may_be(told: Told) -> N
 
 def test_contents_are_copied_as_they_are_now_and_back_into_arrays() -> None:
     with served_here(Watched()) as device:
-        prepared = checked_prepared(device, doubling(), Hints())
+        prepared = checked_prepared(device, doubling(), Hints()).inner
         buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0)])
         array, room = numbers(), np.zeros(4, np.float32)
         for memory in (Memory.wrap(array), Memory.from_array(array.view(np.uint8))):

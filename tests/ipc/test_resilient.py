@@ -334,7 +334,7 @@ def test_another_device_in_the_place_of_one_that_died_is_refused_for_good(
     device: ReconnectingDevice, connect: Connect, what: str, other: Any, says: str
 ) -> None:
     """Whatever it says otherwise; a model that was prepared before is not prepared on it."""
-    prepared = checked_prepared(device, doubling(), Hints())
+    prepared = checked_prepared(device, doubling(), Hints()).inner
     assert device.number_of_cache_files() == CacheFiles()
     if what in Loaded._fields:
         connect.loaded = connect.loaded._replace(**{what: other})
@@ -470,7 +470,7 @@ def test_options_that_changed_hold_for_the_model_that_takes_its_place(
 
 @pytest.mark.parametrize("way", ["run", "execute", "fenced"])
 def test_each_way_to_execute_finds_the_living_process(device: ReconnectingDevice, connect: Connect, way: str) -> None:
-    prepared = checked_prepared(device, doubling(), Hints())
+    prepared = checked_prepared(device, doubling(), Hints()).inner
     for round_ in range(2):
         request = request_for(prepared, numbers())
         if way == "run":
@@ -500,7 +500,7 @@ def test_a_model_is_let_go_of_in_its_process(device: ReconnectingDevice, connect
 
 
 def test_a_buffer_lives_in_the_process_that_made_it(device: ReconnectingDevice, connect: Connect) -> None:
-    prepared = checked_prepared(device, doubling(), Hints())
+    prepared = checked_prepared(device, doubling(), Hints()).inner
     buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0)])
     buffer.copy_from(Memory.from_array(numbers().view(np.uint8)), (4,))
     assert buffer.shape == (4,)
@@ -514,7 +514,7 @@ def test_a_buffer_lives_in_the_process_that_made_it(device: ReconnectingDevice, 
 def test_buffers_and_results_behind_fences_are_what_a_slow_process_is_kept_for(
     device: ReconnectingDevice, connect: Connect
 ) -> None:
-    prepared, session = checked_prepared(device, doubling(), Hints()), connect.sessions[0]
+    prepared, session = checked_prepared(device, doubling(), Hints()).inner, connect.sessions[0]
     run(prepared, numbers())
     assert not session._has_others()
     buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0)])
@@ -543,7 +543,7 @@ def by(burst: Any, prepared: Any, control: Control = UNLIMITED) -> bool:
 def test_a_burst_is_opened_again_after_a_death_or_the_end_of_its_queues(
     device: ReconnectingDevice, connect: Connect
 ) -> None:
-    prepared = checked_prepared(device, doubling(), Hints())
+    prepared = checked_prepared(device, doubling(), Hints()).inner
     burst = prepared.burst()
     first = burst._inner  # type: ignore[attr-defined]
     assert by(burst, prepared) and by(burst, prepared) and burst._inner is first  # type: ignore[attr-defined]
@@ -570,7 +570,7 @@ def test_a_burst_is_opened_again_after_a_death_or_the_end_of_its_queues(
 def test_before_1_2_a_burst_has_no_queues(connect: Connect) -> None:
     connect.driver.level = V1_0
     device = ReconnectingDevice("mine", connect)
-    prepared = checked_prepared(device, doubling(), Hints())
+    prepared = checked_prepared(device, doubling(), Hints()).inner
     with prepared.burst() as burst:
         assert by(burst, prepared) and burst.stats() == {}  # type: ignore[attr-defined]
     device.close()

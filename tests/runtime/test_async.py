@@ -137,27 +137,26 @@ def test_a_binding_runs_once_at_a_time(device):
 )
 def test_a_time_on_the_device_above_that_in_the_driver_is_dropped(device, said, reported):
     compiled = nnhal.compile(sums(), devices=[device])
-    prepared, run = device.prepared[0], device.prepared[0].run
+    inner = device.prepared[0].inner
+    run = inner.run
 
     def measured(request, control):
         run(request, control)
         return said
 
-    prepared.run = measured
-    again = nnhal.runtime.compiled.Compiled(compiled._caller.plan)  # the first has taken the method of before
-    assert again.run(X, B, measure=True)[1].steps[0].driver == reported
+    inner.run = measured
+    assert compiled.run(X, B, measure=True)[1].steps[0].driver == reported
 
 
 def test_nothing_is_measured_unasked(device):
     compiled = nnhal.compile(sums(), devices=[device])
-    seen, run = [], device.prepared[0].run
+    seen, run = [], device.prepared[0].inner.run
 
     def note(request, control):
         seen.append(control.measure)
         return run(request, control)
 
-    device.prepared[0].run = note
-    again = nnhal.runtime.compiled.Compiled(compiled._caller.plan)
-    again(X, B)
-    again.run(X, B, measure=True)
+    device.prepared[0].inner.run = note
+    compiled(X, B)
+    compiled.run(X, B, measure=True)
     assert seen == [False, True]

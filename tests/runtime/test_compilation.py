@@ -3,7 +3,9 @@
 import inspect
 import threading
 import time
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +24,7 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.model.parts import extract_part
 from nnhal.runtime import compilation, costs, discovery, isolation, placer
-from nnhal.runtime.compilation import CompileOptions, prepare
+from nnhal.runtime.compilation import CompileOptions, Preparation
 from nnhal.runtime.partition import Offer
 from tests.runtime.devices import Fake, failing, for_nothing
 from tests.waiting import Clock, pass_time
@@ -275,8 +277,16 @@ def test_a_device_is_not_asked_to_prepare_after_the_deadline():
     device = saying("late", prepare=lambda *_: asked.append(1))
     settings = CompileOptions((device,), "forbid", deadline=time.monotonic_ns() - 1)
     with pytest.raises(MissedDeadline, match="device late: preparing its part: the deadline passed before"):
-        prepare(device, extract_part(model, [0]), settings)
+        Preparation(device, extract_part(model, [0]), settings).step()
     assert not asked
+
+
+def test_few_frames_lie_between_compile_and_the_driver():
+    stacks = []
+    device = Fake(on_prepare=lambda: stacks.append(traceback.extract_stack()))
+    nnhal.compile(sums(), devices=[device])
+    package = str(Path(nnhal.__file__).parent)
+    assert sum(frame.filename.startswith(package) for frame in stacks[0]) <= 13
 
 
 def test_without_a_deadline_drivers_are_called_by_the_caller():
@@ -579,10 +589,10 @@ def test_a_device_that_fails_to_say_takes_nothing_and_its_lateness_is_the_caller
 
     device, model = saying("silent", supports=supports), sums(2)
     deadline = None if seconds is None else time.monotonic_ns() + int(seconds * 1e9)
-    settings = SimpleNamespace(deadline=deadline, hints=lambda device: Hints(deadline=deadline))
+    settings = CompileOptions((device,), "allow", deadline=deadline)
     if heard:
         with pytest.raises(MissedDeadline):
-            compilation._asked_again(device, "silent", SimpleNamespace(model=model), settings)
+            compilation.Compilation(model, settings)._ask_again(device, "silent", SimpleNamespace(model=model))
     else:
-        found = compilation._asked_again(device, "silent", SimpleNamespace(model=model), settings)
+        found = compilation.Compilation(model, settings)._ask_again(device, "silent", SimpleNamespace(model=model))
         assert list(found) == [0, 1] and all("failed to answer" in why for why in found.values())

@@ -546,10 +546,9 @@ def test_four_that_were_submitted_run_at_once_and_no_more():
 def test_what_is_asked_for_of_one_that_is_submitted_reaches_the_driver():
     seen = []
     device = Fake()
-    first = added(devices=[device])
-    prepared, run = device.prepared[0], device.prepared[0].run
-    prepared.run = lambda request, control: (seen.append(control), run(request, control))[1]
-    compiled = nnhal.Compiled(first._caller.plan)
+    compiled = added(devices=[device])
+    inner, run = device.prepared[0].inner, device.prepared[0].inner.run
+    inner.run = lambda request, control: (seen.append(control), run(request, control))[1]
     compiled.submit(F, F, loop_timeout=3, deadline=10).result(LIMIT)
     compiled.submit(F, F).result(LIMIT)
     assert [c.loop_timeout for c in seen] == [3_000_000_000, 2_000_000_000]

@@ -156,7 +156,7 @@ def test_a_change_that_fails_changes_nothing(kind):
 def test_steps_that_had_changed_are_put_back_where_another_fails(monkeypatch):
     compiled = compiled_for("none", layers=2, gain=1)
     expected = compiled(X)
-    last = [step.prepared for step in compiled._caller.plan.steps if step.device.name == "tunable"][-1]
+    last = [step.prepared.inner for step in compiled._caller.plan.steps if step.device.name == "tunable"][-1]
 
     def fail(options):
         raise OperationFailed("told to")
@@ -169,7 +169,7 @@ def test_steps_that_had_changed_are_put_back_where_another_fails(monkeypatch):
 
 def test_where_they_cannot_be_put_back_nothing_runs_any_more(monkeypatch):
     compiled = compiled_for("none", layers=2, gain=1, fails=[1])
-    last = [step.prepared for step in compiled._caller.plan.steps if step.device.name == "tunable"][-1]
+    last = [step.prepared.inner for step in compiled._caller.plan.steps if step.device.name == "tunable"][-1]
     monkeypatch.setattr(last, "reconfigure", lambda options: 1 / 0)
     with pytest.raises(nnhal.NnhalError, match="ZeroDivisionError"):
         compiled.configure("tunable", {"gain": 7})

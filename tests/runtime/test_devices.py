@@ -16,7 +16,7 @@ import nnhal
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.base.once import OnceTable
 from nnhal.bench import workloads
-from nnhal.hal.device import Capabilities
+from nnhal.hal.device import Capabilities, DeviceState
 from nnhal.hal.wrappers import WithOptions
 from nnhal.ipc import names
 from nnhal.ipc.client import process
@@ -360,7 +360,7 @@ class Started:
     preferred_layout = None
 
     def __init__(self, name: str, *_: object) -> None:
-        self.name = name
+        self.name, self._device_state = name, DeviceState()
         self.meeting.wait(LIMIT)
 
     def capabilities(self) -> Capabilities:

@@ -704,15 +704,14 @@ def test_memory_of_a_drivers_own_is_an_argument_of_the_step_that_it_is_for(at, m
             request.output_buffers[0].contents = x + request.inputs[1]
             request.filled(0, SHAPE)
 
-    device.prepared[0].run = run  # type: ignore[method-assign]
-    again = nnhal.Compiled(compiled._caller.plan)
-    a = nnhal.allocate([(again, at, "x" if at == "input" else "y")])
+    device.prepared[0].inner.run = run  # type: ignore[method-assign]
+    a = nnhal.allocate([(compiled, at, "x" if at == "input" else "y")])
     assert a.device == "fake"
     if at == "input":
         a.write(X)
-        assert again(a, B).tolist() == [2, 3, 4, 5] and seen == [([0], [])]
+        assert compiled(a, B).tolist() == [2, 3, 4, 5] and seen == [([0], [])]
     else:
-        assert again(X, B, out=a) is a and a.read().tolist() == [2, 3, 4, 5] and seen == [([], [0])]
+        assert compiled(X, B, out=a) is a and a.read().tolist() == [2, 3, 4, 5] and seen == [([], [0])]
 
 
 # ---------------------------------------------------------------------------------------- states in memory of a driver's

@@ -53,7 +53,7 @@ def test_after_an_interrupt_the_same_call_works_and_everything_is_closed(way, in
 
 def test_the_result_of_a_fenced_execution_can_be_asked_for_again_after_an_interrupt_anywhere_in_it():
     compiled = nnhal.compile(sums(), devices="reference", isolation="process")
-    (prepared,) = (step.prepared.remote for step in compiled._caller.plan.steps)
+    (prepared,) = (step.prepared.inner.remote for step in compiled._caller.plan.steps)
     struck = list[nnhal.Fenced]()
 
     def ask() -> None:
@@ -97,7 +97,7 @@ def test_a_gate_that_is_opened_twice_does_not_make_two_of_a_worker():
     assert len(set(_idle)) == len(_idle)
 
 
-@pytest.mark.parametrize("name", ["compile", "compile_plan", "_attempt", "prepare", "__init__"])
+@pytest.mark.parametrize("name", ["compile", "plan", "attempt", "step", "__init__"])
 def test_a_compilation_that_is_interrupted_closes_what_was_prepared_once(name):
     device, part = Own(add), sums(2)
     devices = [Limited(device, lambda _, n: n == 0), Limited(device, lambda _, n: n == 1)]

@@ -136,7 +136,7 @@ def test_after_a_trace_its_processes_write_no_more_and_have_the_plain_methods(pa
                 compiled(X)
                 assert base.process.recording is not None
                 remotes = [each for each in base.process.recording.remotes if each.pid == device.pid]
-            session = compiled._caller.lines[0].prepared.remote.session  # type: ignore[attr-defined]
+            session = compiled._caller.lines[0].prepared.inner.remote.session  # type: ignore[attr-defined]
             session.end_object(session.number())  # comes back when what was released before has ended
             compiled(X)
             before = [bytes(remote.memory) for remote in remotes]

@@ -14,6 +14,7 @@ from nnhal.base.errors import ContractBroken, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, is_tensor
+from nnhal.hal.answers import allocated_by
 from nnhal.hal.device import Device, Prepared
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.host import contents_of, run_resolved
@@ -82,12 +83,12 @@ def memory(device: Device, prepared: Prepared, request: Request, control: Contro
     rooms: list[Array | None] = list(request.rooms or [None] * len(request.shapes))
     for n, array in enumerate(arrays):
         if array is not None and array.size and is_tensor(main.operands[main.inputs[n]].type):
-            given[n] = device.allocate(BufferDesc(array.shape), [BufferRole(prepared, n)])
+            given[n] = allocated_by(device, BufferDesc(array.shape), [BufferRole(prepared, n)])
             given[n].copy_from(Memory.from_array(array), array.shape)
             arrays[n] = None
     for n, array in enumerate(rooms):
         if array is not None and array.size:
-            taken[n] = device.allocate(BufferDesc(array.shape), [BufferRole(prepared, n, output=True)])
+            taken[n] = allocated_by(device, BufferDesc(array.shape), [BufferRole(prepared, n, output=True)])
             rooms[n] = None
     inner = request.inside(arrays, rooms, input_buffers=given, output_buffers=taken)
     inner.execute(partial(run_resolved, prepared), control)

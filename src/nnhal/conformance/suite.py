@@ -27,6 +27,7 @@ from nnhal.conformance.verdict import fault_of
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Device, Hints, Prepared, where_of
+from nnhal.hal.prepared import unwrapped
 from nnhal.hal.request import Control, Request
 from nnhal.ipc.client.process import ReconnectingDevice, ReconnectingModel
 
@@ -154,10 +155,10 @@ def _run(vector: Vector, device: Device, variant: str, way: str, at: Callable[[s
 
 def _close(device: Device, prepared: Prepared, at: Callable[[str], None]) -> None:
     """Close, and return after the driver's own `close`. DeadObject if that ends its process."""
-    if isinstance(prepared, ReconnectingModel):
-        if prepared.alive:
+    if isinstance(inner := unwrapped(prepared), ReconnectingModel):
+        if inner.alive:
             at("close")
-            prepared.end()
+            inner.end()
     else:
         at("close")
         close_quietly(where_of(device), "close() of a prepared model", prepared.close)

@@ -1,5 +1,6 @@
 """Checks the answers of drivers: each query of a device returns what the interface promises, or raises ContractBroken."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -27,6 +28,7 @@ from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
 from nnhal.hal.memory_use import MOST as MOST_BYTES
 from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.prepared import driver_roles
 from nnhal.hal.request import Control, Request, Timing, checked_timing
 
 
@@ -155,13 +157,14 @@ def checked_memory_use(prepared: Prepared, where: str) -> MemoryUse:
 def allocated_by(device: Device, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
     """Allocate a device buffer; ContractBroken if the answer is not a new buffer for these roles."""
     with driver_call(where_of(device), "allocate()"):
-        buffer = device.allocate(desc, roles)
+        buffer = device.allocate(desc, driver_roles(roles))
         if not isinstance(buffer, Buffer):
             raise ContractBroken(f"allocate() gave {safe_repr(buffer)}, must give a Buffer")
         wanted = merge(desc, roles)
         if getattr(buffer, "facts", None) != wanted:
             raise ContractBroken("allocate() gave a Buffer for something else, must be for what it was asked for")
         require_new(buffer, "allocate() gave a Buffer")
+        buffer.add_roles(roles)
         return buffer
 
 
@@ -201,8 +204,13 @@ def checked_info(execution: FencedExecution, where: str, until: int | None = Non
         return ExecutionInfo(*(checked_timing(timing, where) or Timing() for timing in info))
 
 
+_given: dict[int, weakref.ref[object]] = {}  # by id, because drivers define equality
+
+
 def require_new(item: object, what: str) -> None:
     """Raise ContractBroken for an object that a driver gave before."""
-    mark = object()
-    if vars(item).setdefault("_handed_out", mark) is not mark:
+    key = id(item)
+    own = weakref.ref(item, lambda _: _given.pop(key, None))
+    known = _given.setdefault(key, own)
+    if known is not own and known() is item:
         raise ContractBroken(f"{what} that it gave before, must give a new one")

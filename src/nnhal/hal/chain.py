@@ -1,11 +1,9 @@
-"""Prepares and restores models on devices, and wraps their executions.
+"""Prepares and restores models on devices, and wraps what the drivers return.
 
-An execution passes the lock of the options, the queues of its device, and the guard against trims.
+An execution passes the guard against trims, the lock of the options, and the queues of its device.
 """
 
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from inspect import ismethod
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nnhal.base import trace
@@ -13,10 +11,13 @@ from nnhal.base.answers import close_quietly, driver_call, raise_application_err
 from nnhal.base.codes import Preference
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import ContractBroken, InvalidArgument, NnhalError
+from nnhal.base.lazy import cached_property
 from nnhal.base.log import logger
+from nnhal.base.memory import Memory
 from nnhal.base.operands import fixed
 from nnhal.base.records import replace
 from nnhal.hal.answers import require_new
+from nnhal.hal.background import FencedExecution, Notify
 from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles, write_refusal
 from nnhal.hal.device import (
@@ -32,9 +33,12 @@ from nnhal.hal.device import (
     require_texts,
     where_of,
 )
+from nnhal.hal.fence import Fence
+from nnhal.hal.host import LocalBurst
 from nnhal.hal.options_lock import OptionsLock
+from nnhal.hal.prepared import PreparedWrapper
 from nnhal.hal.queue import RunQueue, places, sustained, units_of
-from nnhal.hal.request import UNLIMITED, Act, Control, Request, Timing, with_check_before
+from nnhal.hal.request import UNLIMITED, Act, Control, Request, Run, Signature, Timing
 from nnhal.hal.waiting import OWN, LatencyByShape, LatencyEstimator, QueueClient
 from nnhal.model.graph import Model
 from nnhal.model.layouts import with_layout
@@ -50,7 +54,7 @@ MOST_AT_ONCE = 4096  # executions
 
 def checked_prepared(
     device: Device, model: Model, hints: Hints, *, as_is: bool = False, client: QueueClient = OWN
-) -> Prepared:
+) -> "PreparedChain":
     """Prepare a model on a device, and verify the answer.
 
     The device receives the model in its preferred layout; inputs and outputs keep theirs. nnhal writes the driver's
@@ -63,60 +67,69 @@ def checked_prepared(
         as_is: Whether the model has the preferred layout already.
         client: The client in whose name the model is prepared and executed.
 
+    Returns:
+        A wrapper of the driver's object. The object itself is `inner`.
+
     Raises:
         ContractBroken: The answer is not a new `Prepared`.
     """
     try:
-        return _prepared_by(device, with_layout(model, None if as_is else layout_of(device)).model, hints, client)
+        model = with_layout(model, None if as_is else layout_of(device)).model
+        prepared = _prepared(device, model, hints, client, restore=False)
+        if hints.cache is not None:
+            try:
+                _save(device, prepared, hints.cache, model)
+            except BaseException:  # interrupted
+                hints.cache.settled.set()  # its end may be waiting for this event
+                prepared.close()
+                raise
+        prepared.watch()  # after `save`, which counts as no execution
+        return prepared
     finally:
         if hints.cache is not None:
             hints.cache.settled.set()
 
 
-def _prepared_by(device: Device, model: Model, hints: Hints, client: QueueClient) -> Prepared:
-    where = where_of(device)
-    with trace.span(layer_of(device), "compilation", "prepare", where), driver_call(where, "prepare()"):
-        hints = pin_threads(hints)
-        prepared = _in_its_turn(device, where, hints, client, lambda: device.prepare(model, hints))
-        _taken(device, prepared, "prepare()", model, where, hints, client)
-    if hints.cache is not None:
-        try:
-            _save(device, prepared, hints.cache, model, where)
-        except BaseException:  # interrupted
-            hints.cache.settled.set()  # its end may be waiting for this event
-            prepared.close()
-            raise
-    return _watched(prepared, where)  # after `save`, which counts as no execution
-
-
-def checked_restored(device: Device, outline: Model, hints: Hints, *, client: QueueClient = OWN) -> Prepared:
+def checked_restored(device: Device, outline: Model, hints: Hints, *, client: QueueClient = OWN) -> "PreparedChain":
     """Restore a model from `hints.cache`, as `checked_prepared` prepares one. Any NnhalError is a cache miss."""
     assert hints.cache is not None
     try:
-        return _restored_by(device, outline, hints, client)
+        prepared = _prepared(device, outline, hints, client, restore=True)
+        prepared.watch()
+        return prepared
     finally:
         hints.cache.settled.set()
 
 
-def _restored_by(device: Device, outline: Model, hints: Hints, client: QueueClient) -> Prepared:
-    where = where_of(device)
-    with trace.span(layer_of(device), "compilation", "restore", where), driver_call(where, "prepare_from_cache()"):
+def _prepared(device: Device, model: Model, hints: Hints, client: QueueClient, *, restore: bool) -> "PreparedChain":
+    """Call the driver in the device's queue, and wrap its answer. For an isolated driver, its own process queues it."""
+    where, query = where_of(device), "prepare_from_cache()" if restore else "prepare()"
+    span = trace.span(layer_of(device), "compilation", "restore" if restore else "prepare", where)
+    with span, driver_call(where, query):
         hints = pin_threads(hints)
-        prepared = _in_its_turn(device, where, hints, client, lambda: device.prepare_from_cache(outline, hints))
-        return _watched(_taken(device, prepared, "prepare_from_cache()", outline, where, hints, client), where)
+
+        def prepare(_: object, __: Control) -> Any:
+            return device.prepare_from_cache(model, hints) if restore else device.prepare(model, hints)
+
+        if device.timely:
+            made = prepare(None, UNLIMITED)
+        else:
+            queue = _queue_of(device, "prepare", f"{where}: prepare", places(0), strict=False)
+            made = queue.queued(prepare, client, hints.priority)(None, Control(deadline=hints.deadline))
+        if not isinstance(made, Prepared):
+            raise ContractBroken(f"{query} gave {safe_repr(made)}, must give a Prepared")
+        require_new(made, f"{query} gave a Prepared")
+        try:
+            return PreparedChain(device, made, model, hints, client)
+        except InvalidArgument as error:  # it is not the application's fault
+            close_quietly(where, "close() of a prepared model", made.close)
+            raise ContractBroken(str(error)) from None
 
 
-def _in_its_turn(device: Device, where: str, hints: Hints, client: QueueClient, prepare: Callable[[], T]) -> T:
-    """Call `prepare` in the device's queue. For an isolated driver, its own process queues the call."""
-    if device.timely:
-        return prepare()
-    queue: RunQueue = vars(device).setdefault("_prepare_queue", RunQueue(f"{where}: prepare", places(0), strict=False))
-    return queue.run(prepare, client, hints.priority, Control(deadline=hints.deadline))
-
-
-def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where: str) -> None:
+def _save(device: Device, prepared: "PreparedChain", cache: Cache, model: Model) -> None:
     from nnhal.hal.cache.keeper import store_content
 
+    where = prepared.where
     if unknown := code_by(device).unknown:
         _log.warning("%s: its compilation is not kept: %s", where, unknown)
         return
@@ -131,100 +144,177 @@ def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where:
         write_refusal(cache, str(error).removeprefix(f"{where}: "))
 
 
-def _taken(
-    device: Device, prepared: Any, query: str, model: Model, where: str, hints: Hints, client: QueueClient
-) -> Prepared:
-    """Verify a prepared model, and queue its executions."""
-    if not isinstance(prepared, Prepared):
-        raise ContractBroken(f"{query} gave {safe_repr(prepared)}, must give a Prepared")
-    require_new(prepared, f"{query} gave a Prepared")
-    prepared.model = model
-    vars(prepared)["_where"] = where
-    try:
-        vars(prepared)["_traits"] = _traits(device, prepared, hints)
-        way = _Way(device, prepared, where, hints, client)
-    except InvalidArgument as error:
-        raise _unfit(prepared, where, error) from None
-    if way.queues or way.turns is not None:
-        vars(prepared).update(_way=way, run=way.of(prepared.run))
-    return prepared
+def _queue_of(device: Device, use: str, where: str, width: int, *, strict: bool) -> RunQueue:
+    """Return the queue of a device for one use; it lives as long as the device."""
+    queues = device._device_state.queues
+    return queues.get(use) or queues.setdefault(use, RunQueue(where, width, strict=strict))
 
 
-def _watched(prepared: Prepared, where: str) -> Prepared:
-    """Trim the model from now on, if it can be trimmed."""
-    try:
-        trimmable = require_kind(bool, prepared.trimmable, "trimmable of a Prepared")
-    except InvalidArgument as error:
-        raise _unfit(prepared, where, f"{where}: {error}") from None
-    if trimmable:
-        from nnhal.hal import idle
+class QueueLink(NamedTuple):
+    """A queue that the executions of a model pass, the places that one takes, and their predicted time."""
 
-        idle.watch(prepared, where)
-    return prepared
+    queue: RunQueue
+    units: int
+    pace: LatencyEstimator | LatencyByShape
 
 
-def _unfit(prepared: Prepared, where: str, why: object) -> ContractBroken:
-    """Return the error for an invalid attribute of a prepared model. It is not the application's fault."""
-    close_quietly(where, "close() of a prepared model", prepared.close)
-    return ContractBroken(str(why))
+class PreparedChain(PreparedWrapper):
+    """A driver's prepared model, whose executions wait for their turn and never overlap a trim.
 
+    Its attributes are those of the driver's object, verified and read once.
 
-class _Way:
-    """The queues and locks that a prepared model's executions pass before they run.
-
-    turns: serialises them with changes of options; None if nothing changes, or if another process does so. queues: with
-    the places that an execution takes and the model's predicted time, the innermost first.
+    Attributes:
+        inner: The driver's object.
+        where: The device, for messages.
+        queues: The queues that an execution passes, the innermost first.
+        lock: Serialises executions and changes of options; None if nothing changes, or if another process does so.
+        guard: Keeps executions and trims apart; None if there is nothing to trim in this process.
     """
 
-    def __init__(self, device: Device, prepared: Prepared, where: str, hints: Hints, client: QueueClient) -> None:
-        self._client, self._priority = client, hints.priority
-        self.queues: list[tuple[RunQueue, int, LatencyEstimator | LatencyByShape]] = []
-        main = prepared.model.main
+    changeable: tuple[str, ...]
+    guard: "TrimGuard | None" = None
+
+    def __init__(self, device: Device, inner: Prepared, model: Model, hints: Hints, client: QueueClient) -> None:
+        super().__init__(inner, model)
+        self.where, self._client, self._priority = where_of(device), client, hints.priority
+        self.one_at_a_time = require_kind(bool, inner.one_at_a_time, "one_at_a_time of a Prepared")
+        self.weights_consumed = require_kind(bool, inner.weights_consumed, "weights_consumed of a Prepared")
+        self.changeable = require_texts(inner.changeable, "changeable of a Prepared")
+        self.writes_later = require_kind(bool, inner.writes_later, "writes_later of a Prepared")
+        if hints.cache is not None and not self.writes_later:
+            own = device.cached_as  # a device that overrides it may have duplicated the files
+            reads = not own.timely and type(own).prepare_from_cache is not Device.prepare_from_cache
+            self.writes_later = reads or hints.cache.later.is_set()
+        self.trimmable = require_kind(bool, inner.trimmable, "trimmable of a Prepared")
+        self.queues = self._queues_on(device, hints)
+        self.lock = OptionsLock() if self.changeable and not inner.timely else None
+        if self.trimmable:
+            from nnhal.hal.idle import TrimGuard
+
+            self.guard = TrimGuard(inner, self.where)
+        self._run = self.around(inner.run)
+
+    def _queues_on(self, device: Device, hints: Hints) -> list[QueueLink]:
+        main = self.model.main
         closed = all(fixed(shape_of(main.operands[i])) is not None for i in main.inputs)
-        self._pace: LatencyEstimator | LatencyByShape = LatencyEstimator() if closed else LatencyByShape()
-        here = not prepared.timely  # an isolated engine's own process does it
+        pace: LatencyEstimator | LatencyByShape = LatencyEstimator() if closed else LatencyByShape()
+        found: list[QueueLink] = []
+
+        def enter(queue: RunQueue, units: int = 1) -> None:
+            found.append(QueueLink(queue, units, found[-1].pace.around() if found else pace))
+
+        here = not self.timely  # an isolated engine's own process does it
         if here and hints.preference == Preference.SUSTAINED_SPEED:
             cores = usable_cores()
-            self._pass(sustained(), hints.threads or cores)
+            enter(sustained(), hints.threads or cores)
         if require_kind(bool, device.one_at_a_time, "one_at_a_time"):
-            self._pass(_queue_of(device, where, 1))
-        elif here:
-            width = places(_number(device.at_once, "at_once"))
-            self._pass(_queue_of(device, where, width, strict=False), units_of(hints.threads, width))
-        if require_kind(bool, prepared.one_at_a_time, "one_at_a_time of a Prepared") and not device.one_at_a_time:
-            self._pass(_queue_of(prepared, where, 1))
-        self.turns = OptionsLock() if traits_of(prepared).changeable and here else None
+            enter(_queue_of(device, "run", self.where, 1, strict=True))
+        else:
+            if here:
+                width = places(_number(device.at_once, "at_once"))
+                enter(_queue_of(device, "run", self.where, width, strict=False), units_of(hints.threads, width))
+            if self.one_at_a_time:
+                enter(RunQueue(self.where, 1, strict=True))
+        return found
 
-    def _pass(self, queue: RunQueue, units: int = 1) -> None:
-        inner = self.queues[-1][2] if self.queues else None
-        self.queues.append((queue, units, inner.around() if inner is not None else self._pace))
-
-    def of(self, run: Act[T]) -> Act[T]:
-        """Wrap a function that executes, so that it waits in the queues."""
+    def around(self, call: Act[T]) -> Act[T]:
+        """Wrap a function that executes the model, as `run` is wrapped."""
         for queue, units, pace in self.queues:
-            run = queue.queued(run, self._client, self._priority, units, pace)
-        return run if self.turns is None else self.turns.side_by_side(run)
+            call = queue.queued(call, self._client, self._priority, units, pace)
+        if self.lock is not None:
+            call = self.lock.side_by_side(call)
+        return call if self.guard is None else self.guard.through(call)
 
-    def change(self, change: Act[T]) -> Act[T]:
-        """Wrap a function that changes options: it runs alone, and resets the predicted time."""
+    @property
+    def model(self) -> Model:
+        """As in `Prepared`."""
+        return self.inner.model
 
-        def forgetting(options: Any, control: Control) -> T:
+    @model.setter
+    def model(self, model: Model) -> None:
+        self.inner.model = model
+
+    @cached_property
+    def signature(self) -> Signature:
+        """As in `Prepared`, with the device's name."""
+        return Signature.of(self.model, self.where, self)
+
+    @property
+    def run(self) -> Run:
+        """As `Prepared.run`; a function, because each frame of an execution counts."""
+        return self._run
+
+    def execute(self, request: Request, control: Control, notify: Notify) -> None:
+        """Call the driver's method, or the default, which calls `run`."""
+        (Prepared.execute if self._has_default("execute") else PreparedWrapper.execute)(self, request, control, notify)
+
+    def execute_fenced(
+        self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
+    ) -> FencedExecution:
+        """Call the driver's method, or the default, which calls `run`."""
+        execute = PreparedWrapper.execute_fenced if self.fenced_by_driver else Prepared.execute_fenced
+        return execute(self, request, control, wait_for, after)
+
+    @property
+    def fenced_by_driver(self) -> bool:
+        """Whether the driver itself executes behind fences."""
+        return not self._has_default("execute_fenced")
+
+    def _has_default(self, method: str) -> bool:
+        return getattr(getattr(self.inner, method), "__func__", None) is getattr(Prepared, method)
+
+    def burst(self) -> Burst:
+        """Open the driver's burst. If it calls `run`, its executions wait as those of `run` do."""
+        burst = self.inner.burst()
+        if isinstance(burst, LocalBurst):
+            burst.run_within(self, self.around)
+        return burst
+
+    def change_options(self, options: Mapping[str, Any], control: Control) -> None:
+        """Call the driver's `reconfigure` while no execution runs, and forget the predicted times.
+
+        Args:
+            options: As in `reconfigure`.
+            control: Limits the wait for executions.
+        """
+
+        def change(options: Mapping[str, Any], _: Control) -> None:
+            self.inner.reconfigure(options)
+
+        def forget(options: Mapping[str, Any], control: Control) -> None:
             try:
-                return change(options, control)
+                guarded(options, control)
             finally:
-                for _, _, pace in self.queues:
-                    pace.forget()
+                for link in self.queues:
+                    link.pace.forget()
 
-        act: Act[T] = forgetting
+        guarded = change if self.guard is None else self.guard.through(change)
+        act: Act[None] = forget
         for queue, _, _ in self.queues:
             if queue.strict:
                 act = queue.queued(act, self._client, self._priority)
-        return act if self.turns is None else self.turns.alone(act)
+        (act if self.lock is None else self.lock.alone(act))(options, control)
 
+    def trim_now(self, *, pressed: bool) -> bool:
+        """Trim the model, unless an execution runs; return whether it was trimmed.
 
-def _queue_of(owner: Device | Prepared, where: str, width: int, *, strict: bool = True) -> RunQueue:
-    queue: RunQueue = vars(owner).setdefault("_run_queue", RunQueue(where, width, strict=strict))
-    return queue
+        Raises the driver's error with its name. InvalidArgument if the model is not trimmable, or is in another process.
+        """
+        if self.guard is None:
+            raise InvalidArgument("trim: the prepared model is not trimmable here, must be")
+        return self.guard.trim(pressed=pressed)
+
+    def watch(self) -> None:
+        """Trim the model from now on when it is idle, if it can be trimmed."""
+        if self.guard is not None:
+            self.guard.watch()
+
+    def close(self) -> None:
+        """As `Prepared.close`, after a trim."""
+        if self.guard is None:
+            self.inner.close()
+        else:
+            self.guard.close(self.inner.close)
 
 
 def _number(value: Any, what: str) -> int:
@@ -233,51 +323,9 @@ def _number(value: Any, what: str) -> int:
     return value
 
 
-class Traits(NamedTuple):
-    """The attributes of a prepared model, read once. As in `Prepared`."""
-
-    weights_consumed: bool
-    changeable: tuple[str, ...]
-    writes_later: bool = False
-
-
-def _traits(device: Device, prepared: Prepared, hints: Hints) -> Traits:
-    consumed = require_kind(bool, prepared.weights_consumed, "weights_consumed of a Prepared")
-    later = require_kind(bool, prepared.writes_later, "writes_later of a Prepared")
-    if hints.cache is not None and not later:
-        own = device.cached_as  # a device that overrides it may have duplicated the files
-        reads = not own.timely and type(own).prepare_from_cache is not Device.prepare_from_cache
-        later = reads or hints.cache.later.is_set()
-    return Traits(consumed, require_texts(prepared.changeable, "changeable of a Prepared"), later)
-
-
-def traits_of(prepared: Prepared) -> Traits:
-    """Return the attributes that a model from `checked_prepared` had then."""
-    traits: Traits = vars(prepared)["_traits"]
-    return traits
-
-
-def queue_like_run(prepared: Prepared, run: Act[T]) -> Act[T]:
-    """Queue another function that executes a model from `checked_prepared`, as its `run` is queued."""
-    way: _Way | None = vars(prepared).get("_way")
-    return run if way is None else way.of(run)
-
-
-def queues_of(prepared: Prepared) -> list[RunQueue]:
-    """Return the queues of a prepared model's executions."""
-    way: _Way | None = vars(prepared).get("_way")
-    return [] if way is None else [queue for queue, _, _ in way.queues]
-
-
-def trim_guard(prepared: Prepared) -> "TrimGuard | None":
-    """Return what keeps executions and trims apart; None if there is nothing to trim in this process."""
-    guard: TrimGuard | None = vars(prepared).get("_guard")
-    return guard
-
-
-def release_weights(prepared: Prepared, model: Model, where: str) -> bool:
+def release_weights(prepared: PreparedChain, model: Model, where: str) -> bool:
     """Release the caller's copy of the constants, if the driver `where` no longer needs them."""
-    if not traits_of(prepared).weights_consumed:
+    if not prepared.weights_consumed:
         return False
     why = f"{where}: read constants after prepare(), must not: it declares weights_consumed"
     release_constants(model, why)
@@ -285,23 +333,16 @@ def release_weights(prepared: Prepared, model: Model, where: str) -> bool:
 
 
 def checked_reconfigure(
-    prepared: Prepared, where: str, options: Mapping[str, Any], control: Control = UNLIMITED
+    prepared: PreparedChain, where: str, options: Mapping[str, Any], control: Control = UNLIMITED
 ) -> None:
     """Change the options of a prepared model while none of its executions runs.
 
     options: all options from now on. control: limits the wait for executions.
     """
-
-    def reconfigure(options: Mapping[str, Any], _: Control) -> None:
-        prepared.reconfigure(options)
-
     with driver_call(where, "reconfigure()"):
-        if not traits_of(prepared).changeable:
+        if not prepared.changeable:
             raise InvalidArgument("no option of it may change between executions")
-        way: _Way | None = vars(prepared).get("_way")
-        guard = trim_guard(prepared)
-        change = reconfigure if guard is None else guard.through(reconfigure)
-        (change if way is None else way.change(change))(dict(options), control)
+        prepared.change_options(dict(options), control)
 
 
 def pin_threads(hints: Hints) -> Hints:
@@ -320,7 +361,7 @@ def checked_burst(prepared: Prepared, where: str) -> Burst:
         return burst
 
 
-def checked_executor(prepared: Prepared, where: str) -> BurstExecutor | None:
+def checked_executor(prepared: PreparedChain, where: str) -> "QueuedExecutor | None":
     """Return the executor for a burst from another process, or None for plain runs.
 
     Raises ContractBroken if the answer is neither, or an executor that was returned before.
@@ -329,26 +370,28 @@ def checked_executor(prepared: Prepared, where: str) -> BurstExecutor | None:
         executor = prepared.burst_executor()
         if not isinstance(executor, BurstExecutor | None):
             raise ContractBroken(f"burst_executor() gave {safe_repr(executor)}, must give a BurstExecutor or None")
-        if executor is not None:
-            require_new(executor, "burst_executor() gave a BurstExecutor")
-            vars(executor)["execute"] = _executing(prepared, executor)
-        return executor
+        if executor is None:
+            return None
+        require_new(executor, "burst_executor() gave a BurstExecutor")
+        return QueuedExecutor(executor, prepared)
 
 
-def _executing(prepared: Prepared, executor: BurstExecutor) -> Callable[..., Timing | None]:
-    """Wrap the executor's `execute`, so that it waits in the queues and never overlaps a trim."""
-    own = executor.execute
-    held: Callable[[], Callable[..., Timing | None] | None] = weakref.WeakMethod(own) if ismethod(own) else lambda: own
+class QueuedExecutor(BurstExecutor):
+    """A driver's burst executor, whose executions wait as those of `Prepared.run` do."""
 
-    def execute(given: tuple[Request, Sequence[int]], control: Control) -> Timing | None:
-        call = held()
-        assert call is not None  # its owner is alive: it is called through it
-        return call(*given, control)
+    def __init__(self, inner: BurstExecutor, prepared: PreparedChain) -> None:
+        self.inner = inner
 
-    act, guard = queue_like_run(prepared, with_check_before(own, execute)), trim_guard(prepared)
-    act = act if guard is None else guard.through(act)
+        def execute(given: tuple[Request, Sequence[int]], control: Control) -> Timing | None:
+            return inner.execute(*given, control)
 
-    def in_its_turn(request: Request, slots: Sequence[int], control: Control) -> Timing | None:
-        return act((request, slots), control)
+        self._act = prepared.around(execute)
 
-    return with_check_before(own, in_its_turn)
+    def add(self, slot: int, memory: Memory) -> None:
+        self.inner.add(slot, memory)
+
+    def remove(self, slot: int) -> None:
+        self.inner.remove(slot)
+
+    def execute(self, request: Request, slots: Sequence[int], control: Control) -> Timing | None:
+        return self._act((request, slots), control)

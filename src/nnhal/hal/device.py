@@ -14,6 +14,7 @@ from nnhal.base.answers import driver_call, safe_repr
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority
 from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidModel, OperationFailed
 from nnhal.base.extensions import EXTENSIONS
+from nnhal.base.lazy import cached_property
 from nnhal.base.levels import FL8, V1_2, Level
 from nnhal.base.operands import Array
 from nnhal.base.records import Record, field
@@ -33,6 +34,8 @@ from nnhal.model.orders import Layout
 
 if TYPE_CHECKING:
     from typing import Self
+
+    from nnhal.hal.queue import RunQueue
 
 T = TypeVar("T")
 MOST_THREADS = 1024  # the most that an application may request
@@ -264,11 +267,13 @@ class Prepared(ABC):
             rooms: The output arrays; None for all, or for one, lets the request allocate.
             buffers: As in `Request`.
         """
-        signature: Signature | None = self.__dict__.get("signature")
-        if signature is None:
-            where = self.__dict__.get("_where", "driver")
-            signature = self.__dict__["signature"] = Signature.of(self.model, where)
+        signature = self.signature
         return signature.make(signature, inputs, rooms, **buffers)
+
+    @cached_property
+    def signature(self) -> Signature:
+        """The signature of the model, for requests."""
+        return Signature.of(self.model, "driver", self)
 
     def execute(self, request: Request, control: Control, notify: Notify) -> None:
         """Execute in the background.
@@ -367,6 +372,21 @@ class Prepared(ABC):
         """Release all resources. nnhal calls it once, after the last execution has ended."""
 
 
+class DeviceState:
+    """The state that nnhal keeps for a device as long as it lives.
+
+    made_with: how it was created. identity: its verified attributes, and the number of extensions then. queues: of its
+    executions and compilations, by use.
+    """
+
+    __slots__ = ("identity", "made_with", "queues")
+
+    def __init__(self) -> None:
+        self.made_with = MADE_OTHERWISE
+        self.identity: tuple[int, Identity] | None = None
+        self.queues: dict[str, RunQueue] = {}
+
+
 class Device(ABC):
     """A device and its driver. Its attributes must not change while it lives.
 
@@ -412,15 +432,18 @@ class Device(ABC):
         if (args or kwargs) and cls.__init__ is object.__init__:
             raise TypeError(f"{cls.__name__}() takes no arguments")
         device = super().__new__(cls)
-        vars(device)["_made_with"] = (
-            CreationArguments.of((args, kwargs)) if cls.__new__ is Device.__new__ else MADE_OTHERWISE
-        )
+        if cls.__new__ is Device.__new__:
+            device._device_state.made_with = CreationArguments.of((args, kwargs))
         return device
+
+    @cached_property
+    def _device_state(self) -> DeviceState:
+        return DeviceState()
 
     @property
     def code_identity(self) -> CodeIdentity:
         """The identity of the driver's code as loaded here, and of the arguments that the device was created with."""
-        return code_of(type(self), vars(self).get("_made_with", MADE_OTHERWISE))
+        return code_of(type(self), self._device_state.made_with)
 
     def capabilities(self) -> Capabilities:
         """Return the declared performance; that of the CPU reference by default."""
@@ -576,23 +599,26 @@ def identity_of(device: Device) -> Identity:
     They are read once, and again after an extension was registered.
     """
     registered = len(EXTENSIONS)
-    then, found = vars(device).get("_identity", (None, None))
-    if found is None or then != registered:
+    known = device._device_state.identity
+    if known is None or known[0] != registered:
         where = f"device {type(device).__module__}:{type(device).__qualname__}"
         name = _attribute(device, "name", where, _text)
         where = f"device {name}"
-        found = Identity(
-            name,
-            _attribute(device, "version", where, _text),
-            _attribute(device, "type", where, partial(require_kind, DeviceType)),
-            _attribute(device, "level", where, partial(require_kind, Level)),
-            _attribute(device, "extensions", where, require_texts),
-            _attribute(device, "relaxations", where, require_texts),
-            _attribute(device, "preferred_layout", where, _layout),
-            _attribute(device, "numerics", where, require_texts),
+        known = (
+            registered,
+            Identity(
+                name,
+                _attribute(device, "version", where, _text),
+                _attribute(device, "type", where, partial(require_kind, DeviceType)),
+                _attribute(device, "level", where, partial(require_kind, Level)),
+                _attribute(device, "extensions", where, require_texts),
+                _attribute(device, "relaxations", where, require_texts),
+                _attribute(device, "preferred_layout", where, _layout),
+                _attribute(device, "numerics", where, require_texts),
+            ),
         )
-        vars(device)["_identity"] = registered, found
-    return found
+        device._device_state.identity = known
+    return known[1]
 
 
 def where_of(device: Device) -> str:

@@ -27,7 +27,7 @@ from nnhal.base.time import QUERY_NS
 from nnhal.hal.binding import flat_bytes
 from nnhal.hal.burst import Burst, Bursts
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, both, check_use
-from nnhal.hal.request import UNLIMITED, Control, Request, RequestExecutor, Run, Signature, Timing, with_check_before
+from nnhal.hal.request import UNLIMITED, Control, Request, RequestExecutor, Run, Signature, Timing
 from nnhal.ops.schema import agree, show
 
 _LOOK = 0.002  # seconds between looks at whether a late writer has ended
@@ -237,7 +237,7 @@ def run_in_background(run: Run) -> Run:
         with _using((*request.input_buffers.values(), *written), written, request, control):
             return run(request, control)
 
-    return with_check_before(run, beside)
+    return beside
 
 
 @contextlib.contextmanager
@@ -355,6 +355,7 @@ class LocalBurst(Burst):
     def __init__(self, prepared: Bursts) -> None:
         self.of = self._prepared = prepared
         self._run: Run = prepared.run
+        self._plain: Run = prepared.run
         self._turn = ExclusiveUse()
         self._end: Callable[[], object] | None = None
         self._closed, self._told = False, True  # the driver gets no end before it got the begin
@@ -364,7 +365,7 @@ class LocalBurst(Burst):
     def run(self, request: Request, control: Control) -> Timing | None:
         """As `Prepared.run`."""
         try:
-            run = self._run if self._turn.acquire_in_burst(request) else self._prepared.run
+            run = self._run if self._turn.acquire_in_burst(request) else self._plain
             if self._closed:
                 raise Closed("burst: used after close")
             if request.input_buffers or request.output_buffers:
@@ -383,6 +384,16 @@ class LocalBurst(Burst):
             end: Called when the burst ends.
         """
         self._run, self._end = run, end
+
+    def run_within(self, outer: Bursts, around: Callable[[Run], Run]) -> None:
+        """Makes its executions those of a wrapper of its prepared model.
+
+        Args:
+            outer: The wrapper.
+            around: Wraps a function that executes, as the wrapper's `run` is wrapped.
+        """
+        self.of = self._prepared = outer
+        self._run, self._plain = around(self._run), outer.run
 
     def close(self) -> None:
         """Ends the burst. The driver is notified at once, or when the burst's execution has ended."""

@@ -14,15 +14,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from inspect import ismethod
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from nnhal.base.answers import close_quietly, driver_call
-from nnhal.base.errors import ContractBroken, InvalidArgument, NnhalError
+from nnhal.base.errors import ContractBroken, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.pressure import pressure
-from nnhal.hal.request import Act, Control, with_check_before
+from nnhal.hal.device import Prepared
+from nnhal.hal.request import Act, Control
 
 T = TypeVar("T")
 VARIABLE = "NNHAL_IDLE_SECONDS"
@@ -55,8 +55,8 @@ class TrimGuard:
         *("_where", "over", "quiet"),
     )
 
-    def __init__(self, prepared: Any, where: str) -> None:
-        """prepared: as in `Prepared`. where: the device, for messages."""
+    def __init__(self, prepared: Prepared, where: str) -> None:
+        """prepared: the driver's object. where: the device, for messages."""
         self._prepared, self._where = weakref.ref(prepared), where
         self._inside: deque[None] = deque()  # appends and pops are atomic
         self._uses = 0
@@ -68,12 +68,7 @@ class TrimGuard:
         self.quiet = _Quiet()
 
     def through(self, call: Act[T]) -> Act[T]:
-        """Wrap a function, so that it never runs during a trim.
-
-        A method is held weakly, because the result becomes an attribute of the method's object.
-        """
-        owner = weakref.ref(call.__self__) if ismethod(call) else None
-        function: Callable[..., T] = call.__func__ if ismethod(call) else call
+        """Wrap a function, so that it never runs during a trim."""
         enter, leave = self._inside.append, self._inside.pop
 
         def guarded(what: Any, control: Control) -> T:
@@ -83,36 +78,31 @@ class TrimGuard:
                 # Checked after entering; the trim checks for executions after it has announced itself
                 if self._trimming:
                     self._wait(control)
-                return function(what, control) if owner is None else function(owner(), what, control)
+                return call(what, control)
             finally:
                 leave()
 
-        return with_check_before(call, guarded)
+        return guarded
 
-    def closing(self, close: Callable[[], object]) -> Callable[[], None]:
-        """Return `close` after a trim; if the trim hangs, its thread closes when it returns."""
-        held: Callable[[], Callable[[], object] | None] = (
-            weakref.WeakMethod(close) if ismethod(close) else lambda: close
-        )
+    def watch(self) -> None:
+        """Trim the model from now on when it is idle, until it is closed."""
+        _keeper.add(self)
 
-        def closed() -> None:
-            if os.getpid() != self._pid:  # a forked child, in which locks that were held stay held
-                held()()  # type: ignore[misc]
-                return
-            with self._lock:
-                self.over = True
-            _keeper.wake()
-            if self._trimming:
-                self._done.wait(LONGEST)
-            call = held()
-            assert call is not None
-            with self._lock:
-                if self._trimming:
-                    self._later = call
-                    return
+    def close(self, call: Callable[[], object]) -> None:
+        """Close the model by this call after a trim; if the trim hangs, its thread closes it when it returns."""
+        if os.getpid() != self._pid:  # a forked child, in which locks that were held stay held
             call()
-
-        return closed
+            return
+        with self._lock:
+            self.over = True
+        _keeper.wake()
+        if self._trimming:
+            self._done.wait(LONGEST)
+        with self._lock:
+            if self._trimming:
+                self._later = call
+                return
+        call()
 
     def _wait(self, control: Control) -> None:
         """Wait for the end of the trim, within the limits of an execution. ContractBroken if it takes too long."""
@@ -273,25 +263,6 @@ def _give_back() -> None:
     """Have the allocator return free memory to the system."""
     with suppress(AttributeError):  # a function of glibc
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def watch(prepared: Any, where: str) -> None:
-    """Watch a prepared model until it is closed. where: its device, for messages."""
-    guard = TrimGuard(prepared, where)
-    own = vars(prepared)
-    own.update(_guard=guard, run=guard.through(prepared.run), close=guard.closing(prepared.close))
-    _keeper.add(guard)
-
-
-def trimmed(prepared: Any, *, pressed: bool) -> bool:
-    """Trim a prepared model now; return whether it was trimmed.
-
-    Raises the driver's error with its name. InvalidArgument if the model is not trimmable, or is in another process.
-    """
-    guard: TrimGuard | None = vars(prepared).get("_guard")
-    if guard is None:
-        raise InvalidArgument("trim: the prepared model is not trimmable here, must be")
-    return guard.trim(pressed=pressed)
 
 
 def _begin_anew() -> None:

@@ -3,10 +3,9 @@
 import threading
 import weakref
 from collections import deque
-from inspect import ismethod
 from typing import Any, TypeVar
 
-from nnhal.hal.request import Act, Control, with_check_before
+from nnhal.hal.request import Act, Control
 
 T = TypeVar("T")
 _LOOK = 0.25  # seconds between checks whether the threads ahead still exist
@@ -33,10 +32,7 @@ class OptionsLock:
         self._queue: deque[weakref.ref[LockTicket]] = deque()
 
     def alone(self, run: Act[T]) -> Act[T]:
-        """Wrap a function so that it runs alone.
-
-        A method is held weakly, because the result becomes an attribute of the method's object.
-        """
+        """Wrap a function so that it runs alone."""
         return self._queued(run, True)
 
     def side_by_side(self, run: Act[T]) -> Act[T]:
@@ -44,19 +40,16 @@ class OptionsLock:
         return self._queued(run, False)
 
     def _queued(self, run: Act[T], alone: bool) -> Act[T]:
-        held = weakref.WeakMethod(run) if ismethod(run) else lambda: run
-
         def queued(what: Any, control: Control) -> T:
-            call, ticket = held(), LockTicket(alone)
-            assert call is not None  # the caller is its owner
+            ticket = LockTicket(alone)
             try:
                 self.queue(ticket)
                 self.wait(ticket, control)
-                return call(what, control)
+                return run(what, control)
             finally:
                 self.leave(ticket)
 
-        return with_check_before(run, queued)
+        return queued
 
     def queue(self, ticket: LockTicket) -> None:
         """Take a place at the end. Call `leave` in any case; garbage collection of the ticket leaves too."""

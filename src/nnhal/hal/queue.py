@@ -14,9 +14,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from inspect import ismethod
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -24,7 +23,7 @@ from nnhal.base import trace
 from nnhal.base.codes import LOOP_TIMEOUT_MAXIMUM_NS, Priority
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import BadState, MissedDeadline, ResourceExhausted
-from nnhal.hal.request import UNLIMITED, Act, Control, with_check_before
+from nnhal.hal.request import UNLIMITED, Act, Control
 from nnhal.hal.waiting import LEVELS, ClientLine, LatencyByShape, LatencyEstimator, QueueClient, QueueTicket, Slot
 
 T = TypeVar("T")
@@ -120,12 +119,9 @@ class RunQueue:
     ) -> Act[T]:
         """Wrap a function, so that its calls wait in the queue.
 
-        A method is held weakly, because the result becomes an attribute of the method's object. units: the places that
-        it takes. pace: the predicted times of the model, if other functions run it too. If the argument is a `Request`,
-        or a tuple that begins with one, there is one for each set of shapes.
+        units: the places that it takes. pace: the predicted times of the model, if other functions run it too. If the
+        argument is a `Request`, or a tuple that begins with one, there is one for each set of shapes.
         """
-        owner = weakref.ref(run.__self__) if ismethod(run) else None
-        call: Callable[..., T] = run.__func__ if ismethod(run) else run
         line, level, pace = self.line(client), LEVELS.index(priority), pace or LatencyEstimator()
         only, shaped = (pace, None) if isinstance(pace, LatencyEstimator) else (None, pace)
         free, units = self._free, min(units, self.width)
@@ -137,14 +133,14 @@ class RunQueue:
             pace = only or shaped.of(what[0] if isinstance(what, tuple) else what)  # type: ignore[union-attr]
             if pace.left and not self._contended and (control is UNLIMITED or control.deadline is None):
                 pace.left -= 1
-                return call(what, control) if owner is None else call(owner(), what, control)
+                return run(what, control)
             return in_turn(what, control, pace)
 
         def in_turn(what: Any, control: Control, pace: LatencyEstimator) -> T:  # noqa: PLR0912 (in one frame: see its end)
             free_for_all = not self._contended and control.deadline is None
             if pace.short and free_for_all:
                 begun = _now()
-                result = call(what, control) if owner is None else call(owner(), what, control)
+                result = run(what, control)
                 pace.add_time(_now() - begun)
                 return result
             slot = ticket = None
@@ -164,7 +160,7 @@ class RunQueue:
                 slot.thread, slot.pace = get_ident(), pace
                 slot.begun = begun = _now()
                 slot.control = control  # it is busy from here on
-                result = call(what, control) if owner is None else call(owner(), what, control)
+                result = run(what, control)
                 pace.add_time(_now() - begun)
                 return result
             finally:
@@ -183,11 +179,7 @@ class RunQueue:
                 elif self._contended:
                     self._pass_on()
 
-        return with_check_before(run, queued)
-
-    def run(self, call: Callable[[], T], client: QueueClient, priority: Priority, control: Control = UNLIMITED) -> T:
-        """Wait in the queue, then return the result of the call."""
-        return self.queued(lambda *_: call(), client, priority)(None, control)
+        return queued
 
     def _enter(self, ticket: QueueTicket, level: int) -> Slot:
         """Wait for a place.

@@ -13,8 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -38,7 +37,7 @@ from nnhal.base.operands import Array, Shape, dtype_of, fixed, typed
 from nnhal.base.stacks import store_stack
 from nnhal.base.time import wait_seconds
 from nnhal.hal.cancel import OnCancel
-from nnhal.model.graph import Model
+from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import shape_of, validate
 from nnhal.ops.schema import agree, show
 
@@ -157,23 +156,44 @@ class Argument(NamedTuple):
 
 
 class Signature:
-    """The arguments of a model, and whose executions they are (`where`, for messages); made once, not for each execution."""
+    """The arguments of a model, and facts about its executions for messages and traces; made once for all executions."""
 
-    __slots__ = ("__weakref__", "closed", "count", "inputs", "make", "outputs", "where")
+    __slots__ = ("__weakref__", "closed", "count", "inputs", "make", "outputs", "profiled", "timely", "where")
 
-    def __init__(self, inputs: Sequence[Argument], outputs: Sequence[Argument], where: str = "driver") -> None:
-        """where: as in "device litert"."""
+    def __init__(
+        self,
+        inputs: Sequence[Argument],
+        outputs: Sequence[Argument],
+        where: str = "driver",
+        *,
+        timely: bool = False,
+        profiled: Sequence[Operation] | None = None,
+    ) -> None:
+        """Describe a model.
+
+        Args:
+            inputs: The inputs.
+            outputs: The outputs.
+            where: The device that executes it, as in "device litert".
+            timely: Whether another process executes it, which traces the driver itself.
+            profiled: The operations whose times the driver reports; None if it reports none.
+        """
         self.inputs, self.outputs, self.where = tuple(inputs), tuple(outputs), where
+        self.timely, self.profiled = timely, profiled
         self.count = len(self.outputs)
         self.closed = all(argument.fixed is not None for argument in self.outputs)  # all shapes are known before
         self.make: type[Request] = CheckedRequest if os.environ.get(CHECK, "0") == "1" else Request
 
     @classmethod
-    def of(cls, model: Model, where: str = "driver") -> "Signature":
-        """That of a model's main subgraph."""
+    def of(cls, model: Model, where: str = "driver", prepared: "ProfiledExecutor | None" = None) -> "Signature":
+        """That of a model's main subgraph. prepared: executes it."""
         main = model.main
         inputs = [argument_of(model, i, f"input {n}") for n, i in enumerate(main.inputs)]
-        return cls(inputs, [argument_of(model, i, f"output {n}") for n, i in enumerate(main.outputs)], where)
+        outputs = [argument_of(model, i, f"output {n}") for n, i in enumerate(main.outputs)]
+        if prepared is None:
+            return cls(inputs, outputs, where)
+        profiled = prepared.model.main.operations if prepared.profiles is True else None
+        return cls(inputs, outputs, where, timely=prepared.timely is True, profiled=profiled)
 
 
 def argument_of(model: Model, index: int, label: str) -> Argument:
@@ -198,12 +218,18 @@ class RequestExecutor(BelongsToModel, Protocol):
         """As `Prepared.run`."""
 
 
+class ProfiledExecutor(BelongsToModel, Protocol):
+    """A prepared model, as a trace sees it."""
+
+    timely: bool
+    profiles: bool
+
+
 Run = Callable[["Request", Control], Timing | None]
 _COPYING: Any = "being copied"  # in place of a shape
 
 
 T = TypeVar("T")
-P = ParamSpec("P")
 Act = Callable[[Any, Control], T]  # an execution, or a change of options
 _STEP = trace.LAYER["runtime"], trace.PHASE["execution"], "step"
 _RUN = trace.LAYER["driver"], trace.PHASE["execution"]
@@ -220,10 +246,7 @@ def _stepwise(execute: Any) -> Any:
         if log is None:
             timing: Timing | None = execute(request, run, control)
             return timing
-        owner = _owner(run)
-        inner = (
-            run if getattr(owner, "timely", False) is True else _driven(log, run, owner)
-        )  # else another process does it
+        inner = run if request.signature.timely else _driven(log, run)  # else another process does it
         if trace.is_serving():
             timing = execute(request, inner, control)
             return timing
@@ -240,14 +263,14 @@ def _stepwise(execute: Any) -> Any:
     return traced
 
 
-def _driven(log: trace.Log, run: Run, owner: Any) -> Run:
+def _driven(log: trace.Log, run: Run) -> Run:
     """A driver's way to run, with a span."""
-    tells = getattr(owner, "profiles", False) is True
 
     def driven(request: Request, control: Control) -> Timing | None:
+        profiled = request.signature.profiled
         at = log.begin(*_RUN, "run", request.signature.where)
         try:
-            return run(request, _telling(log, control, owner) if tells else control)
+            return run(request, control if profiled is None else _telling(log, control, profiled))
         except BaseException as error:
             log.fail(at, error)
             raise
@@ -257,32 +280,9 @@ def _driven(log: trace.Log, run: Run, owner: Any) -> Run:
     return driven
 
 
-OWNER = "owner"  # attribute of what stands before a way to run: whose it is, held weakly
-
-
-def with_check_before(run: Any, before: Callable[P, T]) -> Callable[P, T]:
-    """Marks a function that wraps a `run` with the owner of that `run`."""
-    own = getattr(run, "__self__", None)
-    setattr(before, OWNER, getattr(run, OWNER, None) if own is None else weakref.ref(own))
-    return before
-
-
-def _owner(run: Any) -> Any:
-    """The prepared model, or what stands for it, whose way to run this is; None where that cannot be seen."""
-    if isinstance(run, partial):
-        run = run.args[0] if run.args and hasattr(run.args[0], "run") else run.func
-    passes = getattr(run, OWNER, None)
-    if passes is not None:
-        return passes()
-    found = getattr(run, "__self__", None) or (run if hasattr(run, "run") else None)
-    return getattr(found, "of", None) or found
-
-
-def _telling(log: trace.Log, control: Control, owner: Any) -> Control:
+def _telling(log: trace.Log, control: Control, operations: Sequence[Operation]) -> Control:
     """Returns the control with a profile that writes a span for each operation, and calls the client's profile."""
-    asked, model = control.profile, getattr(owner, "model", None)
-    operations = () if model is None else model.main.operations
-    since = time.monotonic_ns()
+    asked, since = control.profile, time.monotonic_ns()
 
     def profile(operation: int, begin_ns: int, end_ns: int) -> None:
         if asked is not None:

@@ -8,15 +8,16 @@ from nnhal.base.errors import OperationFailed
 from nnhal.base.levels import V1_1, V1_2, V1_3, Level
 from nnhal.base.records import replace
 from nnhal.hal.background import FencedExecution, Notify
-from nnhal.hal.burst import Burst, BurstExecutor
-from nnhal.hal.cache.files import CacheContent, CacheFiles
+from nnhal.hal.burst import Burst
+from nnhal.hal.cache.files import CacheFiles
 from nnhal.hal.code import CodeIdentity
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict, identity_of
 from nnhal.hal.fence import Fence
 from nnhal.hal.lowering import lowered, performance_at, refusals, with_neighbours
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.memory_use import MemoryUse
-from nnhal.hal.request import BelongsToModel, Control, Request, Timing
+from nnhal.hal.prepared import PreparedWrapper, driver_roles
+from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model
 
 
@@ -79,66 +80,12 @@ class Wrapper(Device):
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         """Allocate through the device. The buffer's roles may name the wrapped prepared models or the inner ones."""
-        buffer = self.inner.allocate(desc, [replace(role, prepared=_unwrapped(role.prepared)) for role in roles])
+        buffer = self.inner.allocate(desc, driver_roles(roles))
         buffer.add_roles(roles)
         return buffer
 
     def close(self) -> None:
         self.inner.close()
-
-
-class PreparedWrapper(Prepared):
-    """A prepared model that delegates to another one."""
-
-    def __init__(self, inner: Prepared, model: Model) -> None:
-        self.inner, self.model, self.timely = inner, model, inner.timely
-        self.one_at_a_time, self.profiles = inner.one_at_a_time, inner.profiles
-        self.weights_consumed, self.changeable = inner.weights_consumed, inner.changeable
-        self.writes_later = inner.writes_later
-        self.trimmable = inner.trimmable
-        inner.model = model
-
-    def run(self, request: Request, control: Control) -> Timing | None:
-        return self.inner.run(request, control)
-
-    def execute(self, request: Request, control: Control, notify: Notify) -> None:
-        self.inner.execute(request, control, notify)
-
-    def execute_fenced(
-        self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
-    ) -> FencedExecution:
-        return self.inner.execute_fenced(request, control, wait_for, after)
-
-    def burst(self) -> Burst:
-        return self.inner.burst()
-
-    def burst_executor(self) -> BurstExecutor | None:
-        return self.inner.burst_executor()
-
-    def burst_opened(self) -> None:
-        self.inner.burst_opened()
-
-    def burst_closed(self) -> None:
-        self.inner.burst_closed()
-
-    def memory(self) -> MemoryUse:
-        return self.inner.memory()
-
-    def reconfigure(self, options: Mapping[str, Any]) -> None:
-        self.inner.reconfigure(options)
-
-    def trim(self, *, pressed: bool) -> None:
-        self.inner.trim(pressed=pressed)
-
-    def save(self, files: CacheContent) -> bool:
-        return self.inner.save(files)
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-def _unwrapped(prepared: BelongsToModel) -> BelongsToModel:
-    return prepared.inner if isinstance(prepared, PreparedWrapper) else prepared
 
 
 class Limited(Wrapper):

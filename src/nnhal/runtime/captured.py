@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from nnhal.hal.device import Device, Hints, Prepared
+from nnhal.hal.chain import PreparedChain
+from nnhal.hal.device import Device, Hints
 from nnhal.hal.fence import Fence
 from nnhal.hal.request import Control, Request, Signature
 from nnhal.model.graph import Model
@@ -17,7 +18,7 @@ class PreparationCapture(Protocol):
     def failed(self, error: BaseException, nanoseconds: int) -> None:
         """Record that the device did not prepare it."""
 
-    def prepared(self, prepared: Prepared, nanoseconds: int, cached: str) -> None:
+    def prepared(self, prepared: PreparedChain, nanoseconds: int, cached: str) -> None:
         """Record that the device has prepared it. cached: the outcome of its cache entry."""
 
     def signature(self, plain: Signature, way: str) -> Signature:

@@ -4,8 +4,9 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,7 @@ from nnhal.base.operands import Array, Shape
 from nnhal.base.records import Record, field, replace
 from nnhal.base.time import run_with_deadline
 from nnhal.hal.answers import can_be_exact, driver_capabilities
-from nnhal.hal.chain import release_weights
+from nnhal.hal.chain import PreparedChain, release_weights
 from nnhal.hal.claims import SupportReport, consider_support
 from nnhal.hal.device import EXACT, NUMERICS, Capabilities, Device, Hints, Prepared, Verdict, identity_of, layout_of
 from nnhal.hal.request import Request, Signature
@@ -89,7 +90,7 @@ class CompileOptions(Record, frozen=True):
     driver_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     caching: CacheSettings = CacheSettings()
     strategy: Strategy = Strategy()
-    interpreting: "Callable[..., list[Candidate]]" = lambda *_: []
+    interpreting: "Callable[[Compilation], list[Candidate]]" = lambda _: []
     numerics: Numerics = "fast"
     capture: CompilationCapture | None = None
 
@@ -112,7 +113,7 @@ class Step(Record, frozen=True):
 
     device: Device
     part: Part
-    prepared: Prepared
+    prepared: PreparedChain
     nanoseconds: int  # of its preparation
     lane: DeadlineExecutor
     laid: ModelInLayout
@@ -125,7 +126,7 @@ class Step(Record, frozen=True):
         """Return a request for one execution outside of a `Runner`'s lines."""
         if self.capture is None:
             return self.prepared.request(given, rooms)
-        signature = self.capture.signature(Signature.of(self.part.model, self.lane.where), "plain")
+        signature = self.capture.signature(Signature.of(self.part.model, self.lane.where, self.prepared), "plain")
         return signature.make(signature, given, rooms)
 
     @property
@@ -225,164 +226,310 @@ class Failure(Record, frozen=True):
     error: Exception
 
 
-Attempt = Callable[[Placer, ExitStack], "Plan | Failure"]  # prepares a partition made by that placer
-Tune = Callable[
-    [Model, Sequence[Offer], Placer, Attempt, int | None], Placer
-]  # measures until a deadline; returns a placer with the measured times
+Tune = Callable[["Compilation", Sequence[Offer], Placer], Placer]  # returns a placer with measured times
 
 
-@trace.traced_function("runtime", "compilation", "compile", lambda model: model.name)
-def compile_plan(model: Model, settings: CompileOptions, undo: ExitStack, tune: Tune | None = None) -> Plan:
-    """Partition and prepare. undo: closes what was prepared if an error follows. tune: measures placements before.
+class Compilation:
+    """The compilation of one model: its devices' answers, and the way from there to a plan.
 
-    Raises UnsupportedModel, DeviceUnavailable, MissedDeadline, InvalidArgument if the driver rejects its options, or
-    the error of the last device.
+    Attributes:
+        model: The model.
+        settings: The checked arguments of `compile`.
+        cache: The model's cache entries.
+        candidates: The devices that may take part.
+        events: The events of the compilation, one line each, for the placement.
+        held: Releases the devices' reusable work.
     """
-    validate(model)
-    events: list[str] = []
-    kept = _kept(model, settings.caching)
-    if running.session is not None:
-        settings = replace(settings, capture=running.session.compiling(model, settings.caching.token))
-    with ExitStack() as held:
-        candidates = _candidates(model, settings, events, kept, held)
-        plan = compiled_on(candidates, model, settings, events, kept, undo, tune)
-    if settings.capture is not None:
-        settings.capture.placed(plan.placement.to_dict(), [step.capture for step in plan.steps])
-    return plan
 
+    candidates: Sequence[Candidate]
 
-def compiled_on(
-    candidates: Sequence[Candidate],
-    model: Model,
-    settings: CompileOptions,
-    events: list[str],
-    kept: CompilationCache,
-    undo: ExitStack,
-    tune: Tune | None = None,
-) -> Plan:
-    """Partition and prepare, with fallbacks. Raises as `compile_plan` does."""
-    offers, placer = placer_of(candidates, model, settings, tune=tune is not None)
-    try:
-        if tune is not None:
+    def __init__(
+        self, model: Model, settings: CompileOptions, within: "tuple[Compilation, int, str] | None" = None
+    ) -> None:
+        """within: for a subgraph, the compilation of the whole, and operation and name as in `InnerPlan`."""
+        self.model, self.settings = model, settings
+        if within is None:
+            self.cache, self.events, self.held = _cache_of(model, settings.caching), list[str](), ExitStack()
+        else:
+            outer, operation, name = within
+            self.cache, self.events, self.held = outer.cache.inside(model, operation, name), outer.events, outer.held
+            self.ask((c.device, c.key, c.offer.device) for c in outer.candidates if c.failed is None)
 
-            def attempt(placer: Placer, undo: ExitStack) -> Plan | Failure:
-                return _attempt(model, settings, candidates, offers, placer, events, kept, undo)
-
-            placer = tune(model, offers, placer, attempt, settings.deadline)
-            if placer.measured is None or not placer.measured.tuned:  # nothing could be measured
-                offers = placer_of(candidates, model, settings)[0]
-        plan = _attempt(model, settings, candidates, offers, placer, events, kept, undo)
-    except UnsupportedModel as refused:
-        failures = [c.failed for c in candidates if c.failed is not None]
-        for failed in failures:
-            if isinstance(failed, GONE):  # the reason
-                raise failed from None
-        if not failures:
-            raise
-        refused.stack = failures[0].stack
-        raise refused from failures[0]
-    if isinstance(plan, Plan):
+    @trace.traced_method("runtime", "compilation", "compile", detail=lambda self: self.model.name)
+    def compile(self, undo: ExitStack, tune: Tune | None = None) -> Plan:
+        """Ask the chosen devices and the CPU, partition and prepare. Arguments and errors as in `plan`."""
+        with self.held:
+            validate(self.model)
+            if running.session is not None:
+                capture = running.session.compiling(self.model, self.settings.caching.token)
+                self.settings = replace(self.settings, capture=capture)
+            devices, cpu = list(self.settings.devices), discovery.cpu()
+            if self.settings.fallback != "forbid" and not any(device is cpu for device in devices):
+                devices.append(cpu)
+            keys = [key_of(device) for device in devices]
+            self.ask(zip(devices, keys, labels(keys), strict=True))
+            plan = self.plan(undo, tune)
+        if self.settings.capture is not None:
+            self.settings.capture.placed(plan.placement.to_dict(), [step.capture for step in plan.steps])
         return plan
-    if settings.fallback == "forbid":
-        raise plan.error
-    placer.failed(model, plan.label, plan.operations, "preparation", plan.error)
-    where = f"operations {_span(plan.operations)}"
-    _note(settings, events, f"{plan.label} failed to prepare {where}: {plan.error}; placing them elsewhere")
-    lost, why = frozenset(plan.operations), f"failed to prepare: {plan.error}"
-    again = [
-        replace(o, excluded=o.excluded | lost, excluded_why=why) if o.device == plan.label else o
-        for o in placer_of(candidates, model, settings, lost)[0]
-    ]
-    culprit = plan
-    try:
-        plan = _attempt(model, settings, candidates, again, placer, events, kept, undo)
-    except UnsupportedModel as unplaced:
-        plan = replace(culprit, error=unplaced)
-    if isinstance(plan, Plan):
-        return plan
-    _note(settings, events, f"{plan.label} failed to prepare as well: {plan.error}; the whole model goes to the CPU")
-    cpu = _taking_over(model, next(c for c in candidates if c.device is discovery.cpu()).offer)
-    anywhere = replace(placer, strategy=Strategy())  # the device of a manual placement failed
-    whole = _attempt(model, settings, candidates, [cpu], anywhere, events, kept, undo)
-    if isinstance(whole, Plan):
-        return whole
-    raise whole.error
+
+    def ask(self, named: Iterable[tuple[Device, DeviceKey, str]]) -> None:
+        """Ask each device about the model, and the runtime about its control flow. named: devices, their keys, labels."""
+        self.candidates = found = [self._ask(*each) for each in named]
+        for n, candidate in enumerate(found):
+            if candidate.device is discovery.cpu() and not any(
+                each is candidate.device for each in self.settings.devices
+            ):
+                found[n] = replace(candidate, offer=_taking_over(self.model, candidate.offer))
+        if any(operation.type in CONTROL_FLOW for operation in self.model.main.operations):
+            found += self.settings.interpreting(self)
+
+    def _ask(self, device: Device, key: DeviceKey, label: str) -> Candidate:
+        """Ask a device about the model. A driver that fails, or gives an invalid answer, supports nothing."""
+        model, settings = self.model, self.settings
+        stated: Capabilities | None = None
+
+        def ask() -> SupportReport:
+            nonlocal stated
+            stated = driver_capabilities(device)
+            if settings.numerics == EXACT and not can_be_exact(device):
+                why = "numerics are exact, which the device does not declare"
+                return SupportReport(model, [Verdict(False, why)] * len(model.main.operations))
+            hints = settings.hints(device)
+            claims = self.cache.considered(device, hints, key.isolation, lambda: consider_support(device, model, hints))
+            self.held.callback(claims.release_work)
+            return claims
+
+        failed = None
+        try:
+            what = f"compilation: device {label}: what it supports"
+            claims = run_with_deadline(settings.deadline, what, ask, late=SupportReport.release_work)
+        except Exception as error:
+            raise_application_error(error)
+            if (settings.deadline is not None and isinstance(error, MissedDeadline)) or (
+                stated and is_argument_error(error)
+            ):
+                raise
+            failed = as_error(error, f"device {key.name}")
+            gone = isinstance(error, GONE)
+            why = (
+                str(error)
+                if gone
+                else f"the driver failed to answer: {error_text(error).removeprefix(f'device {key.name}: ')}"
+            )
+            self.note(f"{label} takes nothing: {why}")
+            stated, claims = None, SupportReport(model, [Verdict(False, why)] * len(model.main.operations))
+        own = identity_of(device)
+        step = costs.STEP if key.isolation == "none" else costs.STEP_ELSEWHERE
+        told_of = stated or Capabilities()
+        laid = with_layout(model, layout) if (layout := layout_of(device)) else None
+        offer = Offer(
+            label, own.level, told_of, claims.verdicts, own.extensions, step=step, laid=laid, groups=claims.groups
+        )
+        return Candidate(device, key, offer, claims, failed)
+
+    def note(self, text: str) -> None:
+        """Record an event, and warn of it if that is wanted."""
+        self.events.append(text)
+        _log.info("%s", text)
+        if self.settings.fallback == "warn":
+            warn_of_fallback(text)
+
+    def plan(self, undo: ExitStack, tune: Tune | None = None) -> Plan:
+        """Partition and prepare, with fallbacks.
+
+        Args:
+            undo: Closes what was prepared if an error follows.
+            tune: Measures placements before.
+
+        Raises:
+            UnsupportedModel: No device supports an operation.
+            DeviceUnavailable: A device does not answer.
+            MissedDeadline: The deadline passed.
+            InvalidArgument: The driver rejects its options.
+            NnhalError: The error of the last device.
+        """
+        offers, placer = self.placer(tune=tune is not None)
+        try:
+            if tune is not None:
+                placer = tune(self, offers, placer)
+                if placer.measured is None or not placer.measured.tuned:  # nothing could be measured
+                    offers = self.placer()[0]
+            plan = self.attempt(offers, placer, undo)
+        except UnsupportedModel as refused:
+            failures = [c.failed for c in self.candidates if c.failed is not None]
+            for failed in failures:
+                if isinstance(failed, GONE):  # the reason
+                    raise failed from None
+            if not failures:
+                raise
+            refused.stack = failures[0].stack
+            raise refused from failures[0]
+        return plan if isinstance(plan, Plan) else self._fall_back(plan, placer, undo)
+
+    def _fall_back(self, failure: Failure, placer: Placer, undo: ExitStack) -> Plan:
+        """Place the operations of a failed partition elsewhere, or else the whole model on the CPU."""
+        if self.settings.fallback == "forbid":
+            raise failure.error
+        placer.failed(self.model, failure.label, failure.operations, "preparation", failure.error)
+        where = f"operations {_span(failure.operations)}"
+        self.note(f"{failure.label} failed to prepare {where}: {failure.error}; placing them elsewhere")
+        lost, why = frozenset(failure.operations), f"failed to prepare: {failure.error}"
+        again = [
+            replace(o, excluded=o.excluded | lost, excluded_why=why) if o.device == failure.label else o
+            for o in self.placer(lost)[0]
+        ]
+        try:
+            plan = self.attempt(again, placer, undo)
+        except UnsupportedModel as unplaced:
+            plan = replace(failure, error=unplaced)
+        if isinstance(plan, Plan):
+            return plan
+        self.note(f"{plan.label} failed to prepare as well: {plan.error}; the whole model goes to the CPU")
+        cpu = _taking_over(self.model, next(c for c in self.candidates if c.device is discovery.cpu()).offer)
+        anywhere = replace(placer, strategy=Strategy())  # the device of a manual placement failed
+        whole = self.attempt([cpu], anywhere, undo)
+        if isinstance(whole, Plan):
+            return whole
+        raise whole.error
+
+    def placer(self, lost: Collection[int] = (), *, tune: bool = False) -> tuple[list[Offer], Placer]:
+        """Return the devices' offers with what is known about them, and the placer.
+
+        lost: operations that the runtime failed at. tune: whether placements are about to be measured.
+        """
+        settings, candidates = self.settings, self.candidates
+        options = {identity_of(c.device).name: settings.hints(c.device).options for c in candidates}
+        given = {name: each for name, each in options.items() if each}
+        placement_key = PlacementKey(settings.preference, settings.threads, given)
+        keys = {c.offer.device: c.key for c in candidates}
+        forgive = settings.fallback == "forbid"
+
+        def known(shared: Collection[int]) -> tuple[list[Offer], Placer]:
+            offers = offers_of(candidates, {*lost, *shared})
+            return with_measurements(
+                self.model, offers, keys, settings.strategy, placement_key, forgive=forgive, tune=tune
+            )
+
+        shared = self._shared(tune)
+        offers, placer = known(shared)
+        if placer.measured is not None and placer.measured.tuned:
+            then = self._shared(True)  # as they were when it was tuned
+            if {*then} != {*shared}:
+                return known(then)
+        return offers, placer
+
+    def _shared(self, tune: bool) -> Collection[int]:
+        """Return the operations that both the runtime and others may run.
+
+        They are to be measured, or the application placed them there.
+        """
+        runtime = next((c.offer for c in self.candidates if c.interprets), None)
+        own = set() if runtime is None else _taken(runtime)
+        if not own or runtime is None:
+            return ()
+        if tune:
+            return own
+        if self.settings.strategy.single:
+            return () if own.issuperset(live_operands(self.model)) else own
+        wanted = manual_placement(self.model, [c.offer for c in self.candidates], self.settings.strategy)
+        return {n for n, (label, _) in wanted.items() if n in own and label != runtime.device}
+
+    def attempt(self, offers: Sequence[Offer], placer: Placer, undo: ExitStack) -> Plan | Failure:
+        """Partition and prepare every partition; if one fails, close the others."""
+        model, settings = self.model, self.settings
+        by_label = {c.offer.device: c for c in self.candidates}
+        found, parts = self.partition(offers, placer)
+        chosen = {choice.operation: choice.device for choice in found.choices if choice.device}
+        log_ignored_rules(settings.strategy, model, {n: d for n, d in chosen.items() if not by_label[d].interprets})
+        steps: list[Step] = []
+        for planned, part in zip(found.steps, parts, strict=True):
+            candidate = by_label[planned.device]
+            hints = candidate.claims.hints(settings.hints(candidate.device), planned.operations)
+            try:
+                whole = part.model is model
+                entry = self.cache.entry(candidate.key.isolation, None if whole else planned.operations)
+                preparation = Preparation(candidate.device, part, settings, planned.device, hints)
+                steps.append(preparation.step(entry, undo))
+            except MissedDeadline:
+                raise
+            except Exception as error:
+                raise_application_error(error)
+                if is_argument_error(error):
+                    raise
+                undo.close()
+                return Failure(planned.device, planned.operations, as_error(error, f"device {planned.device}"))
+        used = [step.device for step in found.steps]
+        keys = {label: c.key for label, c in by_label.items() if not c.interprets or label in used}
+        configured = [
+            Configured(n, s.device, s.prepared, settings.hints(s.device).options)
+            for n, s in zip(used, steps, strict=True)
+        ]
+        configured += [each for step in steps for i in step.inside for each in i.plan.configuration.steps]
+        return Plan(
+            model,
+            found,
+            tuple(steps),
+            settings,
+            tuple(self.events),
+            keys,
+            ExecutionStats(used),
+            Configuration(configured),
+            placer,
+        )
+
+    @trace.traced_method("runtime", "preparation", "place operations")
+    def partition(self, offers: Sequence[Offer], placer: Placer) -> tuple[Partition, list[Part]]:
+        """Return the partitioning and its parts.
+
+        In a device's preferred layout, a part differs from the whole model: the device is asked again, and what it then
+        rejects is placed again.
+        """
+        by_label = {c.offer.device: c for c in self.candidates}
+        for attempt in count():
+            found = placer.partition(self.model, offers)
+            parts = [extract_part(self.model, planned.operations) for planned in found.steps]
+            refused: dict[str, dict[int, Verdict]] = {}
+            for planned, part in zip(found.steps, parts, strict=True):
+                device = by_label[planned.device].device
+                if part.model is not self.model and layout_of(device) is not None:
+                    reasons = self._ask_again(device, planned.device, part)
+                    if attempt >= ROUNDS and reasons:
+                        others = dict.fromkeys(range(len(planned.operations)), "others of its part were refused")
+                        reasons = others | reasons
+                    again = {planned.operations[n]: Verdict(False, why) for n, why in reasons.items()}
+                    refused.setdefault(planned.device, {}).update(again)
+            if not any(refused.values()):
+                own = [label for label, candidate in by_label.items() if candidate.interprets]
+                return (_silent_on_others(found, own[0]) if own else found), parts
+            offers = [_without(offer, refused.get(offer.device, {})) for offer in offers]
+        raise AssertionError("count() ends")
+
+    def _ask_again(self, device: Device, label: str, part: Part) -> dict[int, str]:
+        """Return why a device rejects operations of a part alone, by number. If it fails to answer, it rejects all of it."""
+
+        def ask() -> SupportReport:
+            return consider_support(device, part.model, self.settings.hints(device))
+
+        try:
+            what = f"compilation: device {label}: what it supports"
+            claims = run_with_deadline(self.settings.deadline, what, ask, late=SupportReport.release_work)
+            claims.release_work()
+            return claims.refused()
+        except Exception as error:
+            raise_application_error(error)
+            if self.settings.deadline is not None and isinstance(error, MissedDeadline):
+                raise
+            why = f"the driver failed to answer: {error_text(as_error(error, f'device {label}'))}"
+            return dict.fromkeys(range(len(part.model.main.operations)), why)
 
 
-def _candidates(
-    model: Model, settings: CompileOptions, events: list[str], kept: CompilationCache, held: ExitStack
-) -> list[Candidate]:
-    """Ask the chosen devices, and the fallback CPU. held: releases their reusable work."""
-    devices, cpu = list(settings.devices), discovery.cpu()
-    chosen = any(device is cpu for device in devices)
-    if settings.fallback != "forbid" and not chosen:
-        devices.append(cpu)
-    keys = [key_of(device) for device in devices]
-    named = list(zip(devices, keys, labels(keys), strict=True))
-    return query_devices(named, model, settings, events, kept, held)
+def _cache_of(model: Model, caching: CacheSettings) -> CompilationCache:
+    if caching.folder is None:
+        return NoCache(caching.why)
+    from nnhal.runtime.cache.partitions import ModelCache
 
-
-def query_devices(
-    named: Sequence[tuple[Device, DeviceKey, str]],
-    model: Model,
-    settings: CompileOptions,
-    events: list[str],
-    kept: CompilationCache,
-    held: ExitStack,
-) -> list[Candidate]:
-    """Ask each device about a model, and the runtime about its control flow. named: devices, their keys, labels."""
-    found = [_asked(*each, model, settings, events, kept, held) for each in named]
-    for n, candidate in enumerate(found):
-        if candidate.device is discovery.cpu() and not any(each is candidate.device for each in settings.devices):
-            found[n] = replace(candidate, offer=_taking_over(model, candidate.offer))
-    if any(operation.type in CONTROL_FLOW for operation in model.main.operations):
-        found += settings.interpreting(model, settings, found, events, kept, held)
-    return found
-
-
-def placer_of(
-    candidates: Sequence[Candidate],
-    model: Model,
-    settings: CompileOptions,
-    lost: Collection[int] = (),
-    *,
-    tune: bool = False,
-) -> tuple[list[Offer], Placer]:
-    """Return the devices' offers with what is known about them, and the placer. lost: operations that the runtime failed at.
-
-    tune: whether placements are about to be measured.
-    """
-    options = {identity_of(c.device).name: settings.hints(c.device).options for c in candidates}
-    given = {name: each for name, each in options.items() if each}
-    placement_key = PlacementKey(settings.preference, settings.threads, given)
-    keys = {c.offer.device: c.key for c in candidates}
-    forgive = settings.fallback == "forbid"
-
-    def known(shared: Collection[int]) -> tuple[list[Offer], Placer]:
-        offers = offers_of(candidates, {*lost, *shared})
-        return with_measurements(model, offers, keys, settings.strategy, placement_key, forgive=forgive, tune=tune)
-
-    shared = _shared(candidates, model, settings.strategy, tune)
-    offers, placer = known(shared)
-    if placer.measured is not None and placer.measured.tuned:
-        then = _shared(candidates, model, settings.strategy, True)  # as they were when it was tuned
-        if {*then} != {*shared}:
-            return known(then)
-    return offers, placer
-
-
-def _shared(candidates: Sequence[Candidate], model: Model, strategy: Strategy, tune: bool) -> Collection[int]:
-    """Return the operations that both the runtime and others may run: to be measured, or placed there by the application."""
-    runtime = next((c.offer for c in candidates if c.interprets), None)
-    own = set() if runtime is None else _taken(runtime)
-    if not own or runtime is None:
-        return ()
-    if tune:
-        return own
-    if strategy.single:
-        return () if own.issuperset(live_operands(model)) else own
-    wanted = manual_placement(model, [c.offer for c in candidates], strategy)
-    return {n for n, (label, _) in wanted.items() if n in own and label != runtime.device}
+    return ModelCache(caching, model)
 
 
 def _taken(offer: Offer) -> set[int]:
@@ -399,72 +546,11 @@ def offers_of(candidates: Sequence[Candidate], shared: Collection[int] = ()) -> 
     ]
 
 
-def _asked(
-    device: Device,
-    key: DeviceKey,
-    label: str,
-    model: Model,
-    settings: CompileOptions,
-    events: list[str],
-    kept: CompilationCache,
-    held: ExitStack,
-) -> Candidate:
-    """Ask a device about the model. A driver that fails, or gives an invalid answer, supports nothing."""
-
-    stated: Capabilities | None = None
-
-    def ask() -> SupportReport:
-        nonlocal stated
-        stated = driver_capabilities(device)
-        if settings.numerics == EXACT and not can_be_exact(device):
-            why = "numerics are exact, which the device does not declare"
-            return SupportReport(model, [Verdict(False, why)] * len(model.main.operations))
-        hints = settings.hints(device)
-        claims = kept.considered(device, hints, key.isolation, lambda: consider_support(device, model, hints))
-        held.callback(claims.release_work)
-        return claims
-
-    failed = None
-    try:
-        what = f"compilation: device {label}: what it supports"
-        claims = run_with_deadline(settings.deadline, what, ask, late=SupportReport.release_work)
-    except Exception as error:
-        raise_application_error(error)
-        if (settings.deadline is not None and isinstance(error, MissedDeadline)) or (
-            stated and is_argument_error(error)
-        ):
-            raise
-        failed = as_error(error, f"device {key.name}")
-        gone = isinstance(error, GONE)
-        why = (
-            str(error)
-            if gone
-            else f"the driver failed to answer: {error_text(error).removeprefix(f'device {key.name}: ')}"
-        )
-        _note(settings, events, f"{label} takes nothing: {why}")
-        stated, claims = None, SupportReport(model, [Verdict(False, why)] * len(model.main.operations))
-    own = identity_of(device)
-    step = costs.STEP if key.isolation == "none" else costs.STEP_ELSEWHERE
-    told_of = stated or Capabilities()
-    laid = with_layout(model, layout) if (layout := layout_of(device)) else None
-    offer = Offer(
-        label, own.level, told_of, claims.verdicts, own.extensions, step=step, laid=laid, groups=claims.groups
-    )
-    return Candidate(device, key, offer, claims, failed)
-
-
 def _taking_over(model: Model, offer: Offer) -> Offer:
     """Return the fallback offer of the CPU: all operations but those of extensions, and control flow with such inside."""
     operations = enumerate(model.main.operations)
     own = frozenset(n for n, o in operations if any(is_extension(each.type) for each in operations_reached(model, o)))
     return replace(offer, excluded=own, excluded_why="operations of extensions never fall back")
-
-
-def _note(settings: CompileOptions, events: list[str], text: str) -> None:
-    events.append(text)
-    _log.info("%s", text)
-    if settings.fallback == "warn":
-        warn_of_fallback(text)
 
 
 def layouts_of(found: Partition, steps: Sequence[Step]) -> tuple[StepLayout, ...]:
@@ -482,93 +568,6 @@ def _span(operations: Sequence[int]) -> str:
     return f"#{operations[0]}" if len(operations) == 1 else f"#{min(operations)} to #{max(operations)}"
 
 
-def _attempt(
-    model: Model,
-    settings: CompileOptions,
-    candidates: Sequence[Candidate],
-    offers: Sequence[Offer],
-    placer: Placer,
-    events: list[str],
-    kept: CompilationCache,
-    undo: ExitStack,
-) -> Plan | Failure:
-    """Partition and prepare every partition; if one fails, close the others."""
-    by_label = {c.offer.device: c for c in candidates}
-    found, parts = partition_model(model, settings, by_label, offers, placer)
-    chosen = {choice.operation: choice.device for choice in found.choices if choice.device}
-    log_ignored_rules(settings.strategy, model, {n: d for n, d in chosen.items() if not by_label[d].interprets})
-    steps: list[Step] = []
-    for planned, part in zip(found.steps, parts, strict=True):
-        candidate = by_label[planned.device]
-        hints = candidate.claims.hints(settings.hints(candidate.device), planned.operations)
-        try:
-            whole = part.model is model
-            entry = kept.entry(candidate.key.isolation, None if whole else planned.operations)
-            steps.append(prepare(candidate.device, part, settings, planned.device, undo, hints, entry))
-        except MissedDeadline:
-            raise
-        except Exception as error:
-            raise_application_error(error)
-            if is_argument_error(error):
-                raise
-            undo.close()
-            return Failure(planned.device, planned.operations, as_error(error, f"device {planned.device}"))
-    used = [step.device for step in found.steps]
-    keys = {label: c.key for label, c in by_label.items() if not c.interprets or label in used}
-    configured = [
-        Configured(n, s.device, s.prepared, settings.hints(s.device).options) for n, s in zip(used, steps, strict=True)
-    ]
-    configured += [each for step in steps for i in step.inside for each in i.plan.configuration.steps]
-    return Plan(
-        model,
-        found,
-        tuple(steps),
-        settings,
-        tuple(events),
-        keys,
-        ExecutionStats(used),
-        Configuration(configured),
-        placer,
-    )
-
-
-def _kept(model: Model, caching: CacheSettings) -> CompilationCache:
-    if caching.folder is None:
-        return NoCache(caching.why)
-    from nnhal.runtime.cache.partitions import ModelCache
-
-    return ModelCache(caching, model)
-
-
-@trace.traced_function("runtime", "preparation", "place operations")
-def partition_model(
-    model: Model, settings: CompileOptions, by_label: Mapping[str, Candidate], offers: Sequence[Offer], placer: Placer
-) -> tuple[Partition, list[Part]]:
-    """Return the partitioning and its parts.
-
-    In a device's preferred layout, a part differs from the whole model: the device is asked again, and what it then
-    rejects is placed again.
-    """
-    for attempt in count():
-        found = placer.partition(model, offers)
-        parts = [extract_part(model, planned.operations) for planned in found.steps]
-        refused: dict[str, dict[int, Verdict]] = {}
-        for planned, part in zip(found.steps, parts, strict=True):
-            device = by_label[planned.device].device
-            if part.model is not model and layout_of(device) is not None:
-                reasons = _asked_again(device, planned.device, part, settings)
-                if attempt >= ROUNDS and reasons:
-                    others = dict.fromkeys(range(len(planned.operations)), "others of its part were refused")
-                    reasons = others | reasons
-                again = {planned.operations[n]: Verdict(False, why) for n, why in reasons.items()}
-                refused.setdefault(planned.device, {}).update(again)
-        if not any(refused.values()):
-            own = [label for label, candidate in by_label.items() if candidate.interprets]
-            return (_silent_on_others(found, own[0]) if own else found), parts
-        offers = [_without(offer, refused.get(offer.device, {})) for offer in offers]
-    raise AssertionError("count() ends")
-
-
 def _silent_on_others(found: Partition, runtime: str) -> Partition:
     """Remove the runtime's reasons for operations other than control flow, for which it is not a device."""
     choices = [
@@ -578,25 +577,6 @@ def _silent_on_others(found: Partition, runtime: str) -> Partition:
         for choice in found.choices
     ]
     return replace(found, choices=tuple(choices))
-
-
-def _asked_again(device: Device, label: str, part: Part, settings: CompileOptions) -> dict[int, str]:
-    """Return why a device rejects operations of a part alone, by number. If it fails to answer, it rejects all of it."""
-
-    def ask() -> SupportReport:
-        return consider_support(device, part.model, settings.hints(device))
-
-    try:
-        what = f"compilation: device {label}: what it supports"
-        claims = run_with_deadline(settings.deadline, what, ask, late=SupportReport.release_work)
-        claims.release_work()
-        return claims.refused()
-    except Exception as error:
-        raise_application_error(error)
-        if settings.deadline is not None and isinstance(error, MissedDeadline):
-            raise
-        why = f"the driver failed to answer: {error_text(as_error(error, f'device {label}'))}"
-        return dict.fromkeys(range(len(part.model.main.operations)), why)
 
 
 def _without(offer: Offer, refused: Mapping[int, Verdict]) -> Offer:
@@ -613,69 +593,70 @@ def is_argument_error(error: Exception) -> bool:
     return isinstance(error, InvalidArgument) and not isinstance(error, InvalidModel)
 
 
-@trace.traced_function("runtime", "compilation", "prepare step", lambda device: f"device {identity_of(device).name}")
-def prepare(
-    device: Device,
-    part: Part,
-    settings: CompileOptions,
-    label: str = "",
-    undo: ExitStack | None = None,
-    hints: Hints | None = None,
-    entry: CacheEntry = NOT_KEPT,
-) -> Step:
-    """Prepare one part on one device. If an in-process driver finishes too late, its result is closed.
+class Preparation:
+    """The preparation of one part on one device.
 
-    label: the device's label. undo: closes it. hints: those of the settings by default. entry: in the cache. Without a
-    fallback, a partition whose driver has consumed the constants keeps none.
+    Without a fallback, a partition whose driver has consumed the constants keeps none.
     """
-    laid = with_layout(part.model, layout_of(device))
-    if settings.fallback == "forbid":
-        own = part.model.again()
-        laid = replace(laid, model=own if laid.model is part.model else laid.model.again())
-        part = replace(part, model=own)
-    name = identity_of(device).name
-    what = f"compilation: device {name}: preparing its part"
-    given = hints or settings.hints(device)
-    start = time.monotonic_ns()
-    if settings.deadline is not None and start > settings.deadline:
-        raise MissedDeadline(f"{what}: the deadline passed before")
 
-    lane = DeadlineExecutor(f"device {label or name}")
-    if undo is not None:
-        undo.callback(lane.close)
+    def __init__(
+        self, device: Device, part: Part, settings: CompileOptions, label: str = "", hints: Hints | None = None
+    ) -> None:
+        """label: the device's label, by default its name. hints: those of the settings by default."""
+        laid = with_layout(part.model, layout_of(device))
+        if settings.fallback == "forbid":
+            own = part.model.again()
+            laid = replace(laid, model=own if laid.model is part.model else laid.model.again())
+            part = replace(part, model=own)
+        self.device, self.part, self.laid, self.settings = device, part, laid, settings
+        self.label = label or identity_of(device).name
+        self.hints = hints or settings.hints(device)
+        self.lane = DeadlineExecutor(f"device {self.label}")
 
-    outcomes: list[CacheOutcome] = []
-
-    def work() -> None:
-        outcomes.append(entry.prepare_in(lane, device, laid.model, given, label or name))
-
-    capture = (
-        None if settings.capture is None else _captured(settings.capture, device, laid.model, given, label or name)
+    @trace.traced_method(
+        "runtime", "compilation", "prepare step", detail=lambda self: f"device {identity_of(self.device).name}"
     )
-    try:
-        run_with_deadline(None if device.timely else settings.deadline, what, work, late=lambda _: lane.close())
-    except BaseException as error:
+    def step(self, entry: CacheEntry = NOT_KEPT, undo: ExitStack | None = None) -> Step:
+        """Prepare it. If an in-process driver finishes too late, its result is closed.
+
+        entry: in the cache. undo: closes it.
+        """
+        device, laid, settings, lane = self.device, self.laid, self.settings, self.lane
+        name = identity_of(device).name
+        what = f"compilation: device {name}: preparing its part"
+        start = time.monotonic_ns()
+        if settings.deadline is not None and start > settings.deadline:
+            raise MissedDeadline(f"{what}: the deadline passed before")
+        if undo is not None:
+            undo.callback(lane.close)
+        capture = self._capture()
+        try:
+            if settings.deadline is None or device.timely:
+                outcome = entry.prepare_in(lane, device, laid.model, self.hints, self.label)
+            else:
+                work = partial(entry.prepare_in, lane, device, laid.model, self.hints, self.label)
+                outcome = run_with_deadline(settings.deadline, what, work, late=lambda _: lane.close())
+        except BaseException as error:
+            if capture is not None:
+                capture.failed(error, time.monotonic_ns() - start)
+            raise
+        spent = time.monotonic_ns() - start
         if capture is not None:
-            capture.failed(error, time.monotonic_ns() - start)
-        raise
-    spent = time.monotonic_ns() - start
-    if capture is not None:
-        capture.prepared(lane.prepared, spent, str(outcomes[0]))
-    _log.debug("%s prepared %d operations in %.1f ms", name, len(part.model.main.operations), spent / 1e6)
-    if layout := layout_of(device):
-        _log.info("%s has its part in %s, with %d transposes inserted", label or name, layout, laid.transposes)
-    consumed = settings.fallback == "forbid" and release_weights(lane.prepared, laid.model, lane.where)
-    if consumed and laid.model is not part.model:
-        release_weights(lane.prepared, part.model, lane.where)
-    inside = lane.prepared.inside if isinstance(lane.prepared, PreparedPlans) else ()
-    return Step(device, part, lane.prepared, spent, lane, laid, consumed, outcomes[0], inside, capture)
+            capture.prepared(lane.prepared, spent, str(outcome))
+        _log.debug("%s prepared %d operations in %.1f ms", name, len(self.part.model.main.operations), spent / 1e6)
+        if layout := layout_of(device):
+            _log.info("%s has its part in %s, with %d transposes inserted", self.label, layout, laid.transposes)
+        consumed = settings.fallback == "forbid" and release_weights(lane.prepared, laid.model, lane.where)
+        if consumed and laid.model is not self.part.model:
+            release_weights(lane.prepared, self.part.model, lane.where)
+        inside = lane.prepared.inner.inside if isinstance(lane.prepared.inner, PreparedPlans) else ()
+        return Step(device, self.part, lane.prepared, spent, lane, laid, consumed, outcome, inside, capture)
 
-
-def _captured(
-    capture: CompilationCapture, device: Device, model: Model, hints: Hints, label: str
-) -> PreparationCapture | None:
-    """Record that a device is given a model; None for the runtime itself, which has no driver."""
-    if isinstance(device, Interpreting):
-        return None
-    key = key_of(device)
-    return capture.handed(device, model, hints, {"label": label, "origin": key.origin, "isolation": key.isolation})
+    def _capture(self) -> PreparationCapture | None:
+        """Record that a device is given a model; None for the runtime itself, which has no driver."""
+        capture = self.settings.capture
+        if capture is None or isinstance(self.device, Interpreting):
+            return None
+        key = key_of(self.device)
+        where = {"label": self.label, "origin": key.origin, "isolation": key.isolation}
+        return capture.handed(self.device, self.laid.model, self.hints, where)

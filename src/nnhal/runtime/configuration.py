@@ -7,8 +7,8 @@ from nnhal.base.answers import safe_repr
 from nnhal.base.errors import Closed, InvalidArgument, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.records import Struct
-from nnhal.hal.chain import checked_reconfigure, traits_of
-from nnhal.hal.device import Device, Prepared, identity_of
+from nnhal.hal.chain import PreparedChain, checked_reconfigure
+from nnhal.hal.device import Device, identity_of
 from nnhal.hal.options_lock import LockTicket, OptionsLock
 from nnhal.hal.request import UNLIMITED, Control
 
@@ -20,7 +20,7 @@ class Configured(Struct):
 
     label: str
     device: Device
-    prepared: Prepared
+    prepared: PreparedChain
     options: Mapping[str, Any]
 
 
@@ -33,7 +33,7 @@ class Configuration:
 
     def __init__(self, steps: Sequence[Configured]) -> None:
         self.steps, self.unknown = steps, ""
-        self.turns = OptionsLock() if any(traits_of(step.prepared).changeable for step in steps) else None
+        self.turns = OptionsLock() if any(step.prepared.changeable for step in steps) else None
 
     def change(self, device: str, options: Mapping[str, Any], control: Control) -> None:
         """Change the options of a device, in all its partitions or in none. control: limits the wait for earlier executions.
@@ -120,7 +120,7 @@ def _check(device: str, options: Mapping[str, Any], chosen: Sequence[Configured]
             f"configure: options of {device} are {safe_repr(options)}, must be a mapping with str keys"
         )
     for step in chosen:
-        may = traits_of(step.prepared).changeable
+        may = step.prepared.changeable
         for name in options:
             if name not in may:
                 rule = f"must be one of {', '.join(may)}" if may else "it has none that may"

@@ -9,7 +9,7 @@ from nnhal.base.errors import Closed, ContractBroken, NnhalError, as_error
 from nnhal.base.log import logger
 from nnhal.base.native import Gate
 from nnhal.hal.background import hand_over
-from nnhal.hal.device import Prepared
+from nnhal.hal.chain import PreparedChain
 from nnhal.hal.request import Control, Request, Run, Timing
 
 _log = logger("execution")
@@ -65,7 +65,7 @@ class DeadlineExecutor:
     is closed after it has returned.
     """
 
-    prepared: Prepared
+    prepared: PreparedChain
 
     def __init__(self, where: str) -> None:
         self.where = where

@@ -174,9 +174,9 @@ def _load(name: str, origin: str, load: Callable[[], Callable[[], object]]) -> D
         factory = load()
         made = factory()
         device = made if isinstance(made, Device) else _adapted(made, name, origin)
-        facts = vars(device.cached_as)  # the driver's code decides what its factory creates the device with
-        known = facts.get("_made_with", CreationArguments()) if device is made else CreationArguments()
-        facts["_made_with"] = known.by(factory)
+        state = device.cached_as._device_state
+        known = state.made_with if device is made else CreationArguments()
+        state.made_with = known.by(factory)  # its code decides what it creates the device with
         check(device)
     except BaseException as error:
         raise_application_error(error)

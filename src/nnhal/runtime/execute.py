@@ -32,7 +32,7 @@ from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
 from nnhal.model.parts import extract_part, live_operands, operations_reached
 from nnhal.runtime import discovery
-from nnhal.runtime.compilation import Plan, PreparedPlans, Step, prepare, warn_of_fallback
+from nnhal.runtime.compilation import Plan, Preparation, PreparedPlans, Step, warn_of_fallback
 from nnhal.runtime.job import Job, Profile, Report, StepTiming
 from nnhal.runtime.placement import WHOLE
 from nnhal.runtime.schedule import StepPlan
@@ -65,7 +65,7 @@ class PartitionRunner:
         self.step, self.prepared, self.timely = step, step.prepared, step.prepared.timely
         self.launched = run is None and asynchronous()
         where = f"device {label}"
-        self.signature = Signature.of(step.part.model, where)
+        self.signature = Signature.of(step.part.model, where, step.prepared)
         self.lane = step.lane
         self.run: Run = run or step.prepared.run
         if step.capture is not None:
@@ -116,7 +116,7 @@ class Runner:
         self._known = [argument.fixed for argument in whole.signature.outputs]
         self._places = {operand: place for place, operand in enumerate(main.outputs)}
         only = self.lines[0] if len(self.lines) == 1 else None
-        self._watched = any(line.launched or isinstance(line.prepared, PreparedPlans) for line in self.lines)
+        self._watched = any(line.launched or isinstance(line.prepared.inner, PreparedPlans) for line in self.lines)
         direct = only is not None and (only.reads, only.writes) == (main.inputs, main.outputs) and not self._watched
         self._only = only if direct else None
         self._large = {  # shapes and element types
@@ -326,7 +326,7 @@ class Runner:
 
     def kept(self) -> int:
         """Return the bytes of intermediates between partitions that are kept for the next execution."""
-        inside = sum(step.prepared.kept() for step in self.plan.steps if isinstance(step.prepared, PreparedPlans))
+        inside = sum(each.kept() for step in self.plan.steps if isinstance(each := step.prepared.inner, PreparedPlans))
         return inside + sum(array.nbytes for frame in tuple(self._frames) for array in frame.values())
 
     def close(self) -> None:
@@ -355,7 +355,7 @@ class FallbackPartitions:
     def _made(self, number: int) -> Step:
         model = self._plan.model
         part = extract_part(model, live_operands(model)) if number == WHOLE else self._plan.steps[number].part
-        return prepare(discovery.cpu(), part, replace(self._plan.settings, deadline=None))
+        return Preparation(discovery.cpu(), part, replace(self._plan.settings, deadline=None)).step()
 
     def close(self) -> None:
         for step in self._steps.forget():

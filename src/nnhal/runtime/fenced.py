@@ -39,7 +39,6 @@ from nnhal.hal.background import (
     copy_of_error_once,
     run_after,
 )
-from nnhal.hal.device import Prepared
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.request import UNLIMITED, Argument, Control, Request, Timing, summed
@@ -240,7 +239,7 @@ def _why_not_a_chain(caller: Caller, job: Job, whole: Request, wait_for: Sequenc
     steps = caller.plan.steps
     if any(crossing.form.wide for crossing in (*job.taken.values(), *job.left.values())):
         return "64-bit integers are converted before and after it"
-    if all(type(step.prepared).execute_fenced is Prepared.execute_fenced for step in steps):
+    if not any(step.prepared.fenced_by_driver for step in steps):
         return "no driver supports fences"
     if any(step.inside for step in steps):
         return "the runtime runs control flow itself"

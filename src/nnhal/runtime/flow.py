@@ -21,17 +21,13 @@ from nnhal.model.graph import Model, Operation, Subgraph
 from nnhal.model.parts import Part, branch, live_operands
 from nnhal.model.validate import level_needed, validate
 from nnhal.runtime import costs, discovery
-from nnhal.runtime.cache.wanted import CompilationCache
 from nnhal.runtime.compilation import (
     CONTROL_FLOW,
     Candidate,
+    Compilation,
     CompileOptions,
     InnerPlan,
     Interpreting,
-    compiled_on,
-    partition_model,
-    placer_of,
-    query_devices,
 )
 from nnhal.runtime.interpreter import PreparedFlow
 from nnhal.runtime.isolation import RUNTIME, DeviceKey, labels
@@ -44,14 +40,12 @@ _NO = Verdict(False, "runs nothing but control flow")
 
 
 class Branch(Record, frozen=True):
-    """A subgraph that may be compiled separately, and the devices' answers about it. reads, shapes: as in `InnerPlan`."""
+    """A subgraph that may be compiled separately, and its compilation. reads, shapes: as in `InnerPlan`."""
 
     name: str
-    model: Model
     reads: tuple[int, ...]
     shapes: tuple[Shape | None, ...]
-    candidates: Sequence[Candidate]
-    kept: CompilationCache
+    compilation: Compilation
 
 
 Branches = Mapping[int, tuple[Branch, Branch]]  # by the operation that refers to them
@@ -62,10 +56,6 @@ class ControlFlow(Interpreting):
 
     name, version, type = "runtime", __version__, DeviceType.OTHER
     timely = True
-
-    def __init__(self, settings: CompileOptions, events: list[str]) -> None:
-        """events: receives the fallbacks during the preparation of subgraphs."""
-        self._wishes, self._events = settings, events
 
     def supports(self, model: Model) -> list[Verdict]:
         """Reject everything: `with_interpreter` decides, by the answers of other devices."""
@@ -80,7 +70,7 @@ class ControlFlow(Interpreting):
             for n in () if known is None else known.operations:
                 for each in branches[n]:
                     own = undo.enter_context(ExitStack())
-                    plan = compiled_on(each.candidates, each.model, self._wishes, self._events, each.kept, own)
+                    plan = each.compilation.plan(own)
                     inside.append(InnerPlan(n, each.name, plan.without_constants(), each.reads, each.shapes))
             prepared = PreparedFlow(model, inside)
             undo.pop_all()
@@ -91,24 +81,12 @@ class ControlFlow(Interpreting):
         raise OperationFailed("it interprets control flow and has no device memory")
 
 
-def with_interpreter(
-    model: Model,
-    settings: CompileOptions,
-    candidates: Sequence[Candidate],
-    events: list[str],
-    kept: CompilationCache,
-    held: ExitStack,
-) -> list[Candidate]:
-    """Return the runtime as a candidate for control flow of a model, if it supports some.
-
-    held: releases the devices' reusable work.
-    """
+def with_interpreter(compilation: Compilation) -> list[Candidate]:
+    """Return the runtime as a candidate for control flow of a model, if it supports some."""
+    model, candidates, settings = compilation.model, compilation.candidates, compilation.settings
     settings = replace(settings, strategy=replace(settings.strategy, inside=True))
-    device, verdicts, found = (
-        ControlFlow(settings, events),
-        [_NO] * len(model.main.operations),
-        dict[int, tuple[Branch, Branch]](),
-    )
+    device, verdicts = ControlFlow(), [_NO] * len(model.main.operations)
+    found: dict[int, tuple[Branch, Branch]] = {}
     prices: dict[int, tuple[float, float]] = {}
     said = False
     for n in live_operands(model):
@@ -126,14 +104,14 @@ def with_interpreter(
             verdicts[n] = Verdict(False, f"there are {many} subgraphs inside, must be at most {MOST}")
             continue
         parts = parts_of(model, n)
-        first, second = (_asked(model, n, each, settings, candidates, events, kept, held) for each in parts)
+        first, second = (_asked(compilation, n, each, settings) for each in parts)
         verdicts[n], prices[n] = _verdict((first, second), settings, whole)
         if verdicts[n].ok:
             found[n] = first, second
     if not said:
         return []
     claims = SupportReport(model, verdicts, (), found)
-    held.callback(claims.release_work)
+    compilation.held.callback(claims.release_work)
     key = DeviceKey(device.name, device.version, RUNTIME, "none")
     label = labels([*(c.key for c in candidates), key])[-1]
     offer = Offer(label, device.level, Capabilities.uniform(1.0), verdicts, step=0.0)
@@ -226,34 +204,23 @@ def _carried(model: Model, body: int, known: Sequence[Shape | None]) -> list[Sha
             found[n] = None
 
 
-def _asked(
-    model: Model,
-    n: int,
-    subgraph: NamedPart,
-    settings: CompileOptions,
-    candidates: Sequence[Candidate],
-    events: list[str],
-    kept: CompilationCache,
-    held: ExitStack,
-) -> Branch:
-    """Ask the devices that had an answer about the whole model."""
-    part, whole = subgraph.part, model.referenced[subgraph.number]
-    inner, keeps = part.model, kept.inside(part.model, n, subgraph.name)
+def _asked(compilation: Compilation, n: int, subgraph: NamedPart, settings: CompileOptions) -> Branch:
+    """Begin the compilation of a subgraph."""
+    model, part = compilation.model, subgraph.part
+    whole = model.referenced[subgraph.number]
     reads = tuple(whole.inputs.index(i) for i in part.inputs)
     values = validate(model).subgraphs[subgraph.number + 1].values
     shapes = tuple(None if (v := values[i]) is None else v.shape for i in whole.inputs)
-    named = [(c.device, c.key, c.offer.device) for c in candidates if c.failed is None]
-    return Branch(
-        subgraph.name, inner, reads, shapes, query_devices(named, inner, settings, events, keeps, held), keeps
-    )
+    return Branch(subgraph.name, reads, shapes, Compilation(part.model, settings, (compilation, n, subgraph.name)))
 
 
 def _prices(branch: Branch, found: Partition, preference: Preference, cpu: str) -> tuple[float, float]:
     """Return the cost of one run of a subgraph as placed, with the fixed cost of each partition, and of one on the CPU."""
-    starting = {c.offer.device: c.offer.step for c in branch.candidates}
-    inside = {c.offer.device: c.prices for c in branch.candidates if c.interprets}
+    candidates, model = branch.compilation.candidates, branch.compilation.model
+    starting = {c.offer.device: c.offer.step for c in candidates}
+    inside = {c.offer.device: c.prices for c in candidates if c.interprets}
     # Otherwise relative to the CPU
-    seconds = [1.0] * len(found.choices) if found.forecasts else costs.seconds(branch.model)
+    seconds = [1.0] * len(found.choices) if found.forecasts else costs.seconds(model)
     own = whole = 0.0
     for choice in found.choices:
         if choice.device in inside:
@@ -284,10 +251,9 @@ def _verdict(
     alone: set[str | None] = set()  # None for the runtime
     own = elsewhere = 0.0
     for each in branches:
-        by_label = {c.offer.device: c for c in each.candidates}
+        by_label = {c.offer.device: c for c in each.compilation.candidates}
         try:
-            offers, placer = placer_of(each.candidates, each.model, settings)
-            found, _ = partition_model(each.model, settings, by_label, offers, placer)
+            found, _ = each.compilation.partition(*each.compilation.placer())
         except UnsupportedModel as error:
             return Verdict(False, f"{each.name}: {error}"), (0.0, 0.0)
         used[each.name] = list(dict.fromkeys(step.device for step in found.steps))

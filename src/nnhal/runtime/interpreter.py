@@ -25,6 +25,7 @@ from nnhal.hal.device import Device
 from nnhal.hal.host import ExclusiveUse, HostBuffer, contents_within, fill_within
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.memory_use import MemoryUse, combined_use
+from nnhal.hal.prepared import unwrapped
 from nnhal.hal.request import Argument, Control, Request, Timing
 from nnhal.model.graph import CONSTANTS, Model, operation_label
 from nnhal.model.validate import validate
@@ -442,7 +443,7 @@ class _Carrying:
                         devices.append(step.device)
         if not roles or any(device is not devices[0] for device in devices):
             return None
-        if isinstance(roles[0].prepared, PreparedPlans):
+        if isinstance(unwrapped(roles[0].prepared), PreparedPlans):
             return None
         return _Held(devices[0], tuple(roles), n < self.changed)
 

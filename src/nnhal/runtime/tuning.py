@@ -6,7 +6,7 @@ Inputs are random: with control flow, the time may depend on their values.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.model.graph import Model
 from nnhal.runtime.arguments import ModelInterface, Spec
-from nnhal.runtime.compilation import Attempt, Plan, Tune
+from nnhal.runtime.compilation import Compilation, Failure, Plan, Tune
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.partition import Expectation, Measured, Offer, Steps, expectations
 from nnhal.runtime.placer import Placer
@@ -79,15 +79,9 @@ class _Contender:
         return self.compiled._caller.plan.partition.steps
 
 
-def _tune(
-    seconds: float,
-    model: Model,
-    offers: Sequence[Offer],
-    placer: Placer,
-    attempt: Attempt,
-    deadline: int | None,
-) -> Placer:
-    measured = placer.measured or Measured()
+def _tune(seconds: float, compilation: Compilation, offers: Sequence[Offer], placer: Placer) -> Placer:
+    model, deadline = compilation.model, compilation.settings.deadline
+    attempt, measured = partial(compilation.attempt, offers), placer.measured or Measured()
     inputs = random_inputs(ModelInterface(model).inputs)
     chosen = _chosen(_expected(model, offers, placer, measured))
     if deadline is not None:  # the other half is for preparing the winner
@@ -131,7 +125,7 @@ def _chosen(found: Sequence[Expectation]) -> list[Expectation]:
 def _made(
     each: Expectation,
     placer: Placer,
-    attempt: Attempt,
+    attempt: Callable[[Placer, ExitStack], Plan | Failure],
     inputs: Sequence[Array],
     stack: ExitStack,
     end: float | None,

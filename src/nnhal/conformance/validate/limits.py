@@ -19,8 +19,9 @@ from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.trial import PLAIN, NotAsked, RequirementNotMet, Trial, copies
 from nnhal.conformance.worker import process_of
 from nnhal.hal.device import Device, Hints, Prepared
+from nnhal.hal.prepared import PreparedWrapper
 from nnhal.hal.request import Control, Request, Timing
-from nnhal.hal.wrappers import PreparedWrapper, Wrapper
+from nnhal.hal.wrappers import Wrapper
 from nnhal.model.graph import Model
 
 SHORT_NS, GRACE_NS, FAR_NS = 20_000_000, 300_000_000, 600_000_000_000

@@ -18,6 +18,7 @@ from nnhal.hal.chain import checked_burst
 from nnhal.hal.device import Prepared
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
+from nnhal.hal.prepared import driver_roles
 from nnhal.hal.request import UNLIMITED, Request
 
 WAIT = 30.0  # seconds for a callback
@@ -171,7 +172,7 @@ def allocation_roles(trial: Trial) -> int:
     for what, (desc, roles) in bad.items():
         try:
             with trial.asking("allocate"):
-                trial.device.allocate(desc, roles).close()
+                trial.device.allocate(desc, driver_roles(roles)).close()
         except InvalidArgument:
             continue
         except NnhalError as error:

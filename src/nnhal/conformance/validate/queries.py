@@ -27,7 +27,7 @@ def identity(trial: Trial) -> int:
 
 
 def _afresh(device: Device) -> Any:
-    vars(device).pop("_identity", None)
+    device._device_state.identity = None
     return identity_of(device)
 
 

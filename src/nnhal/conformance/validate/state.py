@@ -14,7 +14,6 @@ from nnhal.conformance.switching import switching_often
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.trial import RequirementNotMet, Trial, copies, distinct
 from nnhal.hal.device import Prepared
-from nnhal.hal.idle import trimmed as trim_now
 from nnhal.hal.request import UNLIMITED, Request, Run
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
@@ -252,7 +251,7 @@ def trimmed(trial: Trial) -> int:
         wanted = [None if r is None else r.copy() for r in trial.run(prepared, copies(arrays_of(call)))]
         for pressed in (False, True, True):
             with trial.asking("trim"):
-                while not trim_now(prepared, pressed=pressed):  # the trimming of idle models may be running
+                while not prepared.trim_now(pressed=pressed):  # the trimming of idle models may be running
                     time.sleep(PAUSE)
             told = "after it was trimmed" + " under memory pressure" * pressed
             trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), told)

@@ -17,10 +17,11 @@ from nnhal.conformance.control import CONTROL, Source, Takes, sources
 from nnhal.conformance.differential import OPEN, Outputs, arrays_of, compare_outputs, model_of, with_other_values
 from nnhal.conformance.draw import Call, Cell, cells, draw
 from nnhal.conformance.place import place_of
-from nnhal.hal.chain import checked_prepared
+from nnhal.hal.chain import PreparedChain, checked_prepared
 from nnhal.hal.claims import query_verdicts
 from nnhal.hal.device import Device, Hints, Prepared, Verdict, where_of
 from nnhal.hal.lowering import refusals
+from nnhal.hal.prepared import unwrapped
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature
 from nnhal.ipc.client.process import ReconnectingModel
 from nnhal.model.graph import Model
@@ -261,11 +262,12 @@ class Trial:
         with self.asking("supports"):
             return query_verdicts(self.device, model)
 
-    def prepare(self, model: Model, hints: Hints = PLAIN, through: Device | None = None) -> Prepared:
+    def prepare(self, model: Model, hints: Hints = PLAIN, through: Device | None = None) -> PreparedChain:
         """Prepare; closed with the trial unless the check closes it. through: the device, wrapped."""
         with self.asking("prepare"):
             prepared = checked_prepared(through or self.device, model, hints)
-        return self.opened(prepared)
+        self.opened(prepared)
+        return prepared
 
     def opened(self, prepared: Prepared) -> Prepared:
         """Register a new prepared model; closed with the trial unless the check closes it."""
@@ -277,8 +279,8 @@ class Trial:
         """Close, and return after the driver's own `close`; raises the driver's errors."""
         self._open = [each for each in self._open if each is not prepared]
         with self.asking("close"), driver_call(self.where, "close() of a prepared model"):
-            if isinstance(prepared, ReconnectingModel) and prepared.alive:
-                prepared.end()
+            if isinstance(inner := unwrapped(prepared), ReconnectingModel) and inner.alive:
+                inner.end()
             else:
                 prepared.close()
 

@@ -22,7 +22,6 @@ from nnhal.base.operands import dtype_of
 from nnhal.hal.background import asynchronous
 from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
-from nnhal.hal.chain import queue_like_run
 from nnhal.hal.code import CodeIdentity, CreationArguments, code_of
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.hidl.arguments import HalTiming, OutputBuffer, OutputShape, PlacedRequest, collect, lay_out
@@ -65,7 +64,7 @@ class Adapted(Device):
 
     def __init__(self, driver: object, level: Level, name: str, trace: Trace | None = None) -> None:
         self.driver, self.level, self.name = driver, level, name
-        vars(self)["_made_with"] = CreationArguments.of(getattr(driver, "__dict__", {}))
+        self._device_state.made_with = CreationArguments.of(getattr(driver, "__dict__", {}))
         self.one_at_a_time = getattr(driver, "one_at_a_time", False)
         self.at_once = getattr(driver, "at_once", 0)
         self.calls = Calls(name, level, trace)
@@ -79,7 +78,7 @@ class Adapted(Device):
     @property
     def code_identity(self) -> CodeIdentity:
         """The identity of the driver's code, and of the object's attributes when it was adapted."""
-        return code_of(type(self.driver), vars(self)["_made_with"])
+        return code_of(type(self.driver), self._device_state.made_with)
 
     def _ask(self, method: str) -> Any:
         return self.calls.answer(self.driver, method, 1)[0]
@@ -254,7 +253,7 @@ class AdaptedPrepared(Prepared):
         """Return the driver's burst, or one of plain executions."""
         burst, own = LocalBurst(self), burst_of(self._calls, self._prepared, self._call)
         if own is not None:
-            burst.runs_by(queue_like_run(self, partial(self._run, own.exchange)), own.close)
+            burst.runs_by(partial(self._run, own.exchange), own.close)
         return burst
 
     def burst_executor(self) -> BurstExecutor | None:

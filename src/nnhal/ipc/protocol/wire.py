@@ -646,7 +646,7 @@ class CacheFileCounts(Reply, tag=17, frozen=True):
 
 
 class PreparedTraits(Reply, tag=15, frozen=True):
-    """The traits of a prepared model (see `nnhal.hal.chain.Traits`), in its notification."""
+    """The traits of a prepared model (see `nnhal.hal.device.Prepared`), in its notification."""
 
     weights_consumed: bool = False
     changeable: Annotated[tuple[Text, ...], Meta(max_length=4096)] = ()

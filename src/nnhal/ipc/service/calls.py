@@ -32,12 +32,11 @@ from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import Place, bind_request
 from nnhal.hal.cache.files import Cache
 from nnhal.hal.chain import (
+    PreparedChain,
     checked_prepared,
     checked_reconfigure,
     checked_restored,
-    queues_of,
     release_weights,
-    traits_of,
 )
 from nnhal.hal.claims import consider_support, query_verdicts
 from nnhal.hal.device import (
@@ -46,7 +45,6 @@ from nnhal.hal.device import (
     NUMERICS_PREFIX,
     Device,
     Hints,
-    Prepared,
     cache_record_identity,
     code_by,
     identity_of,
@@ -246,7 +244,7 @@ class CallHandler:
     def _prepare(self, call: wire.PrepareModel, fds: Descriptors, size: int) -> Answer:
         (model, memory), hints = self._model(call, fds, size), self._with_cache(_hints(call), call.cache)
 
-        def prepare() -> tuple[Prepared, Model]:
+        def prepare() -> tuple[PreparedChain, Model]:
             return self._prepared(model, hints), model
 
         return self._prepare_later(call.object, memory, hints.priority, prepare, kept=call.cache != 0)
@@ -259,12 +257,12 @@ class CallHandler:
 
         validate_outline(outline)
 
-        def restore() -> tuple[Prepared, Model]:
+        def restore() -> tuple[PreparedChain, Model]:
             return checked_restored(self._device, outline, hints, client=self._process), outline
 
         return self._prepare_later(call.object, memory, hints.priority, restore, "cache")
 
-    def _prepared(self, model: Model, hints: Hints) -> Prepared:
+    def _prepared(self, model: Model, hints: Hints) -> PreparedChain:
         validate(model)
         prepared = checked_prepared(self._device, model, hints, as_is=True, client=self._process)
         release_weights(prepared, model, self._where)
@@ -299,23 +297,23 @@ class CallHandler:
 
         hints = self._with_cache(hints, call.cache)
 
-        def prepare() -> tuple[Prepared, Model]:
+        def prepare() -> tuple[PreparedChain, Model]:
             part = extract_part(claims.model, places or range(count)).model.again()  # its constants may be released
             return self._prepared(part, claims.hints(hints, places or None)), part
 
         return self._prepare_later(call.object, memory, hints.priority, prepare, kept=call.cache != 0)
 
     def _counted(
-        self, prepare: Callable[[], tuple[Prepared, Model]], source: str, kept: bool
-    ) -> tuple[Prepared, Model]:
+        self, prepare: Callable[[], tuple[PreparedChain, Model]], source: str, kept: bool
+    ) -> tuple[PreparedChain, Model]:
         """Prepare, and count it if the service has metrics."""
         if self._tally is None:
             return prepare()
         metrics, began, outcome = self._tally.metrics, time.monotonic_ns(), OK
         try:
             prepared, model = prepare()
-            for queue in queues_of(prepared):
-                metrics.watch(queue)
+            for link in prepared.queues:
+                metrics.watch(link.queue)
             return prepared, model
         except BaseException as error:
             outcome = outcome_of(error)
@@ -328,7 +326,7 @@ class CallHandler:
         number: int,
         memory: int,
         priority: Priority,
-        prepare: Callable[[], tuple[Prepared, Model]],
+        prepare: Callable[[], tuple[PreparedChain, Model]],
         source: str = "model",
         *,
         kept: bool = False,
@@ -344,9 +342,9 @@ class CallHandler:
                 prepared, model = self._counted(prepare, source, kept)
                 entry = Export(prepared, model, self._where, claim.moved_to(), priority, self._tally)
                 exports.fill(number, entry, entry.release)
-                traits = traits_of(prepared)
-                if any(traits):
-                    result = wire.PreparedTraits(*traits)
+                traits = wire.PreparedTraits(prepared.weights_consumed, prepared.changeable, prepared.writes_later)
+                if traits != wire.PreparedTraits():
+                    result = traits
             except BaseException as error:
                 exports.release(number)
                 result = error_to_wire(error)

@@ -14,8 +14,9 @@ from nnhal.base.answers import close_quietly
 from nnhal.base.codes import Priority
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import Closed, InvalidArgument, NnhalError
+from nnhal.hal.chain import PreparedChain
 from nnhal.hal.claims import SupportReport
-from nnhal.hal.device import Hints, Prepared
+from nnhal.hal.device import Hints
 from nnhal.hal.request import Signature
 from nnhal.ipc.service.metrics import ExecutionTally
 from nnhal.ipc.service.quota import Claim, ClientShare
@@ -60,7 +61,7 @@ class Export:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedChain,
         model: Model,
         where: str,
         claim: Claim,
@@ -73,7 +74,7 @@ class Export:
         executions.
         """
         self.priority = priority
-        self.prepared, self.model, self.signature = prepared, model, Signature.of(model, where)
+        self.prepared, self.model, self.signature = prepared, model, Signature.of(model, where, prepared)
         self._claim, self.tally = claim, tally
         self.alive = True
         self._users: deque[None] = deque()  # appends and pops are atomic

@@ -20,7 +20,7 @@ from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
 from nnhal.hal.answers import cache_files_by
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles, os_reason
-from nnhal.hal.chain import checked_prepared, checked_restored, traits_of
+from nnhal.hal.chain import checked_prepared, checked_restored
 from nnhal.hal.claims import SupportReport
 from nnhal.hal.code import code_of_functions
 from nnhal.hal.device import Device, Hints, cache_record_identity, code_by, identity_of
@@ -280,7 +280,7 @@ class _Step(Record, frozen=True):
             self._plainly_in(lane)
             return f"the driver failed while it was to keep it: {error_text(error)}"
         try:
-            writing.publish(self.key, dict(facts), unwritten=traits_of(lane.prepared).writes_later)
+            writing.publish(self.key, dict(facts), unwritten=lane.prepared.writes_later)
             return "its driver may write the entry later" if cache.unwritten else ""
         except NothingCached as error:
             return str(error)

@@ -64,7 +64,7 @@ class CapturedSignature(Signature):
     __slots__ = ("recorder", "way")
 
     def __init__(self, plain: Signature, recorder: RequestRecorder, way: str) -> None:
-        super().__init__(plain.inputs, plain.outputs, plain.where)
+        super().__init__(plain.inputs, plain.outputs, plain.where, timely=plain.timely, profiled=plain.profiled)
         self.recorder, self.way = recorder, way
         self.make = RecordedCheckedRequest if plain.make is CheckedRequest else RecordedRequest
 

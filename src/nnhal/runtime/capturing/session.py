@@ -25,7 +25,8 @@ from nnhal.base.records import replace
 from nnhal.base.uncopied import NotCopyable
 from nnhal.base.version import __version__
 from nnhal.hal.background import signal_after
-from nnhal.hal.device import Device, Hints, Prepared, identity_of
+from nnhal.hal.chain import PreparedChain
+from nnhal.hal.device import Device, Hints, identity_of
 from nnhal.hal.fence import Fence
 from nnhal.hal.request import Control, Request, Signature, Timing
 from nnhal.model.file import head_of
@@ -235,9 +236,9 @@ class _Preparation:
         failed = as_error(error, "prepare()")
         self._file.add(PreparationEnd(self.number, int(failed.status), error_text(failed), nanoseconds))
 
-    def prepared(self, prepared: Prepared, nanoseconds: int, cached: str) -> None:
+    def prepared(self, prepared: PreparedChain, nanoseconds: int, cached: str) -> None:
         """As in `PreparationCapture`."""
-        self._fenced = type(prepared).execute_fenced is not Prepared.execute_fenced
+        self._fenced = prepared.fenced_by_driver
         self._file.add(PreparationEnd(self.number, int(ErrorStatus.NONE), "", nanoseconds, cached))
 
     def signature(self, plain: Signature, way: str) -> Signature:

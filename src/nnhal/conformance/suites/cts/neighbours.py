@@ -12,8 +12,9 @@ import numpy as np
 from nnhal.base.codes import DeviceType
 from nnhal.base.errors import DeadObject, OperationFailed, OutOfMemory, ResourceExhausted
 from nnhal.hal.device import Considered, Device, Hints, Prepared, Verdict
+from nnhal.hal.prepared import PreparedWrapper
 from nnhal.hal.request import Control, Request, Timing
-from nnhal.hal.wrappers import PreparedWrapper, Wrapper
+from nnhal.hal.wrappers import Wrapper
 from nnhal.model.graph import Model
 
 

@@ -51,7 +51,7 @@ from nnhal.conformance.suites.suite import (
     SuiteRun,
 )
 from nnhal.conformance.validate.trial import by_reference
-from nnhal.hal.chain import checked_prepared
+from nnhal.hal.chain import PreparedChain, checked_prepared
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import UNLIMITED
 
@@ -236,7 +236,7 @@ def _models(context: Context, group: int) -> Found:
     """Draw many models, keep some of them open, and execute those in random order."""
     device, run = context.device, context.run
     rng = random.Random(f"{run.seed} {group}")
-    opened: list[tuple[Prepared, ThreadJob]] = []
+    opened: list[tuple[PreparedChain, ThreadJob]] = []
     tally, unsupported = _Tally(), 0
 
     def execute(prepared: Prepared, one: ThreadJob) -> None:

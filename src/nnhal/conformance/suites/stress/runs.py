@@ -16,6 +16,7 @@ from nnhal.conformance.suites.suite import PREPARING, Context, NotApplicable, No
 from nnhal.conformance.switching import switching_often
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Device, Hints, Prepared, where_of
+from nnhal.hal.prepared import unwrapped
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.process import ReconnectingModel
 
@@ -46,8 +47,8 @@ def executed(
 def closed(device: Device, prepared: Prepared) -> None:
     """Close, and return after the driver's own `close`."""
     with driver_call(where_of(device), "close() of a prepared model"):
-        if isinstance(prepared, ReconnectingModel) and prepared.alive:
-            prepared.end()
+        if isinstance(inner := unwrapped(prepared), ReconnectingModel) and inner.alive:
+            inner.end()
         else:
             prepared.close()
 

@@ -19,6 +19,7 @@ from nnhal.hal.binding import flat_bytes
 from nnhal.hal.device import Prepared
 from nnhal.hal.host import run_resolved
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.hal.prepared import driver_roles
 from nnhal.hal.request import UNLIMITED
 
 
@@ -53,7 +54,7 @@ class _Domain:
     def asked(self, desc: tuple[int, ...], *roles: BufferRole) -> None:
         """Ask for memory that the driver itself has to refuse."""
         with self.probe.asking("allocate"):
-            self.probe.device.allocate(BufferDesc(desc), roles).close()
+            self.probe.device.allocate(BufferDesc(desc), driver_roles(roles)).close()
 
     def input(self, prepared: Prepared | None = None) -> BufferRole:
         """Return the role of the first input."""

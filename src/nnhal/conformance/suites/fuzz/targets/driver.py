@@ -32,7 +32,7 @@ from nnhal.conformance.validate.trial import PLAIN, by_reference, copies
 from nnhal.conformance.verdict import outcome_of_text
 from nnhal.hal.answers import cache_files_by
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache
-from nnhal.hal.chain import checked_prepared, checked_restored
+from nnhal.hal.chain import PreparedChain, checked_prepared, checked_restored
 from nnhal.hal.claims import query_verdicts
 from nnhal.hal.device import Prepared, layout_of, where_of
 from nnhal.hal.lowering import refusals
@@ -116,7 +116,7 @@ class DriverTarget(FuzzTarget):
         if hasattr(self, "_remote"):
             self.close()
         self._remote = RemoteDevice(start(discovery.origin_of(self._name), level=self._level))
-        self._prepared: dict[int, Prepared] = {}
+        self._prepared: dict[int, PreparedChain] = {}
         self._bursts: dict[int, PacketBurst] = {}
 
     def recover(self) -> None:
@@ -184,8 +184,8 @@ class DriverTarget(FuzzTarget):
         if number not in self._prepared:
             self._prepared[number] = checked_prepared(self._remote, self._known[number].model, self._hints)
         found = self._prepared[number]
-        assert isinstance(found, RemotePrepared)
-        return found
+        assert isinstance(found.inner, RemotePrepared)
+        return found.inner
 
     def _require_alive(self, number: int, when: str) -> None:
         self._require_right(self._known[number], self._of(number), when)
