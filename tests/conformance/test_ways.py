@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from nnhal import Builder
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.conformance.execution_paths import WAYS
@@ -13,12 +12,11 @@ from nnhal.hal.request import Control
 from nnhal.hal.wrappers import Wrapper
 from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery
+from tests.models import make_model
 
 
 def doubling():
-    b = Builder()
-    x = b.input((2,))
-    return checked_prepared(discovery.cpu(), b.finish([x], [b.add(x, x)]), Hints())
+    return checked_prepared(discovery.cpu(), make_model(lambda b, x: b.add(x, x), (2,)), Hints())
 
 
 def request(prepared):

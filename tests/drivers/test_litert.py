@@ -33,6 +33,7 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.zoo import maker
 from tests import requests
+from tests.models import make_model
 
 litert = pytest.importorskip("nnhal.drivers.litert")
 
@@ -378,7 +379,5 @@ def test_a_scalar_where_the_rank_was_left_open_is_computed_all_the_same() -> Non
 
 
 def test_an_activation_that_the_execution_gives_is_refused(device: Device) -> None:
-    b = nnhal.Builder()
-    x, activation = b.input((2,)), b.input((), "INT32")
-    (verdict,) = device.supports(b.finish([x, activation], [b.add(x, x, activation)]))
+    (verdict,) = device.supports(make_model(lambda b, x, activation: b.add(x, x, activation), (2,), ((), "INT32")))
     assert not verdict.ok and "activation" in verdict.reason

@@ -23,6 +23,7 @@ from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 from tests import requests
+from tests.models import doubling, make_model
 
 pytest.importorskip("onnxruntime")
 F32 = OperandType.TENSOR_FLOAT32
@@ -41,12 +42,6 @@ def reason(device: Device, model: Model) -> str:
 
 def floats(*values: float) -> Any:
     return np.array(values, np.float32)
-
-
-def doubled(size: int = 4) -> Model:
-    b = nnhal.Builder()
-    x = b.input((size,))
-    return b.finish([x], [b.add(x, x)])
 
 
 def run(prepared: Prepared, *inputs: Any) -> Any:
@@ -99,13 +94,13 @@ def test_telemetry_is_off_before_the_engine_is_imported() -> None:
 
 def test_an_unknown_provider_lists_those_that_there_are(device: Device) -> None:
     with pytest.raises(InvalidArgument, match=r"provider is 'CUDA', must be one of .*CPUExecutionProvider"):
-        device.prepare(doubled(), Hints(options={"provider": "CUDA"}))
+        device.prepare(doubling(), Hints(options={"provider": "CUDA"}))
     with pytest.raises(InvalidArgument, match="option 'providers' is unknown, must be 'provider'"):
-        device.consider(doubled(), Hints(options={"providers": "CUDA"}))
+        device.consider(doubling(), Hints(options={"providers": "CUDA"}))
 
 
 def test_the_provider_that_is_there_is_taken(device: Device) -> None:
-    prepared = checked_prepared(device, doubled(), Hints(options={"provider": "CPUExecutionProvider"}))
+    prepared = checked_prepared(device, doubling(), Hints(options={"provider": "CPUExecutionProvider"}))
     assert run(prepared, floats(1, 2, 3, 4)).tolist() == [2, 4, 6, 8]
 
 
@@ -119,12 +114,12 @@ def test_the_session_has_the_threads_of_the_hints(monkeypatch: pytest.MonkeyPatc
         return made(built, count, provider)
 
     monkeypatch.setattr(session, "session", noted)
-    checked_prepared(onnxruntime.device(), doubled(), Hints(threads=threads))
+    checked_prepared(onnxruntime.device(), doubling(), Hints(threads=threads))
     assert asked == [threads]
 
 
 def test_threads_stop_spinning_after_a_run_and_the_optimiser_makes_no_integer_kernels() -> None:
-    options, _ = session.options(lowered(doubled()), 2)
+    options, _ = session.options(lowered(doubling()), 2)
     for name in ("session.force_spinning_stop", "session.disable_quant_qdq"):
         assert options.get_session_config_entry(name) == "1"
 
@@ -142,20 +137,15 @@ def test_loops_boxes_and_hashes_are_refused_with_the_reason() -> None:
 
 
 def test_an_integer_divisor_has_to_be_constant_and_neither_0_nor_minus_1(device: Device) -> None:
-    b = nnhal.Builder()
-    x = b.input((2,), "TENSOR_INT32")
-    model = b.finish([x], [b.div(x, b.constant(np.array([2, -1], np.int32)))])
+    model = make_model(lambda b, x: b.div(x, b.constant(np.array([2, -1], np.int32))), ((2,), "TENSOR_INT32"))
     assert "does not define an integer division by 0" in reason(device, model)
-    b = nnhal.Builder()
-    x = b.input((2,), "TENSOR_INT32")
-    model = b.finish([x], [b.div(x, b.constant(np.array([2, -2], np.int32)))])
+    model = make_model(lambda b, x: b.div(x, b.constant(np.array([2, -2], np.int32))), ((2,), "TENSOR_INT32"))
     assert run(checked_prepared(device, model, Hints()), np.array([-7, 7], np.int32)).tolist() == [-4, -4]
 
 
 def test_scales_that_float32_cannot_multiply_are_refused(device: Device) -> None:
-    b = nnhal.Builder()
-    x = b.input((2,), "TENSOR_QUANT8_ASYMM", 2.0**-30, 0)
-    assert "scales are 9.31323e-10" in reason(device, b.finish([x], [b.relu(x)]))
+    model = make_model(lambda b, x: b.relu(x), ((2,), "TENSOR_QUANT8_ASYMM", 2.0**-30, 0))
+    assert "scales are 9.31323e-10" in reason(device, model)
 
 
 def test_a_sequence_of_a_cell_without_a_kernel_is_written_up_to_64_steps(device: Device) -> None:
@@ -183,9 +173,8 @@ def test_a_sequence_of_a_cell_without_a_kernel_is_written_up_to_64_steps(device:
 
 
 def test_what_nnapi_fails_on_does_not_count_from_the_end(device: Device) -> None:
-    b = nnhal.Builder()
-    x, index = b.input((3,)), b.input((1,), "TENSOR_INT32")
-    prepared = checked_prepared(device, b.finish([x, index], [b.gather(x, 0, index)]), Hints())
+    model = make_model(lambda b, x, index: b.gather(x, 0, index), (3,), ((1,), "TENSOR_INT32"))
+    prepared = checked_prepared(device, model, Hints())
     assert run(prepared, floats(1, 2, 3), np.array([2], np.int32)).tolist() == [3]
     with pytest.raises(OperationFailed, match=r"onnxruntime: .*out of data bounds"):
         run(prepared, floats(1, 2, 3), np.array([-1], np.int32))
@@ -249,7 +238,7 @@ def test_what_is_multiplied_by_its_own_share_takes_the_engines_kernel_and_no_oth
 
 
 def test_a_constant_is_its_own_whatever_lay_in_its_place_before() -> None:
-    graph, numbers = OnnxGraph(doubled()), EXTERNAL // 8
+    graph, numbers = OnnxGraph(doubling()), EXTERNAL // 8
     names = [graph.constant([n] * numbers) for n in range(50)]  # lists that are gone when the next one is made
     assert len(set(names)) == 50
 
@@ -349,7 +338,7 @@ def test_what_is_reshaped_twice_is_reshaped_once() -> None:
 
 @pytest.mark.parametrize("size", [4, session.IN_PLACE])
 def test_inputs_are_read_anew_at_each_execution(device: Device, size: int) -> None:
-    prepared = checked_prepared(device, doubled(size), Hints())
+    prepared = checked_prepared(device, doubling(size), Hints())
     for number in (1, 2):
         x = np.full(size, number, np.float32)
         assert (run(prepared, x) == 2 * number).all()
@@ -358,27 +347,27 @@ def test_inputs_are_read_anew_at_each_execution(device: Device, size: int) -> No
 
 
 def test_outputs_are_never_the_sessions_own_memory(device: Device) -> None:
-    prepared = checked_prepared(device, doubled(), Hints())
+    prepared = checked_prepared(device, doubling(), Hints())
     first = run(prepared, floats(1, 2, 3, 4))
     run(prepared, floats(9, 9, 9, 9))
     assert first.tolist() == [2, 4, 6, 8]
 
 
 def test_the_wrong_input_shape_is_an_invalid_request(device: Device) -> None:
-    prepared = checked_prepared(device, doubled(), Hints())
+    prepared = checked_prepared(device, doubling(), Hints())
     with pytest.raises(InvalidRequest, match=r"input 0 is of shape \[5\], must be of shape \[4\]"):
         run(prepared, floats(1, 2, 3, 4, 5))
 
 
 def test_a_closed_model_runs_no_more(device: Device) -> None:
-    prepared = checked_prepared(device, doubled(), Hints())
+    prepared = checked_prepared(device, doubling(), Hints())
     prepared.close()
     with pytest.raises(Closed, match="was closed"):
         run(prepared, floats(1, 2, 3, 4))
 
 
 def test_four_threads_get_their_own_results(device: Device) -> None:
-    prepared = checked_prepared(device, doubled(2000), Hints())
+    prepared = checked_prepared(device, doubling(2000), Hints())
     wrong: list[int] = []
 
     def work(number: int) -> None:
@@ -458,11 +447,11 @@ def test_what_the_optimiser_cannot_is_prepared_as_it_is_written(monkeypatch: pyt
 
     monkeypatch.setattr(ort, "InferenceSession", failing)
     broken = False
-    assert run(checked_prepared(onnxruntime.device(), doubled(2), Hints()), floats(1, 2)).tolist() == [2, 4]
+    assert run(checked_prepared(onnxruntime.device(), doubling(2), Hints()), floats(1, 2)).tolist() == [2, 4]
     levels.clear()
     broken = True
     with pytest.raises(OperationFailed, match="the model cannot be prepared: attempt 1"):
-        checked_prepared(onnxruntime.device(), doubled(), Hints())
+        checked_prepared(onnxruntime.device(), doubling(), Hints())
 
 
 def test_a_forked_child_ends_without_the_sessions_of_its_parent() -> None:

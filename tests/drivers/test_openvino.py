@@ -32,6 +32,7 @@ from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from tests import requests
+from tests.models import make_model
 
 ONES = WindowAttributes((1, 1), (0, 0), (0, 0))
 
@@ -65,9 +66,7 @@ def verdict(model: Model) -> str:
 
 
 def unary(name: str, shape: tuple[int, ...], kind: str = "TENSOR_FLOAT32", **more: object) -> Model:
-    b = nnhal.Builder()
-    x = b.input(shape, kind)
-    return b.finish([x], [b.operation(name, input=x, **more)])
+    return make_model(lambda b, x: b.operation(name, input=x, **more), (shape, kind))
 
 
 def binary(name: str, x: Array, constant: Array | None = None) -> Model:
@@ -247,9 +246,7 @@ def test_a_decoded_value_is_rounded_once() -> None:
     """A scale times the zero point alone would leave a remainder where the value is 0."""
     scale = float(np.float32(1e10 / 3))
     x = np.array([117, 118], np.uint8)
-    b = nnhal.Builder()
-    given = b.input((2,), "TENSOR_QUANT8_ASYMM", scale=scale, zero_point=117)
-    model = b.finish([given], [b.dequantize(given)])
+    model = make_model(lambda b, given: b.dequantize(given), ((2,), "TENSOR_QUANT8_ASYMM", scale, 117))
     assert run(model, x)[0].tolist() == [0.0, np.float32(scale)]
 
 
@@ -409,9 +406,8 @@ def test_what_the_engine_raises_of_a_node_is_the_reason_that_it_is_refused() -> 
 
 
 def test_what_the_engine_lacks_is_named() -> None:
-    far = nnhal.Builder()
-    x = far.input((2,), "TENSOR_QUANT8_ASYMM", scale=1e30, zero_point=0)
-    assert "to compute in float32" in verdict(far.finish([x], [far.relu(x)]))
+    model = make_model(lambda far, x: far.relu(x), ((2,), "TENSOR_QUANT8_ASYMM", 1e30, 0))
+    assert "to compute in float32" in verdict(model)
     y = np.ones(3, np.int32)
     assert verdict(binary("DIV", y)) == "OpenVINO's DIV does not support TENSOR_INT32"
     tiny = np.array([1e-40, 1, 1], np.float32)
@@ -466,9 +462,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_an_index_outside_ends_the_execution() -> None:
-    b = nnhal.Builder()
-    x, indices = b.input((4, 2)), b.input((3,), "TENSOR_INT32")
-    model = b.finish([x, indices], [b.gather(x, 0, indices)])
+    model = make_model(lambda b, x, indices: b.gather(x, 0, indices), (4, 2), ((3,), "TENSOR_INT32"))
     given = np.arange(8, dtype=np.float32).reshape(4, 2)
     assert run(model, given, np.array([3, 0, 3], np.int32))[0].tolist() == given[[3, 0, 3]].tolist()
     for index in (-1, 4, 2**31 - 1, -(2**31)):

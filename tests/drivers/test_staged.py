@@ -16,6 +16,7 @@ from nnhal.hal import late_cache
 from nnhal.hal.cache.locks import exclusive_files
 from nnhal.hal.device import Hints
 from nnhal.model.graph import Model
+from tests.models import make_model
 from tests.waiting import Opened, Started
 
 pytestmark = pytest.mark.cache
@@ -38,9 +39,7 @@ def halves() -> Model:
 
 
 def plain() -> Model:
-    b = nnhal.Builder("plain")
-    x = b.input((1, 8))
-    return b.finish([x], [b.relu(x)])
+    return make_model(lambda b, x: b.relu(x), (1, 8), name="plain")
 
 
 def right(model: Model) -> Any:

@@ -21,6 +21,7 @@ from nnhal.hal.request import Control
 from nnhal.runtime import discovery
 from nnhal.zoo import maker
 from tests.differential.drawing import seeds
+from tests.models import make_model
 
 DRIVER = Path(__file__).parents[2] / "examples" / "onnx_driver.py"
 LINES = 160  # of code
@@ -134,9 +135,7 @@ def test_what_authors_are_promised_holds(device):
 
 
 def test_scales_that_the_engine_does_not_compute_with_are_refused(device):
-    b = nnhal.Builder()
-    x = b.input((2,), "TENSOR_QUANT8_ASYMM", 1e-10, 0)
-    verdict = device.supports(b.finish([x], [b.relu(x)]))[0]
+    verdict = device.supports(make_model(lambda b, x: b.relu(x), ((2,), "TENSOR_QUANT8_ASYMM", 1e-10, 0)))[0]
     assert not verdict.ok and verdict.reason == "has scales of 1e-10 to 1e-10, must be from 5.96046e-08 to 1.67772e+07"
 
 

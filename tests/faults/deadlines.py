@@ -31,7 +31,7 @@ from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import MissedDeadline
 from nnhal.runtime import discovery, isolation
 from tests.faults.support import service
-from tests.ipc.support import doubling
+from tests.models import doubling
 
 DRIVER = Path(__file__).parent / "drivers" / "slowed.py"
 SERVICE = "slowed-service"

@@ -22,7 +22,6 @@ from nnhal.base.codes import OperandType, OperationType
 from nnhal.base.errors import DeadObject
 from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory
-from nnhal.frontends.python import Builder
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.transport import _native
@@ -30,7 +29,8 @@ from nnhal.ipc.transport.channel import Channel
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.parts import outline
 from tests.faults import broken
-from tests.faults.support import LIMIT, Hostile, X, doubling, next_number, wait_until
+from tests.faults.support import LIMIT, Hostile, X, next_number, wait_until
+from tests.models import doubling, make_model
 
 ROOM = 4096
 LOG = trace.size_of(64)
@@ -67,9 +67,7 @@ def _model() -> wire.WireModel:
 
 def _outline() -> wire.WireModel:
     """What is seen of it from outside."""
-    b = Builder()
-    x = b.input((64,))
-    return model_to_wire(outline(b.finish([x], [b.add(x, x)])), lambda _: pool())
+    return model_to_wire(outline(make_model(lambda b, x: b.add(x, x), (64,))), lambda _: pool())
 
 
 _AT, _INTO = wire.WireArgument(0, 0, 256, (64,)), wire.WireArgument(0, 256, 256, (64,))

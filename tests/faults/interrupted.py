@@ -27,6 +27,7 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import State
 from tests.interrupts import Interrupts
 from tests.ipc.support import LIMIT, PROBE, inside, wait_until
+from tests.models import doubling
 
 SIZE = 16
 LARGE = 1 << 14  # elements that a loop keeps in memory of the driver's
@@ -43,12 +44,6 @@ def running_sum() -> nnhal.Model:
     b.operation("ADD", [s, x, none], [y])
     b.operation("ADD", [s, x, none], [t])
     return b.finish([x, s], [y, t], states=[State(1, 1, np.zeros(SIZE, np.float32))])
-
-
-def doubled() -> nnhal.Model:
-    b = nnhal.Builder()
-    x = b.input((SIZE,))
-    return b.finish([x], [b.add(x, x)])
 
 
 def doubled_by_a_loop() -> nnhal.Model:
@@ -93,7 +88,7 @@ class Ways:
     """Every way to execute: each takes a number and says by an AssertionError that the result is not of it."""
 
     def __init__(self, device: ReconnectingDevice) -> None:
-        self._compiled = nnhal.compile(doubled(), devices=device, fallback="forbid")
+        self._compiled = nnhal.compile(doubling(SIZE), devices=device, fallback="forbid")
         self._sums = nnhal.compile(running_sum(), devices=device, fallback="forbid")
         self._burst, self._stream = self._compiled.burst(), Summing(self._sums)
         self._loop = nnhal.compile(doubled_by_a_loop(), devices=Limited(device, _no_loops), fallback="forbid")

@@ -28,7 +28,8 @@ from tests.faults import deadlines as measure
 from tests.faults.deadlines import DRIVER, SERVICE, X, at_once, compiled, device
 from tests.faults.drivers.slowed import Slowed, device_of
 from tests.faults.support import service
-from tests.ipc.support import LIMIT, doubling, run, served_here, wait_until
+from tests.ipc.support import LIMIT, run, served_here, wait_until
+from tests.models import doubling
 from tests.waiting import Clock
 
 

@@ -43,13 +43,6 @@ def adding(amount: float = 1, shape: tuple[int, ...] = (3, 4)) -> Model:
     return b.finish([x], [b.add(x, np.full((1,) * max(1, len(shape)), amount, np.float32))])
 
 
-def doubling(shape: tuple[int, ...]) -> Model:
-    """y = x + x; a dimension of 0 is known at run time only."""
-    b = Builder("doubling")
-    x = b.input(shape)
-    return b.finish([x], [b.add(x, x)])
-
-
 def nan(shape: tuple[int, ...] = (3, 4)) -> Array:
     """Where an output goes, of contents that no execution gives."""
     return np.full(shape, np.nan, np.float32)

@@ -45,6 +45,7 @@ from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Signature
 from nnhal.model.layouts import LAYOUTS
 from tests.hal.devices import LIMIT, X, adding, asked, device_of, prepare
+from tests.models import make_model
 from tests.waiting import Opened
 
 F32 = OperandType.TENSOR_FLOAT32
@@ -271,9 +272,7 @@ def test_contents_are_copies():
 
 
 def test_uses_of_several_buffers_are_all_looked_at():
-    b = nnhal.Builder()
-    x, y = b.input((4,)), b.input((4,))
-    prepared = prepare(device_of("reference"), b.finish([x, y], [b.add(x, y), b.mul(x, y)]))
+    prepared = prepare(device_of("reference"), make_model(lambda b, x, y: [b.add(x, y), b.mul(x, y)], (4,), (4,)))
     roles = [BufferRole(prepared, n, output) for n in (0, 1) for output in (False, True)]
     one, two = HostBuffer(BufferDesc(), roles), HostBuffer(BufferDesc(), roles)
     signature = Signature.of(prepared.model)

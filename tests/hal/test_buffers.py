@@ -36,7 +36,8 @@ from nnhal.hal.host import BufferWrite, HostBuffer, contents_of, fill, run_resol
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.builder import ModelBuilder
-from tests.hal.devices import DEVICES, LIMIT, X, adding, device_of, doubling, execute, prepare, together
+from tests.hal.devices import DEVICES, LIMIT, X, adding, device_of, execute, prepare, together
+from tests.models import doubling, make_model
 from tests.waiting import Clock, until
 
 ANY = BufferDesc()
@@ -161,9 +162,8 @@ def test_an_input_without_contents_spoils_what_was_to_be_written(device: Device)
 
 
 def two_outputs() -> Prepared:
-    b = Builder("two outputs")
-    x = b.input((3, 4))
-    return prepare(device_of("reference"), b.finish([x], [b.add(x, x), b.mul(x, x)]))
+    model = make_model(lambda b, x: [b.add(x, x), b.mul(x, x)], (3, 4), name="two outputs")
+    return prepare(device_of("reference"), model)
 
 
 def test_an_output_that_does_not_fit_leaves_no_buffer_of_the_execution_with_contents() -> None:
@@ -188,7 +188,7 @@ def test_a_buffer_is_not_given_for_two_outputs() -> None:
 
 
 def test_contents_of_changing_shape_have_the_shape_of_what_was_written_last(device: Device) -> None:
-    step = prepare(device, doubling((0, 4)))
+    step = prepare(device, doubling(0, 4))
     source, target = (device.allocate(ANY, [into(step), out_of(step)]) for _ in range(2))
     for rows in (3, 1, 5):
         x = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
@@ -199,7 +199,7 @@ def test_contents_of_changing_shape_have_the_shape_of_what_was_written_last(devi
 
 
 def test_a_description_says_what_roles_leave_open(device: Device) -> None:
-    step = prepare(device, doubling((0, 4)))
+    step = prepare(device, doubling(0, 4))
     buffer = device.allocate(BufferDesc((3, 0)), [into(step)])
     assert buffer.facts.dimensions == (3, 4)
     buffer.copy_from(Memory.from_array(X))
@@ -220,7 +220,7 @@ def test_a_description_says_what_roles_leave_open(device: Device) -> None:
 def test_a_copy_says_its_dimensions_where_they_may_change(
     device: Device, dimensions: tuple[int, ...], says: str
 ) -> None:
-    buffer = device.allocate(ANY, [into(prepare(device, doubling((0, 4))))])
+    buffer = device.allocate(ANY, [into(prepare(device, doubling(0, 4)))])
     with pytest.raises(InvalidArgument, match=says):
         buffer.copy_from(Memory.from_array(X), dimensions)
     assert buffer.shape is None
@@ -261,9 +261,8 @@ def test_what_an_execution_gives_a_buffer_is_of_the_buffers_shape(
 
 @pytest.mark.parametrize("narrow", [0, 1])
 def test_where_one_output_is_not_of_its_buffers_shape_no_buffer_of_the_execution_has_contents(narrow: int) -> None:
-    b = Builder("two outputs")
-    x = b.input((0, 0))
-    prepared = prepare(device_of("reference"), b.finish([x], [b.relu(x), b.relu6(x)]))
+    model = make_model(lambda b, x: [b.relu(x), b.relu6(x)], (0, 0), name="two outputs")
+    prepared = prepare(device_of("reference"), model)
     descs = [BufferDesc((3, 0)) if n == narrow else ANY for n in range(2)]
     buffers = {n: HostBuffer(desc, [out_of(prepared, n)]) for n, desc in enumerate(descs)}
     for rows in (4, 3):
@@ -290,7 +289,7 @@ def test_where_one_output_is_not_of_its_buffers_shape_no_buffer_of_the_execution
 def test_what_a_buffer_is_filled_with_is_of_its_shape_and_is_not_spread_over_it(
     dims: tuple[int, ...], given: tuple[int, ...], says: str
 ) -> None:
-    buffer = HostBuffer(ANY, [into(prepare(device_of("reference"), doubling(dims)))])
+    buffer = HostBuffer(ANY, [into(prepare(device_of("reference"), doubling(*dims)))])
     fill(buffer, np.zeros((3, 4), np.float32))
     with pytest.raises(InvalidArgument, match=says):
         fill(buffer, np.ones(given, np.float32))
@@ -409,7 +408,7 @@ class Foreign(Buffer):
 def test_contents_of_a_buffer_of_any_kind_are_filled_in_and_copied_out(
     kind: type[Buffer], shape: tuple[int, ...]
 ) -> None:
-    buffer = kind(ANY, [into(prepare(device_of("reference"), doubling((0, 4))))])
+    buffer = kind(ANY, [into(prepare(device_of("reference"), doubling(0, 4)))])
     with pytest.raises(OperationFailed, match="has no contents, must be written or copied to first"):
         contents_of(buffer)
     value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
@@ -470,9 +469,8 @@ def attempted(call: Callable[..., None], *arguments: object) -> None:
 
 
 def test_buffers_of_a_drivers_own_reach_it_as_they_are_beside_host_buffers() -> None:
-    b = Builder("of two")
-    x, y = b.input((3, 4)), b.input((3, 4))
-    prepared = prepare(device_of("reference"), b.finish([x, y], [b.add(x, y), b.mul(x, y)]))
+    model = make_model(lambda b, x, y: [b.add(x, y), b.mul(x, y)], (3, 4), (3, 4), name="of two")
+    prepared = prepare(device_of("reference"), model)
     own = {n: Foreign(ANY, [BufferRole(prepared, n, output)]) for n, output in ((0, False), (1, True))}
     host = {n: HostBuffer(ANY, [BufferRole(prepared, n, output)]) for n, output in ((1, False), (0, True))}
     seen: list[Request] = []
@@ -496,7 +494,7 @@ def test_buffers_of_a_drivers_own_reach_it_as_they_are_beside_host_buffers() -> 
 
 def test_contents_without_elements_are_contents() -> None:
     device = device_of("reference")
-    buffer = device.allocate(ANY, [into(prepare(device, doubling((0, 4))))])
+    buffer = device.allocate(ANY, [into(prepare(device, doubling(0, 4)))])
     buffer.copy_from(Memory.allocate(1), (0, 4))
     assert buffer.shape == (0, 4) and contents_of(buffer).shape == (0, 4)
     buffer.copy_to(Memory.allocate(1))  # no memory is empty
@@ -512,7 +510,7 @@ def test_contents_without_elements_are_contents() -> None:
 
 @pytest.mark.parametrize("shape", [(2**29, 2**29), (2**31 - 1,) * 4])
 def test_what_cannot_be_had_is_refused_and_the_device_lives(device: Device, shape: tuple[int, ...]) -> None:
-    step = prepare(device, doubling((0,) * len(shape)))
+    step = prepare(device, doubling(*(0,) * len(shape)))
     with pytest.raises((OutOfMemory, ResourceExhausted)):
         device.allocate(BufferDesc(shape), [into(step)])
     small = (1,) * len(shape)
@@ -520,13 +518,13 @@ def test_what_cannot_be_had_is_refused_and_the_device_lives(device: Device, shap
 
 
 def test_the_bytes_that_could_not_be_had_are_told() -> None:
-    step = prepare(device_of("reference"), doubling((0, 0)))
+    step = prepare(device_of("reference"), doubling(0, 0))
     with pytest.raises(OutOfMemory, match=f"buffer: {2**60} bytes could not be allocated"):
         HostBuffer(BufferDesc((2**29, 2**29)), [into(step)])
 
 
 def test_a_buffer_that_is_closed_while_an_execution_writes_to_it_stays_closed() -> None:
-    step = prepare(device_of("reference"), doubling((3, 4)))
+    step = prepare(device_of("reference"), doubling(3, 4))
     buffer = HostBuffer(ANY, [out_of(step)])
     writing = buffer.begin()
     buffer.close()
@@ -537,7 +535,7 @@ def test_a_buffer_that_is_closed_while_an_execution_writes_to_it_stays_closed() 
 
 
 def test_a_writing_that_ends_with_another_shape_is_refused_and_leaves_no_contents() -> None:
-    buffer = HostBuffer(ANY, [out_of(prepare(device_of("reference"), doubling((0, 4))))])
+    buffer = HostBuffer(ANY, [out_of(prepare(device_of("reference"), doubling(0, 4)))])
     fill(buffer, X)
     writing = buffer.begin()
     with pytest.raises(InvalidRequest, match=r"was given shape \[4, 3\], must be \[\?, 4\]"):
@@ -586,7 +584,7 @@ def test_readers_at_the_same_time_see_the_same_bits(device: Device) -> None:
 
 
 def test_writers_at_the_same_time_neither_crash_nor_hang(device: Device) -> None:
-    step = prepare(device, doubling((0, 256)))
+    step = prepare(device, doubling(0, 256))
     buffer = device.allocate(ANY, [into(step), out_of(step)])
 
     def work(n: int) -> None:
@@ -646,7 +644,7 @@ def test_a_late_execution_gives_no_contents_to_a_buffer_that_was_written_since(l
             gate.wait(LIMIT)
         request.write(0, request.inputs[0] + 1)  # type: ignore[operator]
 
-    step = prepare(device_of("reference"), doubling(shape))
+    step = prepare(device_of("reference"), doubling(*shape))
     step.run = run  # type: ignore[method-assign, assignment]
     buffer = HostBuffer(ANY, [out_of(step)])
     late_one = threading.Thread(target=lambda: execute(step, X, buffer), daemon=True)
@@ -666,7 +664,7 @@ def test_a_late_execution_gives_no_contents_to_a_buffer_that_was_written_since(l
 def test_an_execution_that_ends_after_its_deadline_leaves_a_buffer_without_contents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    step, clock = prepare(device_of("reference"), doubling((3, 4))), Clock().play(monkeypatch, queue, request_module)
+    step, clock = prepare(device_of("reference"), doubling(3, 4)), Clock().play(monkeypatch, queue, request_module)
 
     def run(request: Request, control: Control) -> None:
         request.write(0, X)
@@ -680,7 +678,7 @@ def test_an_execution_that_ends_after_its_deadline_leaves_a_buffer_without_conte
 
 
 def test_an_execution_that_was_given_up_leaves_its_buffer_without_contents() -> None:
-    step = prepare(device_of("reference"), doubling((3, 4)))
+    step = prepare(device_of("reference"), doubling(3, 4))
     buffer = HostBuffer(ANY, [out_of(step)])
     made = step.request([X], output_buffers={0: buffer})
 
@@ -694,7 +692,7 @@ def test_an_execution_that_was_given_up_leaves_its_buffer_without_contents() -> 
 
 
 def test_an_execution_that_was_given_up_beside_a_buffer_writes_nothing_to_the_callers_memory() -> None:
-    step = prepare(device_of("reference"), doubling((3, 4)))
+    step = prepare(device_of("reference"), doubling(3, 4))
     buffer, room = HostBuffer(ANY, [into(step)]), np.full((3, 4), -9, np.float32)
     fill(buffer, X)
     made = step.request([None], [room], input_buffers={0: buffer})
@@ -718,7 +716,7 @@ def test_an_execution_that_was_abandoned_before_it_began_leaves_what_the_next_on
                 assert opened.wait(LIMIT)
             return super().begin(control, request)
 
-    step = prepare(device_of("reference"), doubling((3, 4)))
+    step = prepare(device_of("reference"), doubling(3, 4))
     buffer = Gated(ANY, [out_of(step)])
     first, second = (step.request([each], output_buffers={0: buffer}) for each in (X, 2 * X))
     late = threading.Thread(

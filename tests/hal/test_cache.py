@@ -25,6 +25,7 @@ from nnhal.hal.wrappers import Limited, PreparedWithHalLevel, Recorded, WithHalL
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from tests import requests
+from tests.models import make_model
 
 pytestmark = pytest.mark.cache
 
@@ -57,9 +58,7 @@ def test_who_saves_later_waits_until_preparing_is_over_however_it_ends(cache: Ca
 
 
 def scaled(by: float = 2.0) -> Model:
-    b = Builder("scaled")
-    x = b.input((3,))
-    return b.finish([x], [b.mul(x, np.full(3, by, np.float32))])
+    return make_model(lambda b, x: b.mul(x, np.full(3, by, np.float32)), (3,), name="scaled")
 
 
 def sizes(cache: Cache) -> list[int]:

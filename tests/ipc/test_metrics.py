@@ -35,7 +35,8 @@ from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.service import exposition, scrapes
 from nnhal.ipc.service.metrics import ENDED, OK, Metrics, outcome_of
 from nnhal.ipc.service.quota import Quotas
-from tests.ipc.support import LIMIT, PROBE, a_table, doubling, numbers, prepare, request_for, run, wait_until
+from tests.ipc.support import LIMIT, PROBE, a_table, numbers, prepare, request_for, run, wait_until
+from tests.models import doubling
 from tests.waiting import jitter
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"

@@ -33,7 +33,8 @@ from nnhal.ipc.client.session import Session
 from nnhal.ipc.service.connection import Loaded, serve_one
 from nnhal.ipc.transport.channel import NoProtocol
 from tests.ipc.alone import Watched
-from tests.ipc.support import LIMIT, a_table, doubling, numbers, request_for, run, wait_until
+from tests.ipc.support import LIMIT, a_table, numbers, request_for, run, wait_until
+from tests.models import doubling
 
 SECOND = 1_000_000_000
 MINUTE = 60 * SECOND

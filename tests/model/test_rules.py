@@ -19,6 +19,7 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import EdgeForm, Location, Model, Operand, State, consumers, describe, operation_label
 from nnhal.model.parts import extract_part, live_operands, without_defaults
 from nnhal.model.validate import level_needed, release_constants, shape_of, validate, validate_outline
+from tests.models import make_model
 
 F32, F16, I32, Q8 = Type.TENSOR_FLOAT32, Type.TENSOR_FLOAT16, Type.TENSOR_INT32, Type.TENSOR_QUANT8_ASYMM
 PER_CHANNEL = Type.TENSOR_QUANT8_SYMM_PER_CHANNEL
@@ -412,9 +413,7 @@ def test_constants_are_let_go_of_and_shapes_stay() -> None:
 
 
 def test_what_a_builder_bound_is_kept_until_validation_alone() -> None:
-    b = nnhal.Builder()
-    x = b.input((2,))
-    built = b.finish([x], [b.relu(x)])
+    built = make_model(lambda b, x: b.relu(x), (2,))
     validate(built)
     assert "bounds" not in built._memo
 

@@ -21,6 +21,7 @@ from nnhal.hal.memory import Buffer
 from nnhal.hal.request import Control, Request
 from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery
+from tests.models import make_model
 from tests.runtime.devices import Fake, failing
 from tests.runtime.graphs import sums
 from tests.waiting import LIMIT, jitter, pass_time, until
@@ -65,9 +66,7 @@ def add(request: Request, control: Control) -> None:
 
 
 def relued(*shape: int | None) -> nnhal.Model:
-    b = nnhal.Builder("open")
-    x = b.input(shape, name="x")
-    return b.finish([x], [b.relu(x, name="y")])
+    return make_model(lambda b, x: b.relu(x, name="y"), name="open", x=shape)
 
 
 def two_outputs() -> nnhal.Model:
@@ -145,9 +144,8 @@ def test_an_input_that_may_be_left_out_is_left_out_with_none():
 
 @pytest.mark.parametrize("value", [[1.7, -2.9], [2**40, 1], [None, 1], [True, False], ["1", "2"], [[1], [2, 3]]])
 def test_numbers_that_an_input_cannot_hold_are_refused(value):
-    b = nnhal.Builder("integers")
-    x = b.input((2,), "TENSOR_INT32", name="x")
-    compiled = nnhal.compile(b.finish([x], [b.abs(x)]), devices="reference")
+    model = make_model(lambda b, x: b.abs(x), name="integers", x=((2,), "TENSOR_INT32"))
+    compiled = nnhal.compile(model, devices="reference")
     assert compiled([-3, 4]).tolist() == [3, 4]
     with pytest.raises(nnhal.InvalidRequest, match=r"input 0 \(x\)"):
         compiled(value)

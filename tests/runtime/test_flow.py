@@ -22,6 +22,7 @@ from nnhal.hal.wrappers import Limited
 from nnhal.model.graph import Model
 from nnhal.runtime import costs, execute, interpreter
 from nnhal.runtime.isolation import isolated
+from tests.models import make_model
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 
 I32, F32 = "TENSOR_INT32", "TENSOR_FLOAT32"
@@ -215,9 +216,7 @@ def test_what_is_saved_within_has_to_be_worth_the_steps_around_it(placement, mon
 
 
 def test_a_model_without_control_flow_knows_nothing_of_the_runtime():
-    b = nnhal.Builder()
-    x = b.input((4,))
-    compiled = nnhal.compile(b.finish([x], [b.add(x, x)]), devices=two())
+    compiled = nnhal.compile(make_model(lambda b, x: b.add(x, x), (4,)), devices=two())
     assert list(compiled.placement.choices[0].others) == ["multiplier"]
     assert "runtime" not in compiled.placement.keys
 

@@ -11,6 +11,7 @@ import pytest
 import nnhal
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.runtime import discovery, isolation
+from tests.models import make_model
 
 ROOT = Path(__file__).parents[2]
 X = np.float32([1, 2, 3, 4])
@@ -51,9 +52,7 @@ def driver(name: str, imports: str = "", factor: str = "2", late: str = "pass") 
 def doubled(path: Path | str, way: str) -> list[float]:
     """What a driver makes of X, by its path."""
     device = nnhal.load_driver(path)
-    b = nnhal.Builder()
-    x = b.input((4,))
-    with nnhal.compile(b.finish([x], [b.add(x, x)]), devices=[device.name], isolation=way) as compiled:
+    with nnhal.compile(make_model(lambda b, x: b.add(x, x), (4,)), devices=[device.name], isolation=way) as compiled:
         return compiled(X).tolist()
 
 
@@ -197,9 +196,7 @@ def beside(tmp_path, monkeypatch):
 def test_a_relative_path_holds_when_the_application_goes_elsewhere(beside, way, path):
     nnhal.load_driver(path)
     os.chdir("elsewhere")
-    b = nnhal.Builder()
-    x = b.input((4,))
-    with nnhal.compile(b.finish([x], [b.add(x, x)]), devices=["m"], isolation=way) as compiled:
+    with nnhal.compile(make_model(lambda b, x: b.add(x, x), (4,)), devices=["m"], isolation=way) as compiled:
         assert compiled(X).tolist() == [3, 6, 9, 12]
 
 

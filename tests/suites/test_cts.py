@@ -34,6 +34,7 @@ from nnhal.driver import (
     validate,
 )
 from nnhal.runtime import discovery
+from tests.models import make_model
 
 RUN = SuiteRun()
 CASES = {case.name: case for case in SUITE.cases(RUN)}
@@ -355,9 +356,7 @@ def test_the_results_of_a_graph_are_those_that_the_reference_computes() -> None:
 
 @pytest.mark.parametrize("fault", [*PREPARING, *RUNNING])
 def test_a_faulty_neighbour_fails_an_application_that_forbids_fallback(fault: str) -> None:
-    b = nnhal.Builder()
-    x = b.input([2, 3])
-    model = b.finish([x], [b.add(x, x)])
+    model = make_model(lambda b, x: b.add(x, x), [2, 3])
     data = np.ones((2, 3), np.float32)
 
     def twice() -> None:

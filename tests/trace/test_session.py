@@ -27,7 +27,7 @@ from nnhal.runtime.tracing import perfetto, session
 from nnhal.runtime.tracing.perfetto import read
 from nnhal.runtime.tracing.timeline import Timeline
 from tests.interrupts import interrupted_at
-from tests.ipc.support import doubling
+from tests.models import doubling
 from tests.trace.opened import ALWAYS, decoded, opened, wrong
 from tests.waiting import Opened, pass_time, until
 

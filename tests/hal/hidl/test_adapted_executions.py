@@ -25,7 +25,6 @@ from tests.hal.hidl.old_drivers import (
     FAILED,
     NONE,
     X,
-    added,
     answering,
     executing,
     prepared,
@@ -35,6 +34,7 @@ from tests.hal.hidl.old_drivers import (
     soon,
     tiled,
 )
+from tests.models import doubling
 from tests.waiting import LIMIT
 
 # ---------------------------------------------------------------------------------------------- executing
@@ -204,7 +204,7 @@ def test_a_driver_that_never_has_enough_room_is_given_up():
 def test_the_environment_chooses_between_synchronous_and_callback(monkeypatch, value, form):
     monkeypatch.setenv("NNHAL_SYNC_EXEC", value)
     calls: list[str] = []
-    model = adapt(full.FullV1_2(), trace=calls.append).prepare(added(), Hints())
+    model = adapt(full.FullV1_2(), trace=calls.append).prepare(doubling(3, 4), Hints())
     request = model.request([X])
     timing = request.execute(model.run, Control(measure=True))
     np.testing.assert_array_equal(request.results[0], 2 * X)
@@ -273,7 +273,7 @@ def act_of_the_driver(*_):
 )
 def test_the_stack_under_what_a_drivers_method_raises_is_the_drivers(driver):
     with pytest.raises(OperationFailed, match="raised KeyError") as told:
-        model = checked_prepared(adapt(driver), added(), Hints())
+        model = checked_prepared(adapt(driver), doubling(3, 4), Hints())
         model.request([X]).execute(model.run, Control())
     assert "in act_of_the_driver" in told.value.stack and told.value.stack.endswith("KeyError: 'conv_weights'")
     assert isinstance(told.value.__cause__, KeyError) and "adapters.py" not in told.value.stack
