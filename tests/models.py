@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from nnhal.base.operands import SubgraphFacts
 from nnhal.frontends.python import Builder
 from nnhal.model.graph import Model
 
@@ -24,6 +27,33 @@ def make_model(build: Callable[..., Any], *inputs: Any, name: str = "", **named:
 def _input(b: Builder, given: Any, name: str = "") -> Any:
     several = isinstance(given, tuple) and given and isinstance(given[0], tuple | list)
     return b.input(*given, name=name) if several else b.input(given, name=name)
+
+
+def make_subgraph(b: Builder, build: Callable[..., Any], *inputs: Any) -> SubgraphFacts:
+    """Build a subgraph of the model that `b` builds; the arguments are those of `make_model`."""
+    s = b.subgraph()
+    given = [_input(s, each) for each in inputs]
+    return s.finish_subgraph(given, build(s, *given))
+
+
+def counted_loop(b: Builder, x: Any, times: Any, body: Callable[..., Any], shape: Any = (4,), most: int = 0) -> Any:
+    """The end of a WHILE: n = 0; while n < times: n, x = n + 1, body(builder, x, n, times).
+
+    Args:
+        b: The builder.
+        x: The value at first, of `shape` in the subgraphs.
+        times: The limit, a tensor that the loop carries; or a number, which it does not carry.
+        body: Computes x.
+        shape: The shape of x in the subgraphs.
+        most: A limit that takes the place of `times`.
+    """
+    count = ((1,), "TENSOR_INT32")
+    limit, carried = (most or times, []) if isinstance(times, int) else (most, [times])
+    kinds = [count, shape, *[count] * len(carried)]
+    goes_on = make_subgraph(b, lambda s, n, _, *rest: s.less(n, [limit] if limit else rest[0]), *kinds)
+    turn = make_subgraph(b, lambda s, n, y, *rest: [body(s, y, n, *rest), s.add(n, [1])][::-1], *kinds)
+    given = [b.constant(np.zeros(1, np.int32)), x, *carried]
+    return b.while_(goes_on, turn, given, out_type=["TENSOR_INT32", "TENSOR_FLOAT32"], outputs=2)[1]
 
 
 def chain(operation: str, length: int = 1, shape: Any = (4,), name: str = "", **arguments: Any) -> Model:

@@ -17,7 +17,6 @@ from nnhal.bench.compare import (
     execute,
     intermediates,
 )
-from nnhal.frontends.python import Builder
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from tests.models import make_model
@@ -29,10 +28,7 @@ NAN, INF = np.nan, np.inf
 
 def model() -> Model:
     """doubled = x + x, positive = relu(doubled), y = positive + x."""
-    b = Builder()
-    x = b.input((4,), name="x")
-    doubled = b.add(x, x, name="doubled")
-    return b.finish([x], [b.add(b.relu(doubled, name="positive"), x, name="y")])
+    return make_model(lambda b, x: b.add(b.relu(b.add(x, x, name="doubled"), name="positive"), x, name="y"), x=(4,))
 
 
 def quantised_model() -> Model:

@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 
@@ -22,7 +23,7 @@ from nnhal.ipc import names
 from nnhal.ipc.client.process import ReconnectingDevice
 from nnhal.runtime import discovery, isolation
 from tests.models import doubling
-from tests.waiting import LIMIT, jitter, until
+from tests.waiting import LIMIT, jitter, together, until
 
 DRIVER = Path(__file__).parent / "drivers" / "queued.py"
 
@@ -224,11 +225,7 @@ def test_any_interleaving_keeps_one_inside_and_leaves_nobody_waiting(seed):
             gone.append(kind)
 
     kinds = [str(kind) for kind in random.choice(["runs", "fails", "cancelled", "late"], 24)]
-    threads = [threading.Thread(target=one, args=(kind, random.uniform(0, 0.01))) for kind in kinds]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
+    together([partial(one, kind, random.uniform(0, 0.01)) for kind in kinds])
     assert set(most) <= {1} and len(done) + len(gone) == len(kinds) and not turns._queue
     assert done.count("runs") == kinds.count("runs") and gone.count("fails") == kinds.count("fails")
 
@@ -258,11 +255,7 @@ def test_who_is_alone_is_beside_nobody_and_waits_for_those_alone_who_came_before
             done.append(kind)
 
     kinds = [str(kind) for kind in random.choice(["run", "run", "run", "change"], 30)]
-    threads = [threading.Thread(target=one, args=(kind, random.random() < 0.2)) for kind in kinds]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
+    together([partial(one, kind, random.random() < 0.2) for kind in kinds])
     assert not wrong and len(done) == len(kinds) and not turns._queue
 
 

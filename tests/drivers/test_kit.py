@@ -41,7 +41,7 @@ from nnhal.model.validate import validate
 from nnhal.ops.schema import F16, F32, Q8, Q8PC, Bound
 from tests.models import doubling, make_model
 from tests.runtime.devices import for_nothing
-from tests.waiting import LIMIT
+from tests.waiting import LIMIT, together
 
 
 class Doubled(Prepared):
@@ -151,17 +151,13 @@ def test_closing_closes_all_of_them_once():
 
 def test_many_threads_that_ask_for_a_new_shape_wait_for_one_preparation():
     found = prepared(doubling(None))
-    together = threading.Barrier(8)
+    barrier = threading.Barrier(8)
 
     def ask() -> None:
-        together.wait()
+        barrier.wait()
         run(found, np.ones(7, np.float32))
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([ask] * 8)
     assert len(Doubled.made) == 1
 
 

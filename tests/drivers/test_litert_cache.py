@@ -21,12 +21,7 @@ from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.model.graph import Model
 from tests.models import make_model
 
-pytestmark = pytest.mark.cache
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
+pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("state")]
 
 
 def layered(size: int) -> Model:

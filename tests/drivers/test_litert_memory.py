@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests import requests
 from tests.models import make_model
-from tests.waiting import until
+from tests.waiting import together, until
 
 litert = pytest.importorskip("nnhal.drivers.litert")
 pytest.importorskip("ai_edge_litert")
@@ -337,11 +338,7 @@ def prepared(counted: type[Counted]) -> Prepared:
 def at_once(prepared: Prepared, number: int) -> None:
     """Executions that all run before one of them ends."""
     Counted.together = threading.Barrier(number)
-    threads = [threading.Thread(target=run, args=(prepared, ONES)) for _ in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([partial(run, prepared, ONES) for _ in range(number)])
 
 
 def test_interpreters_are_as_many_as_executions_at_once(prepared: Prepared) -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("openvino")
 
 import nnhal
 from nnhal.base.codes import Preference
-from nnhal.base.errors import DeviceUnavailable, InvalidArgument, MissedDeadline, OperationFailed
+from nnhal.base.errors import MissedDeadline, OperationFailed
 from nnhal.base.operands import Array
 from nnhal.drivers.kit.operations import WindowAttributes
 from nnhal.drivers.kit.real import RealGraph, RealTask
@@ -414,22 +414,6 @@ def test_what_the_engine_lacks_is_named() -> None:
     assert "treats a subnormal constant as 0" in verdict(binary("LESS", tiny, tiny))
 
 
-def test_an_option_that_there_is_not_is_the_applications_mistake() -> None:
-    model = unary("RELU", (3,))
-    with pytest.raises(InvalidArgument, match="option 'fast' is unknown"):
-        OpenVINO().consider(model, Hints(options={"fast": True}))
-
-
-def test_without_the_engine_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    engine.ov.cache_clear()
-    try:
-        with pytest.raises(DeviceUnavailable, match=r"pip install 'nnhal\[openvino\]'"):
-            OpenVINO()
-    finally:
-        engine.ov.cache_clear()
-
-
 def test_its_import_tells_nobody(tmp_path: Path) -> None:
     program = (
         "import sys; from nnhal.drivers.openvino import device; device(); print('openvino_telemetry' in sys.modules)"
@@ -441,24 +425,6 @@ def test_its_import_tells_nobody(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ executions
-
-
-def test_a_forked_child_ends() -> None:
-    """OpenVINO's threads are not there in it, and closing what they belong to would wait for them."""
-    program = """
-import os, sys, numpy as np, nnhal
-b = nnhal.Builder()
-x = b.input((64, 64))
-compiled = nnhal.compile(b.finish([x], [b.add(x, x)]), devices="openvino", cache_dir=False)
-compiled(np.ones((64, 64), np.float32))
-child = os.fork()
-if not child:
-    del compiled
-    sys.exit(7)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "7\n"
 
 
 def test_an_index_outside_ends_the_execution() -> None:

@@ -19,13 +19,8 @@ from nnhal.model.graph import Model
 from tests.models import make_model
 from tests.waiting import Opened, Started
 
-pytestmark = pytest.mark.cache
+pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("state")]
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(1, 8)
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
 
 
 def halves() -> Model:

@@ -30,6 +30,7 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.parts import outline
 from tests.faults import broken
 from tests.faults.support import LIMIT, Hostile, X, next_number, wait_until
+from tests.ipc.support import lingering
 from tests.models import doubling, make_model
 
 ROOM = 4096
@@ -225,15 +226,8 @@ def _pair(kind: int) -> tuple[int, int]:
 
 def _lingering(stack: contextlib.ExitStack) -> int:
     """A socket whose last close takes a second: its sender wished so, and the peer does not read."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        sock = socket.create_connection(server.getsockname())
-        stack.enter_context(server.accept()[0])
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 1))
-    sock.setblocking(False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            sock.send(bytes(1 << 16))
-    sock.setblocking(True)  # one that does not block does not linger
+    sock, peer = lingering(1)
+    stack.enter_context(peer)
     return sock.detach()
 
 

@@ -30,15 +30,14 @@ from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
 from nnhal.hal import queue
 from nnhal.hal import request as request_module
-from nnhal.hal.binding import flat_bytes
 from nnhal.hal.device import Device, Prepared
 from nnhal.hal.host import BufferWrite, HostBuffer, contents_of, fill, run_resolved
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.builder import ModelBuilder
-from tests.hal.devices import DEVICES, LIMIT, X, adding, device_of, execute, prepare, together
+from tests.hal.devices import DEVICES, LIMIT, OwnBuffer, X, adding, device_of, execute, prepare
 from tests.models import doubling, make_model
-from tests.waiting import Clock, until
+from tests.waiting import Clock, together, until
 
 ANY = BufferDesc()
 
@@ -386,24 +385,7 @@ def test_what_cannot_be_mapped_is_not_copied(device: Device) -> None:
         buffer.copy_from(opaque)
 
 
-class Foreign(Buffer):
-    """A buffer of a driver's own, whose contents cannot be had as an array."""
-
-    contents: Array | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        return None if self.contents is None else self.contents.shape
-
-    def copy_to(self, memory: Memory) -> None:
-        assert self.contents is not None and memory.size == max(1, self.contents.nbytes)
-        memory.writable()[: self.contents.nbytes] = flat_bytes(self.contents)
-
-    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
-        self.contents = memory.view(0, 4 * int(np.prod(dimensions)), np.dtype(np.float32), dimensions).copy()
-
-
-@pytest.mark.parametrize("kind", [HostBuffer, Foreign])
+@pytest.mark.parametrize("kind", [HostBuffer, OwnBuffer])
 @pytest.mark.parametrize("shape", [(3, 4), (0, 4)])
 def test_contents_of_a_buffer_of_any_kind_are_filled_in_and_copied_out(
     kind: type[Buffer], shape: tuple[int, ...]
@@ -426,7 +408,7 @@ def test_a_buffer_of_a_drivers_own_is_not_used_while_who_was_given_up_may_still_
 ) -> None:
     """beside: a buffer in ordinary memory is the other argument."""
     prepared = prepare(device_of("reference"), adding(1))
-    own = Foreign(ANY, [into(prepared), out_of(prepared)])
+    own = OwnBuffer(ANY, [into(prepared), out_of(prepared)])
     host = HostBuffer(ANY, [into(prepared), out_of(prepared)])
     gate, begun, cancelled, inside = threading.Event(), threading.Event(), threading.Event(), list[str]()
 
@@ -471,7 +453,7 @@ def attempted(call: Callable[..., None], *arguments: object) -> None:
 def test_buffers_of_a_drivers_own_reach_it_as_they_are_beside_host_buffers() -> None:
     model = make_model(lambda b, x, y: [b.add(x, y), b.mul(x, y)], (3, 4), (3, 4), name="of two")
     prepared = prepare(device_of("reference"), model)
-    own = {n: Foreign(ANY, [BufferRole(prepared, n, output)]) for n, output in ((0, False), (1, True))}
+    own = {n: OwnBuffer(ANY, [BufferRole(prepared, n, output)]) for n, output in ((0, False), (1, True))}
     host = {n: HostBuffer(ANY, [BufferRole(prepared, n, output)]) for n, output in ((1, False), (0, True))}
     seen: list[Request] = []
 

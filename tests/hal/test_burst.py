@@ -17,9 +17,10 @@ from nnhal.hal.host import HostBuffer, LocalBurst, contents_of, fill
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc.client.process import ReconnectingDevice, start
-from tests.hal.devices import DEVICES, LIMIT, X, adding, asked, device_of, late, nan, prepare, together
+from tests.hal.devices import DEVICES, LIMIT, X, adding, asked, device_of, late, nan, prepare
 from tests.ipc.support import inside, own_process, wait_until
 from tests.models import doubling
+from tests.waiting import together
 
 PLAIN = Control()
 PROBE = str(Path(__file__).parents[1] / "ipc" / "drivers" / "probe.py")

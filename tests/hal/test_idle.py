@@ -35,6 +35,7 @@ from nnhal.hal.request import Control, Request, Timing
 from nnhal.hal.wrappers import PreparedWrapper, WithHalLevel
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import start
+from tests.execution import run_python
 from tests.interrupts import interrupted_at
 from tests.ipc.support import LIMIT, numbers, request_for, run, wait_until
 from tests.models import doubling, make_model
@@ -592,7 +593,7 @@ def test_a_forked_child_closes_a_model_that_was_just_being_trimmed(device: Trimm
 def test_nothing_of_it_is_imported_before_something_can_be_trimmed() -> None:
     body = "import sys, nnhal; b = nnhal.Builder(); x = b.input((2,)); m = b.finish([x], [b.add(x, x)])\n"
     body += "nnhal.compile(m, devices=['reference']); print('nnhal.hal.idle' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, timeout=LIMIT, check=True)
+    done = run_python(body, timeout=LIMIT)
     assert done.stdout == "False\n"
 
 

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ from tests.interrupts import Interrupt, interrupted_at
 from tests.ipc.drivers.probe import Probe
 from tests.ipc.support import a_table, inside, prepare, served_here, wait_until
 from tests.models import adding
-from tests.waiting import Opened, until
+from tests.waiting import Opened, together, until
 
 BURSTING = str(Path(__file__).parent / "drivers" / "bursting.py")
 ONES, TWOS = np.ones(4, np.float32), np.full(4, 2, np.float32)
@@ -271,11 +272,7 @@ def test_bursts_of_one_model_run_on_several_threads(reference):
                 if wanted.tolist() != [n + 2] * 4:
                     wrong.append(n)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([partial(work, n) for n in range(6)])
     assert not wrong
 
 

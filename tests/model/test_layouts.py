@@ -626,10 +626,8 @@ def test_what_two_operations_with_a_layout_read_is_transposed_before_both() -> N
 
 
 def test_a_vector_that_is_added_to_pictures_is_turned_with_them() -> None:
-    b = Builder()
-    x = b.input((1, 4, 4, 3))
-    y = b.add(pooled(b, x), np.array([1, 2, 3], np.float32))
-    assert laid(b.finish([x], [pooled(b, y)])).transposes == 2
+    model = make_model(lambda b, x: pooled(b, b.add(pooled(b, x), np.array([1, 2, 3], np.float32))), (1, 4, 4, 3))
+    assert laid(model).transposes == 2
 
 
 def test_a_vector_that_is_only_given_at_execution_stays_and_so_does_who_adds_it() -> None:

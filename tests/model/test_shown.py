@@ -89,10 +89,8 @@ def test_text_tells_of_quantisation_branches_states_and_long_constants() -> None
     lines = text(b.finish([x], [z])).splitlines()
     assert lines[0] == "model (unnamed): level 1.0, 2 operations"
     assert "  input %0: quant8_asymm[2, 2] scale 0.5 zero 3" in lines
-    b = nnhal.Builder()
-    x = b.input((1, 10))
-    y = b.mul(x, np.arange(10, dtype=np.float32).reshape(1, 10))
-    (line,) = [s for s in text(b.finish([x], [y])).splitlines() if "constant" in s and "f32" in s]
+    model = make_model(lambda b, x: b.mul(x, np.arange(10, dtype=np.float32).reshape(1, 10)), (1, 10))
+    (line,) = [s for s in text(model).splitlines() if "constant" in s and "f32" in s]
     assert "= [0, 1, 2, 3, 4, 5, 6, 7, ...]" in line
 
 

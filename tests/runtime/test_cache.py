@@ -32,20 +32,9 @@ from nnhal.runtime.cache.folder import CacheFolder
 from nnhal.runtime.cache.tokens import token_of
 from tests.models import make_model
 
-pytestmark = pytest.mark.cache
+pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("state")]
 
 X = np.array([1, -2, 3, 4], np.float32)
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
 
 
 def scaled(by: float = 2.0, name: str = "m") -> Model:

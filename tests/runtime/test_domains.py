@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,11 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import State
 from nnhal.runtime import discovery
 from nnhal.runtime.allocation import Allocation, PoolBuffer
+from tests.hal.devices import OwnBuffer
 from tests.models import make_model
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import FLOATS, SHAPE, counter, sums
-from tests.waiting import LIMIT, NS, pass_time, until
+from tests.waiting import LIMIT, NS, pass_time, together, until
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 HOLDING = Path(__file__).parent / "drivers" / "holding.py"
@@ -311,11 +311,7 @@ def test_many_readers_of_one_allocation_agree(compiled):
     def read():
         right.append(all((compiled(a, B) == X + 1).all() and (a.read() == X).all() for _ in range(50)))
 
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together([read] * 4)
     assert right == [True] * 4
 
 
@@ -527,24 +523,6 @@ def test_a_buffer_that_is_read_and_one_that_is_written_are_told_apart_where_an_i
 # ------------------------------------------------------------------------------------------------ what a driver is asked
 
 
-class Note(Buffer):
-    """Memory of a driver's own, which counts how often it is closed."""
-
-    contents: Any = None
-    closed = 0
-    shape = property(lambda self: None if self.contents is None else self.contents.shape)
-
-    def copy_to(self, memory: nnhal.Memory) -> None:
-        memory.view(0, self.contents.nbytes, np.float32, self.contents.shape)[:] = self.contents
-
-    def copy_from(self, memory: nnhal.Memory, dimensions: tuple[int, ...] = ()) -> None:
-        shape = dimensions or self.facts.fixed
-        self.contents = memory.view(0, 4 * int(np.prod(shape)), np.float32, shape).copy()
-
-    def close(self) -> None:
-        self.closed += 1
-
-
 class Noting(Fake):
     """Grants memory of its own, and keeps what it was asked for."""
 
@@ -554,7 +532,7 @@ class Noting(Fake):
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         self.asked.append((desc, list(roles)))
-        return Note(desc, roles)
+        return OwnBuffer(desc, roles)
 
 
 def told(device: Noting) -> list[tuple[int, bool, float]]:

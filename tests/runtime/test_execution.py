@@ -17,10 +17,10 @@ from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.base.extensions import ExtensionType, register_extension
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.device import YES, Device, Hints, Prepared
-from nnhal.hal.memory import Buffer
 from nnhal.hal.request import Control, Request
 from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery
+from tests.hal.devices import OwnBuffer
 from tests.models import make_model
 from tests.runtime.devices import Fake, failing
 from tests.runtime.graphs import sums
@@ -507,16 +507,6 @@ def test_an_array_of_another_class_is_taken_for_the_array_that_it_is():
 
 
 def test_a_buffer_of_the_drivers_own_has_to_be_said_to_be_filled():
-    class Mine(Buffer):
-        contents: Any = None
-        shape = property(lambda self: None if self.contents is None else self.contents.shape)
-
-        def copy_to(self, memory: nnhal.Memory) -> None:
-            memory.view(0, 16, np.float32)[:] = self.contents
-
-        def copy_from(self, memory: nnhal.Memory, dimensions: tuple[int, ...] = ()) -> None:
-            self.contents = memory.view(0, 16, np.float32).copy()
-
     def run(request: Request, control: Control, how: str) -> None:
         result = request.inputs[0] + request.inputs[1]  # type: ignore[operator]
         if how == "write":
@@ -527,7 +517,7 @@ def test_a_buffer_of_the_drivers_own_has_to_be_said_to_be_filled():
 
     for how in ("fill", "write", "nothing"):
         device = Own(lambda request, control, how=how: run(request, control, how))
-        device.allocate = Mine  # type: ignore[assignment]
+        device.allocate = OwnBuffer  # type: ignore[assignment]
         compiled = nnhal.compile(sums(), devices=[device])
         out = nnhal.allocate([(compiled, "output", 0)])
         out.write(np.full(4, -100, np.float32))

@@ -103,11 +103,7 @@ def test_what_only_a_group_takes_brings_the_others_along():
 
 def test_a_group_waits_for_what_one_of_it_needs():
     """Whatever is ready first: `left` of the group could run at once, `right` only after the CPU's."""
-    b = Builder()
-    x = b.input((1_000_000,))
-    left = b.relu(x)
-    right = b.tanh(b.floor(x))
-    model = b.finish([x], [b.add(left, right)])
+    model = make_model(lambda b, x: b.add(b.relu(x), b.tanh(b.floor(x))), (1_000_000,))
     (tanh,) = (n for n, o in enumerate(model.main.operations) if o.inputs[0] == model.main.operations[n - 1].outputs[0])
     takes = ["y"] * 4
     takes[0] = takes[tanh] = "n"

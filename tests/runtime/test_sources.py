@@ -1,7 +1,6 @@
 """Drivers under development: found wherever they are named, of one file or several, and what they import is their own."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,9 @@ import pytest
 import nnhal
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.runtime import discovery, isolation
+from tests.execution import run_nnhal
 from tests.models import make_model
+from tests.runtime.test_source import written
 
 ROOT = Path(__file__).parents[2]
 X = np.float32([1, 2, 3, 4])
@@ -36,13 +37,6 @@ class Run(Prepared):
 
 device = Mine
 """
-
-
-def written(folder: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
 
 
 def driver(name: str, imports: str = "", factor: str = "2", late: str = "pass") -> str:
@@ -213,10 +207,5 @@ COMMANDS = [
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("path", ["some/mine.py", "pack"])
 def test_every_verb_takes_a_relative_path(beside, command, path):
-    done = subprocess.run(
-        [sys.executable, "-m", "nnhal.cli.main", *command, "--driver", path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_nnhal(*command, "--driver", path)
     assert done.returncode == 0 and "is not a file" not in done.stdout, done.stdout + done.stderr

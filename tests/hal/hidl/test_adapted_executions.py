@@ -1,6 +1,7 @@
 """Executions of drivers written against NN HAL 1.0, 1.1 and 1.2: memory, deadlines, shapes, timing, wrong answers."""
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ from tests.hal.hidl.old_drivers import (
     tiled,
 )
 from tests.models import doubling
-from tests.waiting import LIMIT
+from tests.waiting import LIMIT, together
 
 # ---------------------------------------------------------------------------------------------- executing
 
@@ -128,11 +129,7 @@ def test_many_executions_at_once():
     def one(n):
         results[n] = requests.run(model, [X + n], Control(deadline=soon(30))).results[0]
 
-    threads = [threading.Thread(target=one, args=(n,)) for n in range(16)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    together([partial(one, n) for n in range(16)])
     for n in range(16):
         np.testing.assert_array_equal(results[n], 2 * (X + n))
 

@@ -22,7 +22,7 @@ from nnhal.hal.request import Control
 from nnhal.runtime import discovery, isolation
 from tests.hal.hidl.old_drivers import FAILED, NONE, X, tiled
 from tests.models import doubling
-from tests.waiting import LIMIT, Clock, jitter, until
+from tests.waiting import LIMIT, Clock, jitter, together, until
 
 DRIVER = """
 import threading
@@ -404,9 +404,5 @@ def test_one_at_a_time_holds_for_bursts():
     made.one_at_a_time = True
     device = adapt(made)
     models = [checked_prepared(device, doubling(3, 4), Hints()) for _ in range(4)]
-    threads = [threading.Thread(target=lambda m=m: executed(m, m.burst())) for m in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
+    together([lambda m=m: executed(m, m.burst()) for m in models])
     assert most == [1] * 4

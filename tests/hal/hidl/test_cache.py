@@ -80,11 +80,6 @@ def run(driver: Any, folder: Path, **settings: Any) -> str:
         return str(compiled.cache[0])
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
 @pytest.mark.parametrize("kind", [Keeping, KeepingSince13])
 def test_a_driver_of_the_hal_saves_and_restores(folder, kind):
     assert run(kind(), folder) == "miss: there is no entry"
