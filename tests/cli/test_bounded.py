@@ -15,7 +15,7 @@ from nnhal.runtime.measured.profile import CrossingCost, DeviceProfile, LinearCo
 from nnhal.runtime.placer import identity_of
 from tests.cli.test_run import called
 from tests.frontends.flat import Writer
-from tests.models import make_model
+from tests.models import doubling, make_model
 from tests.runtime.devices import Fake, failing
 
 OPERATIONS = 332
@@ -160,7 +160,7 @@ def test_many_inputs_and_outputs_are_counted(capsys, tmp_path):
 
 def test_a_long_reason_is_shortened():
     x = np.ones(4, np.float32)
-    model: Any = make_model(lambda b, y: b.add(y, y), (4,))
+    model: Any = doubling(4)
     long = "no room " * 200
     compiled = nnhal.compile(model, devices=[Fake(on_prepare=failing(RuntimeError(long)))], fallback="allow")
     compiled(x)

@@ -15,7 +15,7 @@ from nnhal.hal.utilities import validate_preference, validate_priority
 from nnhal.model.validate import validate
 from nnhal.ops import OPS
 from tests.conformance.still_valid import STILL_VALID
-from tests.models import make_model
+from tests.models import doubling, make_model
 
 NAMED = re.compile(r"(operand %|input \d|output \d|inputs|outputs|[A-Z0-9_]+ #\d|operation -?\d+ #\d|main: )")
 
@@ -40,7 +40,7 @@ def test_there_are_21_mutations():
 
 
 def test_the_first_operand_that_is_not_there_is_among_the_mutants_of_each_place():
-    model = make_model(lambda b, x: b.add(x, x), (2,))
+    model = doubling(2)
     count, operation = len(model.main.operands), model.main.operations[0]
     for field in ("inputs", "outputs"):
         places = range(len(getattr(operation, field)))

@@ -12,7 +12,7 @@ from nnhal.conformance.suite import run_vector
 from nnhal.conformance.vectors import Expected
 from nnhal.hal.wrappers import Wrapper
 from nnhal.runtime import discovery
-from tests.models import make_model
+from tests.models import doubling
 
 
 def expected(data, kind=Type.TENSOR_FLOAT32, ignored=False):
@@ -22,7 +22,7 @@ def expected(data, kind=Type.TENSOR_FLOAT32, ignored=False):
 
 def vector(id="by_hand", wanted=(2.0, 4.0), expect_failure=False, operations=("ADD",)):
     """y = x + x for 1 and 2."""
-    model = make_model(lambda b, x: b.add(x, x), (2,))
+    model = doubling(2)
     return SimpleNamespace(
         id=id,
         model=lambda dynamic, signed: model,

@@ -183,7 +183,7 @@ def test_a_shape_that_a_model_cannot_say_is_known_is_never_given_to_the_engine()
 
 
 def test_a_shape_that_the_model_does_not_allow_is_an_error_of_the_request():
-    found = prepared(make_model(lambda b, x: b.add(x, x), (None, 3)))
+    found = prepared(doubling(None, 3))
     with pytest.raises(InvalidRequest):
         run(found, np.ones((2, 4), np.float32))
     assert Doubled.made == []

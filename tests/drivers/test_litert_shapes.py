@@ -7,7 +7,7 @@ import pytest
 
 import nnhal
 from nnhal.drivers.litert import lowering
-from tests.models import make_model
+from tests.models import doubling, make_model
 
 pytest.importorskip("ai_edge_litert")
 
@@ -16,7 +16,7 @@ LONG = 20  # seconds after which something counts as hanging
 
 @pytest.fixture
 def compiled() -> nnhal.Compiled:
-    return nnhal.compile(make_model(lambda b, x: b.add(x, x), (None,), name="open"), devices="litert")
+    return nnhal.compile(doubling(None, name="open"), devices="litert")
 
 
 def ones(count: int) -> np.ndarray:

@@ -31,7 +31,7 @@ from nnhal.model.parts import outline
 from tests.faults import broken
 from tests.faults.support import LIMIT, Hostile, X, next_number, wait_until
 from tests.ipc.support import lingering
-from tests.models import doubling, make_model
+from tests.models import doubling
 
 ROOM = 4096
 LOG = trace.size_of(64)
@@ -68,7 +68,7 @@ def _model() -> wire.WireModel:
 
 def _outline() -> wire.WireModel:
     """What is seen of it from outside."""
-    return model_to_wire(outline(make_model(lambda b, x: b.add(x, x), (64,))), lambda _: pool())
+    return model_to_wire(outline(doubling(64)), lambda _: pool())
 
 
 _AT, _INTO = wire.WireArgument(0, 0, 256, (64,)), wire.WireArgument(0, 256, 256, (64,))

@@ -37,7 +37,6 @@ from tests.faults.support import (
     attempt,
     back_to,
     client_of,
-    doubling,
     held,
     prepared,
     request,
@@ -48,7 +47,7 @@ from tests.faults.support import (
     works,
 )
 from tests.ipc.support import PROBE, a_share, inside, over, own_process, prepare, wide
-from tests.models import make_model
+from tests.models import doubling, make_model
 from tests.waiting import Opened
 
 EXPECTED = (X + X).tobytes()

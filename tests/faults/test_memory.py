@@ -30,7 +30,6 @@ from tests.faults.support import (
     attempt,
     back_to,
     client_of,
-    doubling,
     held,
     huge_pages,
     numbers,
@@ -41,6 +40,7 @@ from tests.faults.support import (
     works,
 )
 from tests.ipc.support import made
+from tests.models import doubling
 
 UNGUARDED = str(Path(__file__).parent / "drivers" / "unguarded.py")
 F_ADD_SEALS, SEAL_SHRINK, SEAL_GROW, SEAL_WRITE = 1033, 2, 4, 8

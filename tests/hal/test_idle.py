@@ -38,7 +38,7 @@ from nnhal.ipc.client.process import start
 from tests.execution import run_python
 from tests.interrupts import interrupted_at
 from tests.ipc.support import LIMIT, numbers, request_for, run, wait_until
-from tests.models import doubling, make_model
+from tests.models import doubling
 from tests.waiting import Clock, jitter
 
 
@@ -178,7 +178,7 @@ def test_engines_that_are_trimmed_at_random_give_what_they_gave(name: str) -> No
 
 def test_inputs_that_are_gone_are_not_read_when_a_session_is_trimmed() -> None:
     """ONNX Runtime reads large inputs where they lie."""
-    compiled = nnhal.compile(make_model(lambda b, x: b.add(x, x), (512, 512)), devices=["onnxruntime"])
+    compiled = nnhal.compile(doubling(512, 512), devices=["onnxruntime"])
     for n in range(3):
         given = np.full((512, 512), n, np.float32)
         assert np.array_equal(compiled(given), given * 2)
@@ -189,7 +189,7 @@ def test_inputs_that_are_gone_are_not_read_when_a_session_is_trimmed() -> None:
 
 
 def test_models_of_open_shapes_are_trimmed_for_each_of_their_shapes() -> None:
-    compiled = nnhal.compile(make_model(lambda b, x: b.add(x, x), (None, 4)), devices=["litert"])
+    compiled = nnhal.compile(doubling(None, 4), devices=["litert"])
     for rows in (1, 2, 3, 1, 2, 3):
         given = np.random.default_rng(rows).random((rows, 4), np.float32)
         assert np.array_equal(compiled(given), given * 2)
@@ -284,7 +284,7 @@ def _odd(model: Any) -> Any:
 
 
 def test_a_model_that_was_restored_is_looked_after_too(device: Trimmable, tmp_path: Path) -> None:
-    model = make_model(lambda b, x: b.add(x, x), (4,))
+    model = doubling(4)
     for kept in ("miss", "hit"):
         with nnhal.compile(model, devices=["litert"], cache_dir=tmp_path / "kept") as compiled:
             assert str(compiled.cache[0]).startswith(kept)

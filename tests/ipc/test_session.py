@@ -58,7 +58,6 @@ from tests.ipc.support import (
     PROBE,
     Peer,
     a_table,
-    doubling,
     inside,
     made,
     numbers,
@@ -71,7 +70,7 @@ from tests.ipc.support import (
     wait_until,
     wide,
 )
-from tests.models import make_model
+from tests.models import doubling
 from tests.waiting import Opened
 
 
@@ -185,7 +184,7 @@ def test_the_same_request_again_gives_results_of_its_own_inputs(device: RemoteDe
 
 
 def test_requests_of_changing_shapes_do_not_mix(device: RemoteDevice) -> None:
-    prepared = prepare(device, make_model(lambda b, x: b.add(x, x), (0,)))
+    prepared = prepare(device, doubling(0))
     for n in range(60):
         x = numbers(1 + n * 7 % 23, n)
         assert np.array_equal(run(prepared, x), 2 * x)

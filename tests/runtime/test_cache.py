@@ -30,7 +30,7 @@ from nnhal.ops.schema import Form, Op, T, arg, out, register
 from nnhal.runtime.cache import wanted
 from nnhal.runtime.cache.folder import CacheFolder
 from nnhal.runtime.cache.tokens import token_of
-from tests.models import make_model
+from tests.models import doubling, make_model
 
 pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("state")]
 
@@ -73,7 +73,7 @@ def test_nothing_is_kept_unasked(monkeypatch, folder, tmp_path):
 def test_other_weights_another_structure_and_another_relaxation_are_other_models(folder):
     assert run(scaled(2), folder) == MISS
     assert run(scaled(3), folder, by=3) == MISS
-    assert run(make_model(lambda b, x: b.add(x, x), (4,), name="m"), folder) == MISS
+    assert run(doubling(4, name="m"), folder) == MISS
     assert run(scaled(2), folder, relaxed=True) == MISS
     assert run(scaled(2), folder) == HIT
 

@@ -11,7 +11,7 @@ import nnhal
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.runtime import discovery, isolation
 from tests.execution import run_nnhal
-from tests.models import make_model
+from tests.models import doubling
 from tests.runtime.test_source import written
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def driver(name: str, imports: str = "", factor: str = "2", late: str = "pass") 
 def doubled(path: Path | str, way: str) -> list[float]:
     """What a driver makes of X, by its path."""
     device = nnhal.load_driver(path)
-    with nnhal.compile(make_model(lambda b, x: b.add(x, x), (4,)), devices=[device.name], isolation=way) as compiled:
+    with nnhal.compile(doubling(4), devices=[device.name], isolation=way) as compiled:
         return compiled(X).tolist()
 
 
@@ -190,7 +190,7 @@ def beside(tmp_path, monkeypatch):
 def test_a_relative_path_holds_when_the_application_goes_elsewhere(beside, way, path):
     nnhal.load_driver(path)
     os.chdir("elsewhere")
-    with nnhal.compile(make_model(lambda b, x: b.add(x, x), (4,)), devices=["m"], isolation=way) as compiled:
+    with nnhal.compile(doubling(4), devices=["m"], isolation=way) as compiled:
         assert compiled(X).tolist() == [3, 6, 9, 12]
 
 

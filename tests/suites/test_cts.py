@@ -15,7 +15,7 @@ from nnhal.driver import (
     Device,
 )
 from nnhal.runtime import discovery
-from tests.models import make_model
+from tests.models import doubling
 from tests.suites.faulty.driver.faults import made
 
 RUN = SuiteRun()
@@ -101,7 +101,7 @@ def test_the_results_of_a_graph_are_those_that_the_reference_computes() -> None:
 
 @pytest.mark.parametrize("fault", [*PREPARING, *RUNNING])
 def test_a_faulty_neighbour_fails_an_application_that_forbids_fallback(fault: str) -> None:
-    model = make_model(lambda b, x: b.add(x, x), [2, 3])
+    model = doubling(2, 3)
     data = np.ones((2, 3), np.float32)
 
     def twice() -> None:
