@@ -7,6 +7,7 @@ import numpy as np
 
 from nnhal.base.operands import SubgraphFacts
 from nnhal.frontends.python import Builder
+from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 
 
@@ -27,6 +28,14 @@ def make_model(build: Callable[..., Any], *inputs: Any, name: str = "", **named:
 def _input(b: Builder, given: Any, name: str = "") -> Any:
     several = isinstance(given, tuple) and given and isinstance(given[0], tuple | list)
     return b.input(*given, name=name) if several else b.input(given, name=name)
+
+
+def one_operation(operation: str | int, *inputs: tuple[Any, ...], output: tuple[Any, ...], name: str = "") -> Model:
+    """A model of one operation as it is, valid or not: inputs and output are arguments of `ModelBuilder.operand`."""
+    b = ModelBuilder(name)
+    given, made = [b.operand(*each) for each in inputs], b.operand(*output)
+    b.operation(operation, given, [made])
+    return b.finish(given, [made])
 
 
 def make_subgraph(b: Builder, build: Callable[..., Any], *inputs: Any) -> SubgraphFacts:

@@ -26,7 +26,7 @@ from nnhal.model.graph import Model
 from nnhal.zoo import maker
 from tests import requests
 from tests.execution import run_python
-from tests.models import make_model
+from tests.models import make_model, one_operation
 
 litert = pytest.importorskip("nnhal.drivers.litert")
 
@@ -276,10 +276,8 @@ def test_threads_are_those_of_the_process_4_at_most_unless_a_number_is_stated(
 
 def test_a_scalar_where_the_rank_was_left_open_is_computed_all_the_same() -> None:
     """LiteRT takes a tensor without dimensions for one of unknown rank: the reference computes it."""
-    b = ModelBuilder()
-    x, y = (b.operand(OperandType.TENSOR_FLOAT32, []) for _ in range(2))
-    b.operation(OperationType.ABS, [x], [y])
-    prepared = checked_prepared(Litert(), b.finish([x], [y]), Hints(threads=1))
+    model = one_operation(OperationType.ABS, (OperandType.TENSOR_FLOAT32, []), output=(OperandType.TENSOR_FLOAT32, []))
+    prepared = checked_prepared(Litert(), model, Hints(threads=1))
     for given in (np.float32([-1, 2]), np.array(-3.0, np.float32), np.float32([[-1]])):
         (result,) = run(prepared, given)
         np.testing.assert_array_equal(result, np.abs(given))

@@ -29,7 +29,7 @@ from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder
 from nnhal.ops.schema import F32, I32
 from tests import models, requests
-from tests.models import make_model
+from tests.models import make_model, one_operation
 
 X = np.float32([[1, 2, 3]])
 
@@ -77,10 +77,7 @@ def test_it_is_the_cpu_that_others_state_their_time_against():
 
 
 def test_an_operation_without_a_kernel_is_refused_and_not_prepared():
-    b = ModelBuilder()
-    x, y = b.operand(F32, (2,)), b.operand(F32, (2,))
-    b.operation(OperationType.OEM_OPERATION, [x], [y])
-    model = b.finish([x], [y])
+    model = one_operation(OperationType.OEM_OPERATION, (F32, (2,)), output=(F32, (2,)))
     (verdict,) = reference.device().supports(model)
     assert tuple(verdict) == (False, "no reference kernel for OEM_OPERATION")
     with pytest.raises(InvalidModel, match="OEM_OPERATION #0: is not implemented by the reference device"):

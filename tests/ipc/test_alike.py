@@ -30,7 +30,7 @@ from nnhal.ipc.client.process import start
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests.ipc.support import LIMIT
-from tests.models import doubling, make_model
+from tests.models import doubling, make_model, one_operation
 
 FLOATS = OperandType.TENSOR_FLOAT32
 MANY = 70  # more than the descriptors of one message
@@ -38,10 +38,7 @@ MANY = 70  # more than the descriptors of one message
 
 def unary(*shape: int) -> Model:
     """y = |x|, whose shape is not known, or its rank is not."""
-    b = ModelBuilder()
-    x, y = b.operand(FLOATS, shape), b.operand(FLOATS, shape)
-    b.operation("ABS", [x], [y])
-    return b.finish([x], [y])
+    return one_operation("ABS", (FLOATS, shape), output=(FLOATS, shape))
 
 
 def two_outputs() -> Model:

@@ -29,7 +29,7 @@ from nnhal.model.validate import validate, values_of
 from nnhal.ops import OPS
 from nnhal.ops.schema import F32, Form, Op, T, arg, register
 from tests import requests
-from tests.models import make_model
+from tests.models import make_model, make_subgraph
 
 TRANSPOSE = OperationType.TRANSPOSE
 SEED = 11
@@ -387,11 +387,11 @@ def test_scales_of_channels_go_where_their_dimension_goes() -> None:
 def test_subgraphs_are_laid_out_too_and_their_ends_stay() -> None:
     b = Builder()
     condition, x = b.input((1,), "TENSOR_BOOL8"), b.input((1, 4, 4, 3))
-    branches = []
-    for kind in ("max_pool_2d", "average_pool_2d"):
-        s = b.subgraph()
-        z = s.input((1, 4, 4, 3))
-        branches.append(s.finish_subgraph([z], [getattr(s, kind)(z, padding="same", filter_size=2, stride=1)]))
+    window = {"padding": "same", "filter_size": 2, "stride": 1}
+    branches = [
+        make_subgraph(b, lambda s, z: s.max_pool_2d(z, **window), (1, 4, 4, 3)),
+        make_subgraph(b, lambda s, z: s.average_pool_2d(z, **window), (1, 4, 4, 3)),
+    ]
     model = b.finish([condition, x], [b.if_(condition, *branches, [x], out_type="TENSOR_FLOAT32")])
     found = with_layout(model, "nchw")
     assert found.transposes == 4 and not found.inserted

@@ -15,7 +15,7 @@ from nnhal.model.graph import Model
 from nnhal.runtime.partition import Offer, Partition, partition
 from nnhal.runtime.partition import _stated as stated_for
 from tests import models
-from tests.models import make_model, relus
+from tests.models import make_model, make_subgraph, relus
 
 
 def chain(length: int) -> Model:
@@ -70,13 +70,11 @@ def test_a_device_below_the_level_of_an_operation_does_not_get_it():
 def test_a_device_below_the_level_of_what_a_branch_does_does_not_get_the_branch():
     b = Builder()
     x = b.input((2,), "TENSOR_INT32")
-    branches = []
-    for _ in range(2):
-        sub, deep = b.subgraph(), b.subgraph()
-        z = deep.input((2,), "TENSOR_INT32")
-        late = deep.finish_subgraph([z], [deep.reshape(z, [2])])
-        y = sub.input((2,), "TENSOR_INT32")
-        branches.append(sub.finish_subgraph([y], [sub.if_([True], late, late, [y], out_type="TENSOR_INT32")]))
+    kind = (2,), "TENSOR_INT32"
+    late = make_subgraph(b, lambda s, y: s.reshape(y, [2]), kind)
+    branches = [
+        make_subgraph(b, lambda s, y: s.if_([True], late, late, [y], out_type="TENSOR_INT32"), kind) for _ in range(2)
+    ]
     model = b.finish([x], [b.if_([True], *branches, [x], out_type="TENSOR_INT32")])
     found = partition(model, [offer("old", 0.1, "y", level=V1_3), offer("new", 1.0, "y")])
     assert [step.device for step in found.steps] == ["new"]

@@ -50,7 +50,7 @@ from tests.hal.hidl.old_drivers import (
     soon,
     tiled,
 )
-from tests.models import doubling
+from tests.models import doubling, one_operation
 
 TOO_SMALL = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
 
@@ -531,10 +531,7 @@ def test_of_two_outputs_the_one_that_lacks_room_gets_more(known_first):
 
 def unknown_rank() -> Model:
     """A RELU of an input of which not even the rank is known before the execution."""
-    b = ModelBuilder()
-    x, y = b.operand(Type.TENSOR_FLOAT32), b.operand(Type.TENSOR_FLOAT32)
-    b.operation(Op.RELU, [x], [y])
-    return b.finish([x], [y])
+    return one_operation(Op.RELU, (Type.TENSOR_FLOAT32, ()), output=(Type.TENSOR_FLOAT32, ()))
 
 
 @pytest.mark.parametrize("known_first", [False, True])
