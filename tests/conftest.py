@@ -117,6 +117,19 @@ def nothing_is_known_of_devices() -> Iterator[None]:
 
 
 @pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the user's state, empty: tokens of caches, blobs, proofs, measurements."""
+    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a compilation cache, not made yet."""
+    return tmp_path / "cache"
+
+
+@pytest.fixture
 def interrupts() -> Iterator[Interrupts]:
     """Strikes for one test."""
     with Interrupts() as made:

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -40,14 +40,34 @@ def jitter(dice: random.Random, seconds: float) -> None:
     time.sleep(dice.uniform(0, seconds))
 
 
+def together(works: Iterable[Callable[[], object]], limit: float | None = LIMIT) -> None:
+    """Do all at the same time, on a thread each; raises what the first of them raised, and fails where one hangs."""
+    raised: list[BaseException] = []
+
+    def guarded(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(limit)
+        assert not thread.is_alive(), f"not ended within {limit} s"
+    if raised:
+        raise raised[0]
+
+
 class Clock:
     """A monotonic clock that stands still until a test moves it.
 
     It takes the place of a module's `time` (`play`); whatever else that module uses of `time` stays the real one.
     """
 
-    def __init__(self) -> None:
-        self.ns = time.monotonic_ns()
+    def __init__(self, ns: int | None = None) -> None:
+        self.ns = time.monotonic_ns() if ns is None else ns
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
@@ -57,7 +77,7 @@ class Clock:
         """The time in nanoseconds."""
         return self.ns
 
-    perf_counter_ns = monotonic_ns
+    perf_counter_ns = __call__ = monotonic_ns
 
     def monotonic(self) -> float:
         """The time in seconds."""

@@ -1,7 +1,6 @@
 """Entry points are those that `importlib.metadata` finds."""
 
 import importlib.metadata
-import subprocess
 import sys
 import types
 import zipfile
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from nnhal.base.installed import EntryPoint, entry_points, version_of
+from tests.execution import run_python
 
 
 def theirs(group: str) -> set[tuple[str, str]]:
@@ -127,7 +127,7 @@ import sys
 from nnhal.base.installed import version_of
 print(version_of({module!r}), {module!r} in sys.modules)
 """
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    said = run_python(code).stdout
     assert said == f"{importlib.metadata.version(module)} False\n"
 
 

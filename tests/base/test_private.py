@@ -4,8 +4,6 @@ import errno
 import os
 import signal
 import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from nnhal.base import private
 from nnhal.base.private import NotPrivate, absolute_path, file_lock, private_file, private_folder, replace_file
+from tests.execution import run_python
 from tests.waiting import Opened
 
 pytestmark = pytest.mark.cache
@@ -173,7 +172,7 @@ except OSError as error:
 
 
 def elsewhere(folder: Path) -> str:
-    run = subprocess.run([sys.executable, "-c", HOLD, folder], capture_output=True, text=True, check=True)
+    run = run_python(HOLD, folder)
     return run.stdout.strip()
 
 

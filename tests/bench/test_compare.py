@@ -17,9 +17,9 @@ from nnhal.bench.compare import (
     execute,
     intermediates,
 )
-from nnhal.frontends.python import Builder
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
+from tests.models import make_model
 from tests.runtime.devices import Fake
 
 X = np.float32([1, -2, 3, -4])
@@ -28,16 +28,11 @@ NAN, INF = np.nan, np.inf
 
 def model() -> Model:
     """doubled = x + x, positive = relu(doubled), y = positive + x."""
-    b = Builder()
-    x = b.input((4,), name="x")
-    doubled = b.add(x, x, name="doubled")
-    return b.finish([x], [b.add(b.relu(doubled, name="positive"), x, name="y")])
+    return make_model(lambda b, x: b.add(b.relu(b.add(x, x, name="doubled"), name="positive"), x, name="y"), x=(4,))
 
 
 def quantised_model() -> Model:
-    b = Builder()
-    x = b.input((4,), "TENSOR_QUANT8_ASYMM", scale=0.5, zero_point=128)
-    return b.finish([x], [b.relu(x)])
+    return make_model(lambda b, x: b.relu(x), ((4,), "TENSOR_QUANT8_ASYMM", 0.5, 128))
 
 
 def off(actual, expected, of: Model | None = None) -> Difference:
@@ -165,9 +160,7 @@ def scores(*rows: list[float]) -> list[np.ndarray]:
 
 
 def test_outputs_of_whole_models_drift_by_elements_side_and_greatest():
-    b = Builder()
-    x = b.input((1, 3), "TENSOR_QUANT8_ASYMM", scale=0.5, zero_point=128)
-    made = b.finish([x], [b.relu(x)])
+    made = make_model(lambda b, x: b.relu(x), ((1, 3), "TENSOR_QUANT8_ASYMM", 0.5, 128))
     right = scores([10, 20, 5], [10, 20, 20], [7, 3, 1])
     found = scores([11, 20, 5], [10, 19, 20], [7, 8, 1])
     (drift,) = drifts(made, [([f], [e]) for f, e in zip(found, right, strict=True)], ["y"])
@@ -179,9 +172,7 @@ def test_drift_of_floats_is_relative_and_infinite_where_a_number_is_missing():
     found = [np.float32([1, 2.5, -4])], [np.float32([NAN, 2, 3])]
     right = [np.float32([1, 2, -4])], [np.float32([1, 2, 3])]
     one, other = ([(f, e)] for f, e in zip(found, right, strict=True))
-    b = Builder()
-    x = b.input((3,))
-    made = b.finish([x], [b.relu(x)])
+    made = make_model(lambda b, x: b.relu(x), (3,))
     (drift,) = drifts(made, one, ["y"])
     assert (drift.worst, drift.lean, drift.differing, drift.changed) == (0.125, 0.125, 1, 0)
     (drift,) = drifts(made, other, ["y"])
@@ -189,9 +180,7 @@ def test_drift_of_floats_is_relative_and_infinite_where_a_number_is_missing():
 
 
 def test_drift_of_infinite_numbers_that_are_the_same_is_none():
-    b = Builder()
-    x = b.input((3,))
-    made = b.finish([x], [b.relu(x)])
+    made = make_model(lambda b, x: b.relu(x), (3,))
     same = np.float32([INF, -INF, NAN])
     (drift,) = drifts(made, [([same], [same.copy()])], ["y"])
     assert (drift.worst, drift.lean, drift.differing, drift.changed) == (0, 0, 0, 0)

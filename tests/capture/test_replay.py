@@ -18,6 +18,7 @@ from nnhal.conformance.replay import VERDICTS, ReplayedPart, ReplayOptions, repl
 from nnhal.conformance.replay_judge import NothingToCompare, ResultJudge
 from nnhal.runtime.capturing.reader import CaptureReader
 from tests.capture.test_session import B, X, relu, use
+from tests.models import make_model
 from tests.runtime.devices import Fake, failing
 from tests.runtime.graphs import sums
 
@@ -234,9 +235,7 @@ def test_results_may_differ_by_twice_the_operations_tolerance() -> None:
 
 
 def test_a_result_that_only_moves_elements_must_be_equal() -> None:
-    b = nnhal.Builder()
-    x = b.input((4,), name="x")
-    model = b.finish([x], [b.reshape(x, [2, 2])])
+    model = make_model(lambda b, x: b.reshape(x, [2, 2]), x=(4,))
     given = np.ones(4, np.float32)
     wanted = given.reshape(2, 2)
     near = np.nextafter(wanted, np.float32(2))
@@ -246,9 +245,7 @@ def test_a_result_that_only_moves_elements_must_be_equal() -> None:
 
 
 def test_without_a_reference_there_is_a_tolerance_for_all_operations() -> None:
-    b = nnhal.Builder()
-    x = b.input((4,), name="x")
-    model = b.finish([x], [b.sqrt(x)])
+    model = make_model(lambda b, x: b.sqrt(x), x=(4,))
     wanted = np.ones(4, np.float32)
     assert "an input is omitted" in compared(model, [None], wanted, wanted + 1)
     with pytest.raises(NothingToCompare, match="an input is omitted"):

@@ -23,6 +23,7 @@ from nnhal.runtime.capturing.records import FRAME, MAGIC
 from nnhal.runtime.capturing.requests import RecordedCheckedRequest
 from nnhal.runtime.capturing.session import Capture
 from nnhal.runtime.compiled import Compiled
+from tests.models import make_model
 from tests.runtime.devices import Fake, failing
 from tests.runtime.graphs import counter, sums
 from tests.runtime.test_flow import doubling, two
@@ -33,9 +34,7 @@ ISOLATION = pytest.mark.parametrize("isolation", ["none", "process"])
 
 def relu() -> nnhal.Model:
     """A model whose output shape is unknown before the execution."""
-    b = nnhal.Builder("open")
-    x = b.input((0,), name="x")
-    return b.finish([x], [b.relu(x, name="y")])
+    return make_model(lambda b, x: b.relu(x, name="y"), name="open", x=(0,))
 
 
 def use(compiled: Compiled, *inputs: Any) -> None:

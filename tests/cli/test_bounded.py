@@ -15,6 +15,7 @@ from nnhal.runtime.measured.profile import CrossingCost, DeviceProfile, LinearCo
 from nnhal.runtime.placer import identity_of
 from tests.cli.test_run import called
 from tests.frontends.flat import Writer
+from tests.models import doubling, make_model
 from tests.runtime.devices import Fake, failing
 
 OPERATIONS = 332
@@ -121,9 +122,8 @@ def test_what_a_device_declares_is_shown_before_anything_was_measured(large, cap
 
 
 def test_a_partition_on_the_only_device_says_what_the_other_rejects():
-    b = nnhal.Builder()
-    x = b.input((4,))
-    takes = nnhal.compile(b.finish([x], [b.add(b.add(x, x), x)]), devices=[Fake(takes=lambda n: n == 0), "reference"])
+    model = make_model(lambda b, x: b.add(b.add(x, x), x), (4,))
+    takes = nnhal.compile(model, devices=[Fake(takes=lambda n: n == 0), "reference"])
     lines = bounded(str(takes.placement))
     assert lines[0] == "2 ops -> 2 partitions, 1 device transfer (declared performance)"
     assert lines[3].endswith("fake rejects ADD: not this one")
@@ -160,9 +160,7 @@ def test_many_inputs_and_outputs_are_counted(capsys, tmp_path):
 
 def test_a_long_reason_is_shortened():
     x = np.ones(4, np.float32)
-    b = nnhal.Builder()
-    y = b.input((4,))
-    model: Any = b.finish([y], [b.add(y, y)])
+    model: Any = doubling(4)
     long = "no room " * 200
     compiled = nnhal.compile(model, devices=[Fake(on_prepare=failing(RuntimeError(long)))], fallback="allow")
     compiled(x)

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from nnhal.cli import common
 from nnhal.cli.main import NAMES, cli
 from nnhal.zoo import maker
+from tests.execution import run_nnhal, run_python
 from tests.frontends.flat import Writer
 from tests.frontends.test_tflite_metadata import LABELS, Said, pictured, said
 
@@ -21,13 +22,7 @@ EXAMPLE = str(Path(__file__).parents[2] / "examples" / "my_driver.py")
 
 
 def nnhal(*arguments: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "nnhal.cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ},
-    )
+    done = run_nnhal(*arguments)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout if code in (0, 1) else done.stdout + done.stderr
 
@@ -376,7 +371,7 @@ def test_a_control_c_while_the_command_is_imported_ends_it_as_one_later_does():
         "        if name == 'nnhal.cli.main': raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Struck()); from nnhal.cli import start; start()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, "run", "add4"], capture_output=True, text=True, check=False)
+    done = run_python(code, "run", "add4", check=False)
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 

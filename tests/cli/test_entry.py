@@ -4,7 +4,6 @@ import gc
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import warnings
@@ -20,6 +19,7 @@ from nnhal.base.stacks import innermost
 from nnhal.cli import main
 from nnhal.cli.command import GROUPS, SMALL, Command, group_of
 from nnhal.cli.main import NAMES, VERBS, cli
+from tests.execution import run_nnhal
 
 
 @pytest.fixture(autouse=True)
@@ -236,12 +236,7 @@ device = Crashing
 def test_a_crash_is_told_once_with_the_drivers_own_frames(tmp_path):
     (tmp_path / "crash.py").write_text(CRASH)
     words = "run", "add4", "--driver", str(tmp_path / "crash.py"), "--isolate"
-    short, full = (
-        subprocess.run(
-            [sys.executable, "-m", "nnhal.cli.main", *words, *more], capture_output=True, text=True, check=False
-        )
-        for more in ([], ["--verbose"])
-    )
+    short, full = (run_nnhal(*words, *more) for more in ([], ["--verbose"]))
     assert short.returncode == full.returncode == 4
     assert short.stderr.splitlines() == [
         "error: device crashing: the driver process was killed by SIGSEGV in inner() at crash.py:6",

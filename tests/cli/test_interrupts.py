@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from nnhal.drivers.litert.engine import engine
+from tests.execution import run_python
 from tests.waiting import LIMIT, until
 
 SECOND = 1.0
@@ -189,7 +190,7 @@ def test_an_interrupt_while_the_interpreter_of_a_service_starts_ends_it_without_
 
 
 def ends_as_interrupted(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python(code, check=False)
     assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
 
 

@@ -29,6 +29,7 @@ from nnhal.hal.wrappers import Wrapper
 from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery
 from tests.conformance.test_suite import expected, vector
+from tests.models import make_model
 
 
 def doing(**stages) -> Device:
@@ -140,9 +141,7 @@ def test_a_no_is_unsupported_with_its_reason_and_nothing_is_prepared():
 
 
 def test_one_no_among_several_verdicts_is_unsupported():
-    b = Builder()
-    x = b.input((2,))
-    model = b.finish([x], [b.add(b.add(x, x), x)])
+    model = make_model(lambda b, x: b.add(b.add(x, x), x), (2,))
     several = vector()
     several.model = lambda dynamic, signed: model
     device = doing(supports=lambda model: [Verdict(True), Verdict(False, "the second")])
@@ -225,9 +224,7 @@ def test_the_second_execution_of_a_burst_counts():
 
 
 def test_an_output_that_is_ignored_may_be_anything_and_those_behind_it_may_not():
-    b = Builder()
-    x = b.input((2,))
-    model = b.finish([x], [b.add(x, x), b.mul(x, x)])
+    model = make_model(lambda b, x: [b.add(x, x), b.mul(x, x)], (2,))
     v = vector()
     v.model = lambda dynamic, signed: model
     for first, second, wanted in (([9, 9], [1, 4], "passed"), ([2, 4], [1, 5], "failed")):
@@ -382,9 +379,7 @@ def test_inputs_are_copies_that_a_pointer_cannot_write_to():
 
 def test_a_driver_that_writes_to_constants_by_pointer_spoils_its_own_vector_alone():
     def model(*_):
-        b = Builder()
-        x = b.input((2,))
-        return b.finish([x], [b.add(x, b.constant(np.float32([1, 2])))])
+        return make_model(lambda b, x: b.add(x, b.constant(np.float32([1, 2]))), (2,))
 
     def scribble(model):
         constant = next(model.constant(o) for o in model.main.operands if o.lifetime.name.startswith("CONSTANT"))

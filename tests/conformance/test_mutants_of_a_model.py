@@ -10,6 +10,7 @@ from nnhal.base.codes import TYPE_FACTS, Lifetime, OperandType, OperationType, P
 from nnhal.base.errors import InvalidModel
 from nnhal.conformance.mutate import BAD_HINTS, INVALID_CODES, INVALID_OPERATIONS, MUTATIONS, mutants
 from nnhal.model.validate import validate
+from tests.models import make_model
 
 INPUT, OUTPUT, TEMPORARY, COPY = (
     Lifetime[name] for name in ("SUBGRAPH_INPUT", "SUBGRAPH_OUTPUT", "TEMPORARY_VARIABLE", "CONSTANT_COPY")
@@ -18,9 +19,7 @@ INPUT, OUTPUT, TEMPORARY, COPY = (
 
 def small():
     """y = floor(x + c): x %0, c %1, the activation %2, the sum %3, y %4."""
-    b = Builder()
-    x = b.input((2,))
-    return b.finish([x], [b.floor(b.add(x, np.float32([1, 2])))])
+    return make_model(lambda b, x: b.floor(b.add(x, np.float32([1, 2]))), (2,))
 
 
 MODEL = small()
@@ -91,9 +90,7 @@ def test_scales_are_those_that_the_type_does_not_have():
 
 
 def quantised(kind, zero):
-    b = Builder()
-    x = b.input((2,), kind, 0.5, zero)
-    return b.finish([x], [b.dequantize(x)])
+    return make_model(lambda b, x: b.dequantize(x), ((2,), kind, 0.5, zero))
 
 
 @pytest.mark.parametrize(
@@ -102,9 +99,7 @@ def quantised(kind, zero):
 )
 def test_a_quantised_type_must_have_a_scale_and_int32_may(kind, scales):
     if kind == "TENSOR_INT32":
-        b = Builder()
-        x = b.input((2,), kind)
-        model = b.finish([x], [b.cast(x, out_type="TENSOR_FLOAT32")])
+        model = make_model(lambda b, x: b.cast(x, out_type="TENSOR_FLOAT32"), ((2,), kind))
     else:
         model = quantised(kind, 7)
     found = [m for m in mutants(model) if m.kind == "operand scale"]
@@ -246,9 +241,7 @@ def test_an_operation_has_one_more_operand_of_the_model():
 
 
 def test_an_operation_moves_before_its_source_and_the_others_stay_in_order():
-    b = Builder()
-    x = b.input((2,))
-    main = b.finish([x], [b.neg(b.abs(b.floor(x)))]).main
+    main = make_model(lambda b, x: b.neg(b.abs(b.floor(x))), (2,)).main
     one, two, three = main.operations
     found = [(detail, each.operations) for _, detail, each in MUTATIONS["execution order"](main)]
     assert found == [("#1 before #0", (two, one, three)), ("#2 before #1", (one, three, two))]

@@ -15,6 +15,7 @@ from nnhal.hal.utilities import validate_preference, validate_priority
 from nnhal.model.validate import validate
 from nnhal.ops import OPS
 from tests.conformance.still_valid import STILL_VALID
+from tests.models import doubling, make_model
 
 NAMED = re.compile(r"(operand %|input \d|output \d|inputs|outputs|[A-Z0-9_]+ #\d|operation -?\d+ #\d|main: )")
 
@@ -39,9 +40,7 @@ def test_there_are_21_mutations():
 
 
 def test_the_first_operand_that_is_not_there_is_among_the_mutants_of_each_place():
-    b = nnhal.Builder()
-    x = b.input((2,))
-    model = b.finish([x], [b.add(x, x)])
+    model = doubling(2)
     count, operation = len(model.main.operands), model.main.operations[0]
     for field in ("inputs", "outputs"):
         places = range(len(getattr(operation, field)))
@@ -86,9 +85,7 @@ def test_bad_hints_are_refused(check, values):
 
 
 def test_a_compilation_with_bad_hints_is_refused():
-    b = nnhal.Builder()
-    x = b.input((1,))
-    model = b.finish([x], [b.floor(x)])
+    model = make_model(lambda b, x: b.floor(x), (1,))
     for name, values in BAD_HINTS.items():
         for value in values:
             with pytest.raises(nnhal.InvalidArgument, match=name):

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nnhal import Builder
 from nnhal.base.codes import OperandType as Type
 from nnhal.base.errors import LoopTimeout, OperationFailed
 from nnhal.conformance.compare import compare_all, compare_frequencies, tolerance
@@ -13,6 +12,7 @@ from nnhal.conformance.suite import run_vector
 from nnhal.conformance.vectors import Expected
 from nnhal.hal.wrappers import Wrapper
 from nnhal.runtime import discovery
+from tests.models import doubling
 
 
 def expected(data, kind=Type.TENSOR_FLOAT32, ignored=False):
@@ -22,9 +22,7 @@ def expected(data, kind=Type.TENSOR_FLOAT32, ignored=False):
 
 def vector(id="by_hand", wanted=(2.0, 4.0), expect_failure=False, operations=("ADD",)):
     """y = x + x for 1 and 2."""
-    b = Builder()
-    x = b.input((2,))
-    model = b.finish([x], [b.add(x, x)])
+    model = doubling(2)
     return SimpleNamespace(
         id=id,
         model=lambda dynamic, signed: model,

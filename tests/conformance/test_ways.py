@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from nnhal import Builder
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.conformance.execution_paths import WAYS
@@ -14,6 +13,7 @@ from nnhal.hal.request import Control
 from nnhal.hal.wrappers import Wrapper
 from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery
+from tests.models import make_model
 
 
 class Running(Reference):
@@ -30,9 +30,7 @@ class Running(Reference):
 
 
 def doubling(around=lambda run: run):
-    b = Builder()
-    x = b.input((2,))
-    return checked_prepared(Running(around), b.finish([x], [b.add(x, x)]), Hints())
+    return checked_prepared(Running(around), make_model(lambda b, x: b.add(x, x), (2,)), Hints())
 
 
 def request(prepared):

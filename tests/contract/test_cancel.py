@@ -17,6 +17,7 @@ from nnhal.hal import cancel
 from nnhal.hal.cancel import OnCancel
 from nnhal.hal.request import Control
 from nnhal.runtime import discovery, isolation
+from tests.models import doubling
 from tests.waiting import LIMIT, Started, jitter, until
 
 DRIVER = '''
@@ -64,9 +65,8 @@ def run(request, monkeypatch, tmp_path: Path):
     monkeypatch.setattr(discovery, "_registered", {})
     (tmp_path / "waiting.py").write_text(DRIVER)
     nnhal.load_driver(tmp_path / "waiting.py")
-    b = nnhal.Builder()
-    x = b.input((4,))
-    with nnhal.compile(b.finish([x], [b.add(x, x)]), devices=["waiting"], isolation=request.param) as compiled:
+    model = doubling(4)
+    with nnhal.compile(model, devices=["waiting"], isolation=request.param) as compiled:
         yield compiled
     isolation.close_all()
 

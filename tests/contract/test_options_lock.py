@@ -6,6 +6,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 
@@ -21,19 +22,14 @@ from nnhal.hal.request import Control
 from nnhal.ipc import names
 from nnhal.ipc.client.process import ReconnectingDevice
 from nnhal.runtime import discovery, isolation
-from tests.waiting import LIMIT, jitter, until
+from tests.models import doubling
+from tests.waiting import LIMIT, jitter, together, until
 
 DRIVER = Path(__file__).parent / "drivers" / "queued.py"
 
 
 def full(number: float) -> np.ndarray:
     return np.full(4, number, np.float32)
-
-
-def graph() -> nnhal.Model:
-    b = nnhal.Builder()
-    x = b.input((4,))
-    return b.finish([x], [b.add(x, x)])
 
 
 @pytest.fixture(params=["none", "process"])
@@ -45,7 +41,7 @@ def way(request, monkeypatch):
 
 
 def compiled(way: str, **options) -> nnhal.Compiled:
-    return nnhal.compile(graph(), devices=["queued"], isolation=way, driver_options={"queued": options})
+    return nnhal.compile(doubling(), devices=["queued"], isolation=way, driver_options={"queued": options})
 
 
 def at_once(calls) -> list[float]:
@@ -147,7 +143,7 @@ def test_a_prepared_model_may_say_so_for_itself():
         inside.remove(request)
         request.write(0, full(1))
 
-    queued = nnhal.compile(graph(), devices=[Mine(act, True)])
+    queued = nnhal.compile(doubling(), devices=[Mine(act, True)])
     at_once([lambda: queued(full(1))] * 5)
     assert set(most) == {1}
     both = threading.Barrier(2)
@@ -156,14 +152,14 @@ def test_a_prepared_model_may_say_so_for_itself():
         both.wait(LIMIT)
         request.write(0, full(1))
 
-    free = nnhal.compile(graph(), devices=[Mine(meet)])
+    free = nnhal.compile(doubling(), devices=[Mine(meet)])
     at_once([lambda: free(full(1))] * 2)
 
 
 @pytest.mark.parametrize("declared", [1, "yes", None])
 def test_what_is_no_boolean_is_the_drivers_fault_and_what_it_prepared_is_closed(declared):
     with pytest.raises(ContractBroken, match=r"one_at_a_time of a Prepared is .*, must be a bool"):
-        checked_prepared(Mine(lambda *_: None, declared), graph(), Hints())
+        checked_prepared(Mine(lambda *_: None, declared), doubling(), Hints())
 
 
 @pytest.mark.parametrize(
@@ -184,12 +180,12 @@ def test_what_a_driver_says_that_cannot_be_is_no_error_of_the_applications_and_l
     if what in ("at_once", "one_at_a_time"):
         setattr(device, what, value)
     with pytest.raises(ContractBroken, match=f"device mine: {what}.* is {value!r}, must be"):
-        checked_prepared(device, graph(), Hints())
+        checked_prepared(device, doubling(), Hints())
     assert len(closed) == 1
 
 
 def test_a_prepared_model_goes_with_its_last_reference():
-    prepared = checked_prepared(Mine(lambda *_: None, True), graph(), Hints())
+    prepared = checked_prepared(Mine(lambda *_: None, True), doubling(), Hints())
     there = weakref.ref(prepared)
     gc.disable()
     try:
@@ -229,11 +225,7 @@ def test_any_interleaving_keeps_one_inside_and_leaves_nobody_waiting(seed):
             gone.append(kind)
 
     kinds = [str(kind) for kind in random.choice(["runs", "fails", "cancelled", "late"], 24)]
-    threads = [threading.Thread(target=one, args=(kind, random.uniform(0, 0.01))) for kind in kinds]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
+    together([partial(one, kind, random.uniform(0, 0.01)) for kind in kinds])
     assert set(most) <= {1} and len(done) + len(gone) == len(kinds) and not turns._queue
     assert done.count("runs") == kinds.count("runs") and gone.count("fails") == kinds.count("fails")
 
@@ -263,11 +255,7 @@ def test_who_is_alone_is_beside_nobody_and_waits_for_those_alone_who_came_before
             done.append(kind)
 
     kinds = [str(kind) for kind in random.choice(["run", "run", "run", "change"], 30)]
-    threads = [threading.Thread(target=one, args=(kind, random.random() < 0.2)) for kind in kinds]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
+    together([partial(one, kind, random.random() < 0.2) for kind in kinds])
     assert not wrong and len(done) == len(kinds) and not turns._queue
 
 
@@ -344,7 +332,7 @@ def test_clients_of_one_service_stand_in_one_queue(tmp_path, monkeypatch):
         try:
             assert service.stdout.readline()
             clients = [ReconnectingDevice("queued-service", lambda: names.connect("queued-service")) for _ in range(3)]
-            runs = [nnhal.compile(graph(), devices=[client]) for client in clients]
+            runs = [nnhal.compile(doubling(), devices=[client]) for client in clients]
             assert max(at_once([lambda run=run: run(full(1)) for run in runs * 3])) == 1
             for client in clients:
                 client.close()

@@ -19,6 +19,7 @@ from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints
 from nnhal.hal.request import Control
 from nnhal.runtime import discovery, isolation
+from tests.models import adding
 
 DRIVER = Path(__file__).parent / "drivers" / "raising.py"
 X = np.float32([1, 2, 3, 4])
@@ -36,16 +37,10 @@ def way(request, monkeypatch):
     isolation.close_all()
 
 
-def graph() -> nnhal.Model:
-    b = nnhal.Builder()
-    x, y = b.input((4,)), b.input((4,))
-    return b.finish([x, y], [b.add(x, y)])
-
-
 def compiled(way: str, at: str = "") -> nnhal.Compiled:
     nnhal.load_driver(DRIVER)
     options = {"raising": {"at": at}} if at else None
-    return nnhal.compile(graph(), devices=["raising"], isolation=way, driver_options=options)
+    return nnhal.compile(adding(), devices=["raising"], isolation=way, driver_options=options)
 
 
 def raised(call) -> NnhalError:
@@ -62,7 +57,7 @@ def by_burst(run: nnhal.Compiled) -> None:
 def launched(way: str, at: str) -> None:
     """By hand: where a launch fails the runtime runs it in the background instead."""
     device = isolation.select([nnhal.load_driver(DRIVER).name], way)[0]
-    prepared = checked_prepared(device, graph(), Hints(options={"at": at}))
+    prepared = checked_prepared(device, adding(), Hints(options={"at": at}))
     fenced_by(prepared, "device raising", prepared.request([X, X], [X.copy()]), Control(), ())
 
 
@@ -120,11 +115,11 @@ def test_what_is_asked_without_options_has_a_stack_too(way, method, monkeypatch)
     if method in {"device", "capabilities"}:
         error = raised(lambda: isolation.isolated("raising") if way == "process" else nnhal.load_driver(DRIVER))
     elif method == "supports":
-        error = raised(lambda: nnhal.compile(graph(), devices=["raising"], isolation=way))
+        error = raised(lambda: nnhal.compile(adding(), devices=["raising"], isolation=way))
         assert isinstance(error.__cause__, NnhalError)
     else:
         device = isolation.select(["raising"], way)[0]
-        run = nnhal.compile(graph(), devices=[device])
+        run = nnhal.compile(adding(), devices=[device])
         memory = nnhal.allocate([(run, "input", 0)])
         assert "KeyError: 'conv_weights'" in memory.reason
         return
@@ -183,7 +178,7 @@ def test_what_ends_a_program_is_told_as_well():
 
 
 def test_a_stack_of_nnhals_own_is_none():
-    error = raised(lambda: nnhal.compile(graph(), devices=["absent"]))
+    error = raised(lambda: nnhal.compile(adding(), devices=["absent"]))
     assert error.stack == ""
     assert stack_of(ValueError("never raised")) == ""
 
@@ -193,7 +188,7 @@ def test_verbose_logging_shows_it_also_where_something_else_takes_over(way, monk
     monkeypatch.setenv("NNHAL_VLOG", "driver")
     caplog.set_level(logging.DEBUG, "nnhal.driver")
     options = {"raising": {"at": "prepare:key"}}
-    nnhal.compile(graph(), devices=["raising"], isolation=way, driver_options=options, fallback="allow").close()
+    nnhal.compile(adding(), devices=["raising"], isolation=way, driver_options=options, fallback="allow").close()
     isolation.close_all()
     assert f'File "{DRIVER}", line {line("return {}[")}' in caplog.text
 

@@ -21,6 +21,7 @@ from nnhal.model.layouts import with_layout
 from nnhal.runtime import discovery, isolation
 from tests.contract.drivers import tunable
 from tests.contract.drivers.tunable import LATE
+from tests.models import make_model
 
 DRIVER = Path(tunable.__file__)
 X = np.arange(4, dtype=np.float32)
@@ -73,9 +74,7 @@ def test_the_applications_own_model_keeps_them():
 
 
 def test_steps_that_did_not_say_so_keep_theirs():
-    b = nnhal.Builder()
-    x = b.input((4,))
-    model = b.finish([x], [b.mul(b.add(x, np.tile(W, 40)[:4]), np.float32([1, 2, 3, 4]))])
+    model = make_model(lambda b, x: b.mul(b.add(x, np.tile(W, 40)[:4]), np.float32([1, 2, 3, 4])), (4,))
     compiled = nnhal.compile(model, devices=["tunable", "reference"])
     del model
     gc.collect()

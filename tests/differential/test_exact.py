@@ -22,6 +22,7 @@ from nnhal.runtime import discovery
 from nnhal.runtime.compilation import Fallback
 from nnhal.zoo import maker
 from tests.differential.drawing import DRAWS, seeds
+from tests.models import make_model
 
 EXACT = Hints(options={"numerics": "exact"})
 DEVICES = [f.name for f in discovery.found_with_engines() if f.device is not None and can_be_exact(f.device)]
@@ -143,9 +144,7 @@ def test_quantize_saturates_and_takes_nan_for_0(
     device: str, kind: str, scale: float, zero: int, numerics: Numerics, rank: int
 ) -> None:
     x = SPECIAL.reshape((1,) * (rank - 1) + (-1,))
-    b = nnhal.Builder()
-    given = b.input(x.shape)
-    model = b.finish([given], [b.quantize(given, out_type=kind, scale=scale, zero_point=zero)])
+    model = make_model(lambda b, given: b.quantize(given, out_type=kind, scale=scale, zero_point=zero), x.shape)
     low = 0 if kind == "TENSOR_QUANT8_ASYMM" else -128
     real = np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=1e39, neginf=-1e39)
     wanted = np.clip(np.rint(real / scale) + zero, low, low + 255)
@@ -160,9 +159,7 @@ def test_quantize_saturates_and_takes_nan_for_0(
 def test_cast_truncates_saturates_and_takes_nan_for_0(device: str, kind: str, numerics: Numerics) -> None:
     x = SPECIAL.reshape(2, -1)
     quant = {"scale": 0.25, "zero_point": 9} if kind == "TENSOR_QUANT8_ASYMM" else {}
-    b = nnhal.Builder()
-    given = b.input(x.shape)
-    model = b.finish([given], [b.cast(given, out_type=kind, **quant)])
+    model = make_model(lambda b, given: b.cast(given, out_type=kind, **quant), x.shape)
     low, high = (0, 255) if quant else (-(2**31), 2**31 - 1)
     whole = [0 if np.isnan(v) else low if v < low else high if v > high else int(v) for v in x.ravel().tolist()]
     with nnhal.compile(model, devices=[device], fallback="allow", numerics=numerics) as compiled:

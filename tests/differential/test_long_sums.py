@@ -9,6 +9,7 @@ import pytest
 import nnhal
 from nnhal.frontends.tensor import Tensor
 from nnhal.runtime import discovery
+from tests.models import make_model
 
 DEVICES = [found.name for found in discovery.found_with_engines() if found.device is not None]
 NUMBERS = np.float32([0.1, 0.3, 0.7, 1.05, 1.37, 127.3])
@@ -64,9 +65,7 @@ LONG = {
 @pytest.mark.parametrize("name", LONG)
 def test_a_sum_of_many_equal_numbers_is_within_the_tolerance(device: str, name: str) -> None:
     shape, make, times = LONG[name]
-    b = nnhal.Builder()
-    x = b.input(shape)
-    with nnhal.compile(b.finish([x], [make(b, x)]), devices=[device], fallback="forbid") as compiled:
+    with nnhal.compile(make_model(make, shape), devices=[device], fallback="forbid") as compiled:
         for number in NUMBERS:
             found = np.asarray(compiled(np.full(shape, number)), np.float64)
             assert np.abs(found / (times * float(number)) - 1).max() < ROOM, (number, found)
@@ -91,9 +90,7 @@ def test_large_windows_move_and_meet_padding_as_small_ones(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("side", [11, SIDE])
 def test_a_flat_picture_has_no_deviation_to_normalise(device: str, side: int) -> None:
-    b = nnhal.Builder()
-    x = b.input((1, side, side, 2))
-    model = b.finish([x], [b.instance_normalization(x, 1.0, 0.5, 1e-3, nchw=False)])
+    model = make_model(lambda b, x: b.instance_normalization(x, 1.0, 0.5, 1e-3, nchw=False), (1, side, side, 2))
     with nnhal.compile(model, devices=[device], fallback="forbid") as compiled:
         for number in NUMBERS:
             found = compiled(np.full((1, side, side, 2), number, np.float32))

@@ -14,10 +14,11 @@ from nnhal.base.operands import Array
 from nnhal.conformance.draw import cells
 from nnhal.frontends.tensor import Tensor
 from nnhal.ops.schema import Q8S
+from tests.conformance.test_steps import HalvesUp, ToEven
 from tests.differential.steps_left import measured
 from tests.differential.test_halves import KINDS, WAYS
 from tests.suites.faulty.driver.healthy import Arithmetic, Healthy
-from tests.suites.faulty.driver.numbers import Requantised, RequantisedDown
+from tests.suites.faulty.driver.numbers import RequantisedDown
 
 DEVIATIONS = 5  # of a mean from 0, where each error is half a step to either side
 SCALE = 0.25  # of inputs and weights; that of products is a sixteenth
@@ -105,16 +106,6 @@ def test_errors_of_8_bits_have_the_mean_0(name: str, forms: str, kind: str, oper
     halves = np.count_nonzero(steps % 1 == 0.5)
     assert halves > 500 and abs(errors).max() <= 1
     assert abs(errors.sum()) <= DEVIATIONS * 0.5 * np.sqrt(errors.size)
-
-
-class ToEven(Requantised):
-    def rounded(self, steps: Array) -> Array:
-        return np.rint(steps)
-
-
-class HalvesUp(Requantised):
-    def rounded(self, steps: Array) -> Array:
-        return np.floor(steps + 0.5)
 
 
 @pytest.mark.parametrize(("arithmetic", "leans"), [(ToEven, False), (HalvesUp, True), (RequantisedDown, True)])

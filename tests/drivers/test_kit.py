@@ -39,8 +39,9 @@ from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import validate
 from nnhal.ops.schema import F16, F32, Q8, Q8PC, Bound
+from tests.models import doubling, make_model
 from tests.runtime.devices import for_nothing
-from tests.waiting import LIMIT
+from tests.waiting import LIMIT, together
 
 
 class Doubled(Prepared):
@@ -76,12 +77,6 @@ def _none_made():
     Doubled.made = []
 
 
-def twice(shape) -> Model:
-    b = nnhal.Builder()
-    x = b.input(shape)
-    return b.finish([x], [b.add(x, x)])
-
-
 def prepared(model: Model, otherwise=None) -> Prepared:
     found = for_each_shape(model, Doubled, otherwise)
     found.model = model
@@ -95,12 +90,12 @@ def run(found: Prepared, *inputs) -> np.ndarray:
 
 
 def test_a_model_of_known_shapes_is_prepared_at_once_and_as_it_is():
-    found = prepared(twice((3,)))
+    found = prepared(doubling(3))
     assert found is Doubled.made[0] and len(Doubled.made) == 1
 
 
 def test_an_open_model_is_prepared_once_for_each_shape():
-    found = prepared(twice((None,)))
+    found = prepared(doubling(None))
     assert Doubled.made == []
     for size in (3, 5, 3, 5):
         assert run(found, np.ones(size, np.float32)).tolist() == [2.0] * size
@@ -108,7 +103,7 @@ def test_an_open_model_is_prepared_once_for_each_shape():
 
 
 def test_the_shape_asked_for_longest_ago_goes_and_is_closed_once_nobody_runs_it():
-    found = prepared(twice((None,)))
+    found = prepared(doubling(None))
     run(found, np.ones(1, np.float32))
     first, go = Doubled.made[0], threading.Event()
     first.hold = go
@@ -128,7 +123,7 @@ def test_the_shape_asked_for_longest_ago_goes_and_is_closed_once_nobody_runs_it(
 
 @pytest.mark.parametrize("when", ["before it is prepared", "inside"])
 def test_what_was_given_up_writes_nothing_whatever_prepared_model_is_at_it(when):
-    found, room = prepared(twice((None,))), np.full(3, -9, np.float32)
+    found, room = prepared(doubling(None)), np.full(3, -9, np.float32)
     made = found.request([np.ones(3, np.float32)], [room])
 
     class Late(Doubled):
@@ -145,7 +140,7 @@ def test_what_was_given_up_writes_nothing_whatever_prepared_model_is_at_it(when)
 
 
 def test_closing_closes_all_of_them_once():
-    found = prepared(twice((None,)))
+    found = prepared(doubling(None))
     for size in (1, 2, 3):
         run(found, np.ones(size, np.float32))
     found.close()
@@ -155,27 +150,23 @@ def test_closing_closes_all_of_them_once():
 
 
 def test_many_threads_that_ask_for_a_new_shape_wait_for_one_preparation():
-    found = prepared(twice((None,)))
-    together = threading.Barrier(8)
+    found = prepared(doubling(None))
+    barrier = threading.Barrier(8)
 
     def ask() -> None:
-        together.wait()
+        barrier.wait()
         run(found, np.ones(7, np.float32))
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([ask] * 8)
     assert len(Doubled.made) == 1
 
 
 def test_a_shape_that_the_engine_refuses_is_an_error_or_goes_elsewhere():
     with pytest.raises(OperationFailed, match="thirteen"):
-        run(prepared(twice((None,))), np.ones(13, np.float32))
+        run(prepared(doubling(None)), np.ones(13, np.float32))
     from nnhal.drivers import reference
 
-    found = prepared(twice((None,)), reference.Interpreter)
+    found = prepared(doubling(None), reference.Interpreter)
     assert run(found, np.ones(13, np.float32)).tolist() == [2.0] * 13
     assert run(found, np.ones(2, np.float32)).tolist() == [2.0] * 2
     assert len(Doubled.made) == 1
@@ -185,16 +176,14 @@ def test_a_shape_that_a_model_cannot_say_is_known_is_never_given_to_the_engine()
     from nnhal.drivers import reference
 
     with pytest.raises(OperationFailed, match="has 0 elements"):
-        run(prepared(twice((None,))), np.ones(0, np.float32))
-    found = prepared(twice((None,)), reference.Interpreter)
+        run(prepared(doubling(None)), np.ones(0, np.float32))
+    found = prepared(doubling(None), reference.Interpreter)
     assert run(found, np.ones(0, np.float32)).shape == (0,)
     assert Doubled.made == []
 
 
 def test_a_shape_that_the_model_does_not_allow_is_an_error_of_the_request():
-    b = nnhal.Builder()
-    x = b.input((None, 3))
-    found = prepared(b.finish([x], [b.add(x, x)]))
+    found = prepared(doubling(None, 3))
     with pytest.raises(InvalidRequest):
         run(found, np.ones((2, 4), np.float32))
     assert Doubled.made == []
@@ -252,7 +241,7 @@ def test_a_model_of_known_shapes_is_made_at_once_and_again_without_what_is_left_
 
 
 def test_what_is_made_for_shapes_knows_the_model_of_those_shapes():
-    model = twice((None,))
+    model = doubling(None)
     found = prepared(model)
     run(found, np.ones(3, np.float32))
     (made,) = Doubled.made
@@ -261,7 +250,7 @@ def test_what_is_made_for_shapes_knows_the_model_of_those_shapes():
 
 
 def test_a_cancelled_execution_makes_nothing_for_its_shapes():
-    found, cancelled = prepared(twice((None,))), threading.Event()
+    found, cancelled = prepared(doubling(None)), threading.Event()
     cancelled.set()
     with pytest.raises(Cancelled):
         found.request([np.ones(3, np.float32)]).execute(found.run, Control(cancelled=cancelled))
@@ -279,7 +268,7 @@ class Holding(Doubled):
 
 
 def test_memory_of_several_shapes_adds_up_but_for_the_constants_they_share(monkeypatch):
-    model = twice((None,))
+    model = doubling(None)
     found = for_each_shape(model, Holding)
     found.model = model
     assert found.memory() == MemoryUse(0, 0, 0, 0)
@@ -351,16 +340,12 @@ def test_what_is_known_only_at_execution_is_a_reason():
 
 
 def test_the_first_operation_that_cannot_be_lowered_ends_a_preparation():
-    b = nnhal.Builder()
-    x = b.input((20,))
     with pytest.raises(Refused, match=r"TANH #1: too long"):
-        table.lower(b.finish([x], [b.tanh(b.relu(x))]), LoweringTask)
+        table.lower(make_model(lambda b, x: b.tanh(b.relu(x)), (20,)), LoweringTask)
 
 
 def test_a_task_knows_where_its_arguments_lie():
-    b = nnhal.Builder()
-    x, y = b.input((2, 2)), b.input((2, 2))
-    model = b.finish([x, y], [b.add(x, y), b.concatenation([x, y, x], axis=0)])
+    model = make_model(lambda b, x, y: [b.add(x, y), b.concatenation([x, y, x], axis=0)], (2, 2), (2, 2))
     add, joined = (
         LoweringTask(a, operation)
         for a, operation in zip(validate(model).subgraphs[0].operations, model.main.operations, strict=True)
@@ -401,9 +386,8 @@ def test_a_task_is_finished_once_its_entry_has_returned_and_not_where_it_refused
         def finish(self) -> None:
             ended.append(self.name)
 
-    b = nnhal.Builder()
-    x = b.input((20,))
-    assert [v.ok for v in table.verdicts(b.finish([x], [b.relu(x), b.tanh(x)]), Ending)] == [True, False]
+    model = make_model(lambda b, x: [b.relu(x), b.tanh(x)], (20,))
+    assert [v.ok for v in table.verdicts(model, Ending)] == [True, False]
     assert ended == ["RELU"]
 
 
@@ -430,9 +414,7 @@ def test_a_device_made_of_it_is_a_device():
 
 
 def twice_relu() -> Model:
-    b = nnhal.Builder()
-    x = b.input((3,))
-    return b.finish([x], [b.relu(x)])
+    return make_model(lambda b, x: b.relu(x), (3,))
 
 
 # ---------------------------------------------------------------------------------------------------- once for both
@@ -559,9 +541,7 @@ def formed(t: LoweringTask) -> None:
 
 
 def adding_of(dtype: str = "float32") -> Model:
-    b = nnhal.Builder()
-    x = b.input((2,), dtype)
-    return b.finish([x], [b.add(x, x)])
+    return make_model(lambda b, x: b.add(x, x), ((2,), dtype))
 
 
 def forms_of(forms: Forms, model: Model | None = None) -> tuple[list[str], Verdict]:

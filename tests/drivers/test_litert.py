@@ -1,9 +1,6 @@
 """The litert device: what it runs is what LiteRT and NNAPI's definition say, and it keeps the contract of a driver."""
 
 import os
-import subprocess
-import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +11,7 @@ import pytest
 import nnhal
 from nnhal.base.codes import OperandType, OperationType
 from nnhal.base.errors import (
-    Cancelled,
-    Closed,
-    DeviceUnavailable,
     InvalidArgument,
-    InvalidRequest,
-    MissedDeadline,
     UnsupportedModel,
 )
 from nnhal.base.operands import ChannelQuant
@@ -33,6 +25,8 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.zoo import maker
 from tests import requests
+from tests.execution import run_python
+from tests.models import make_model, one_operation
 
 litert = pytest.importorskip("nnhal.drivers.litert")
 
@@ -76,11 +70,6 @@ def floats(*values: float) -> Any:
 # ----------------------------------------------------------------------------------------------------------- the engine
 
 
-def test_importing_the_driver_imports_no_engine() -> None:
-    code = "import sys, nnhal.drivers.litert; print(any(m.startswith('ai_edge_litert') for m in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True).stdout == "False\n"
-
-
 def test_a_file_is_read_and_a_model_written_without_classes_generated_from_the_schema(tmp_path: Path) -> None:
     path = tmp_path / "add4.tflite"
     path.write_bytes(maker.make("add4"))
@@ -90,18 +79,8 @@ add = nnhal.compile(nnhal.load({str(path)!r}), devices=["litert"])
 x = np.float32([1, 2, 3, 4])
 print(add(x, x), [m for m in sys.modules if m.startswith(("tflite", "flatbuffers")) or m.endswith("schema_py_generated")])
 """
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    done = run_python(code, check=False)
     assert done.stdout == "[2. 4. 6. 8.] []\n", done.stderr
-
-
-def test_a_missing_engine_is_an_unavailable_device_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nnhal.drivers.litert import engine
-
-    engine.engine.cache_clear()
-    monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
-    with pytest.raises(DeviceUnavailable, match=r"pip install 'nnhal\[litert\]'"):
-        litert.device()
-    engine.engine.cache_clear()
 
 
 def test_an_unknown_option_lists_the_known_ones(device: Device) -> None:
@@ -120,69 +99,6 @@ def test_results_do_not_depend_on_who_computes_them(device: Device, xnnpack: boo
 # ------------------------------------------------------------------------------------------------------------ executions
 
 
-def test_outputs_are_never_the_interpreters_own_memory(device: Device) -> None:
-    prepared = checked_prepared(device, add(), Hints())
-    first = run(prepared, floats(0, 0, 0, 0))[0]
-    run(prepared, floats(9, 9, 9, 9))
-    assert first.tolist() == [1, 2, 3, 4]
-
-
-def test_outputs_are_written_in_place_and_room_that_is_too_small_is_told(device: Device) -> None:
-    prepared = checked_prepared(device, add(), Hints())
-    x, room, small = floats(1, 1, 1, 1), np.zeros(4, np.float32), np.zeros(8, np.uint8)
-    request = requests.run(prepared, [x], rooms=[room])
-    assert request.results[0] is room and room.tolist() == [2, 3, 4, 5]
-    assert request.shapes == [(4,)] and request.sufficient == [True]
-    request = requests.run(prepared, [x], rooms=[small])
-    assert request.shapes == [(4,)] and request.sufficient == [False] and not small.any()
-
-
-def test_the_wrong_input_shape_is_an_invalid_request(device: Device) -> None:
-    prepared = checked_prepared(device, add(), Hints())
-    with pytest.raises(InvalidRequest, match=r"input 0 is of shape \[3\], must be of shape \[4\]"):
-        run(prepared, floats(1, 2, 3))
-
-
-def test_threads_run_one_prepared_model_at_once_and_get_their_own_results(device: Device) -> None:
-    prepared = checked_prepared(device, add(), Hints(threads=1))
-    wrong: list[Any] = []
-
-    def work(number: int) -> None:
-        for i in range(200):
-            x = floats(*range(number + i, number + i + 4))
-            if not np.array_equal(run(prepared, x)[0], x + floats(1, 2, 3, 4)):
-                wrong.append(x)
-
-    threads = [threading.Thread(target=work, args=(1000 * n,)) for n in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-def test_a_dimension_left_open_takes_any_size_and_forgotten_sizes_come_back(device: Device) -> None:
-    open_batch = add((0, 4))
-    assert all(v.ok for v in device.supports(open_batch))
-    prepared = checked_prepared(device, open_batch, Hints())
-    for batch in (1, 2, 3, 4, 5, 6, 1):
-        y = run(prepared, np.zeros((batch, 4), np.float32))[0]
-        assert y.tolist() == [[1, 2, 3, 4]] * batch
-    with pytest.raises(InvalidRequest, match=r"must be of shape \[\?, 4\]"):
-        run(prepared, np.zeros((2, 3), np.float32))
-    assert run(prepared, np.zeros((0, 4), np.float32))[0].shape == (0, 4)
-
-
-def test_deadline_and_cancellation_are_looked_at_before_the_run(device: Device) -> None:
-    prepared = checked_prepared(device, add(), Hints())
-    with pytest.raises(MissedDeadline):
-        requests.run(prepared, [floats(1, 2, 3, 4)], Control(deadline=1))
-    cancelled = threading.Event()
-    cancelled.set()
-    with pytest.raises(Cancelled):
-        requests.run(prepared, [floats(1, 2, 3, 4)], Control(cancelled=cancelled))
-
-
 def test_time_is_measured_when_asked_and_the_device_is_part_of_the_driver(device: Device) -> None:
     prepared = checked_prepared(device, add(), Hints())
     x = floats(1, 2, 3, 4)
@@ -190,13 +106,6 @@ def test_time_is_measured_when_asked_and_the_device_is_part_of_the_driver(device
     assert timing is not None and timing.on_device is not None and timing.in_driver is not None
     assert 0 < timing.on_device <= timing.in_driver
     assert prepared.request([x]).execute(prepared.run, UNLIMITED) is None
-
-
-def test_a_closed_model_does_not_run(device: Device) -> None:
-    prepared = checked_prepared(device, add(), Hints())
-    prepared.close()
-    with pytest.raises(Closed):
-        run(prepared, floats(1, 2, 3, 4))
 
 
 # --------------------------------------------------------------------------------- agreement with LiteRT on a real file
@@ -367,10 +276,8 @@ def test_threads_are_those_of_the_process_4_at_most_unless_a_number_is_stated(
 
 def test_a_scalar_where_the_rank_was_left_open_is_computed_all_the_same() -> None:
     """LiteRT takes a tensor without dimensions for one of unknown rank: the reference computes it."""
-    b = ModelBuilder()
-    x, y = (b.operand(OperandType.TENSOR_FLOAT32, []) for _ in range(2))
-    b.operation(OperationType.ABS, [x], [y])
-    prepared = checked_prepared(Litert(), b.finish([x], [y]), Hints(threads=1))
+    model = one_operation(OperationType.ABS, (OperandType.TENSOR_FLOAT32, []), output=(OperandType.TENSOR_FLOAT32, []))
+    prepared = checked_prepared(Litert(), model, Hints(threads=1))
     for given in (np.float32([-1, 2]), np.array(-3.0, np.float32), np.float32([[-1]])):
         (result,) = run(prepared, given)
         np.testing.assert_array_equal(result, np.abs(given))
@@ -378,7 +285,5 @@ def test_a_scalar_where_the_rank_was_left_open_is_computed_all_the_same() -> Non
 
 
 def test_an_activation_that_the_execution_gives_is_refused(device: Device) -> None:
-    b = nnhal.Builder()
-    x, activation = b.input((2,)), b.input((), "INT32")
-    (verdict,) = device.supports(b.finish([x, activation], [b.add(x, x, activation)]))
+    (verdict,) = device.supports(make_model(lambda b, x, activation: b.add(x, x, activation), (2,), ((), "INT32")))
     assert not verdict.ok and "activation" in verdict.reason

@@ -19,13 +19,9 @@ from nnhal.drivers.litert.lowering import recipe_of
 from nnhal.drivers.litert.recipe import Settings, restore, save
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.model.graph import Model
+from tests.models import make_model
 
-pytestmark = pytest.mark.cache
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
+pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("state")]
 
 
 def layered(size: int) -> Model:
@@ -125,9 +121,7 @@ def test_weights_in_memory_that_is_not_the_models_are_not_kept():
 
 
 def test_open_shapes_keep_nothing(tmp_path):
-    b = nnhal.Builder("open")
-    x = b.input((None, 3), OperandType.TENSOR_FLOAT32)
-    model = b.finish([x], [b.relu(x)])
+    model = make_model(lambda b, x: b.relu(x), ((None, 3), OperandType.TENSOR_FLOAT32), name="open")
     for _ in range(2):
         with nnhal.compile(model, devices="litert", cache_dir=tmp_path / "cache") as compiled:
             assert compiled(np.float32([[1, -1, 2]])).tolist() == [[1, 0, 2]]

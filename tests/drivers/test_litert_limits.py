@@ -19,6 +19,7 @@ from nnhal.hal.device import Device, Hints
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests import requests
+from tests.models import make_model
 
 litert = pytest.importorskip("nnhal.drivers.litert")
 
@@ -525,9 +526,7 @@ def test_a_computed_shape_is_refused_where_the_output_does_not_say_it(dims: tupl
 
 def test_more_dimensions_than_xnnpack_splits_are_refused() -> None:
     def split(rank: int) -> str:
-        b = Builder()
-        x = b.input((2,) * rank)
-        model = b.finish([x], list(b.split(x, 0, 2, outputs=2)))
+        model = make_model(lambda b, x: list(b.split(x, 0, 2, outputs=2)), (2,) * rank)
         verdict = litert.device().supports(model)[0]
         return "" if verdict.ok else verdict.reason
 

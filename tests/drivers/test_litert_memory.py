@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,6 @@ from weakref import WeakSet
 import numpy as np
 import pytest
 
-import nnhal
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import MissedDeadline, OutOfMemory
 from nnhal.base.memory import Memory
@@ -26,7 +26,8 @@ from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests import requests
-from tests.waiting import until
+from tests.models import make_model
+from tests.waiting import together, until
 
 litert = pytest.importorskip("nnhal.drivers.litert")
 pytest.importorskip("ai_edge_litert")
@@ -295,9 +296,8 @@ def test_the_driver_tells_what_it_maps_and_no_more(device: Device) -> None:
     memory = Memory.allocate(SIZE)
     fill(memory, 0, 1)
     assert checked_prepared(device, dense((memory, 0)), Hints()).memory() == (None, SIZE, None, None)
-    b = nnhal.Builder()
-    x = b.input((4,))
-    assert checked_prepared(device, b.finish([x], [b.relu(x)]), Hints()).memory() == (None, 0, None, None)
+    model = make_model(lambda b, x: b.relu(x), (4,))
+    assert checked_prepared(device, model, Hints()).memory() == (None, 0, None, None)
 
 
 # ---------------------------------------------------------------------------------------------------------- interpreters
@@ -331,19 +331,13 @@ def prepared(counted: type[Counted]) -> Prepared:
     """Of a device that has places for all executions of these tests, also where there are fewer cores."""
     device = litert.device()
     device.at_once = 8
-    b = nnhal.Builder()
-    x = b.input((1, UNITS))
-    return checked_prepared(device, b.finish([x], [b.relu(x)]), Hints(threads=1))
+    return checked_prepared(device, make_model(lambda b, x: b.relu(x), (1, UNITS)), Hints(threads=1))
 
 
 def at_once(prepared: Prepared, number: int) -> None:
     """Executions that all run before one of them ends."""
     Counted.together = threading.Barrier(number)
-    threads = [threading.Thread(target=run, args=(prepared, ONES)) for _ in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([partial(run, prepared, ONES) for _ in range(number)])
 
 
 def test_interpreters_are_as_many_as_executions_at_once(prepared: Prepared) -> None:

@@ -11,6 +11,7 @@ from nnhal.drivers.litert.own_kernels import kernel_difference
 from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Hints
 from nnhal.hal.wrappers import Limited
+from tests.models import make_model
 
 F32, I32 = "TENSOR_FLOAT32", "TENSOR_INT32"
 Q8, Q8S, SYMM = "TENSOR_QUANT8_ASYMM", "TENSOR_QUANT8_ASYMM_SIGNED", "TENSOR_QUANT8_SYMM"
@@ -156,7 +157,6 @@ def test_what_was_lowered_for_other_options_is_not_taken(monkeypatch):
 
 
 def test_an_unknown_option_is_told_before_anything_is_placed():
-    b = Builder()
-    x = b.input((2,))
+    model = make_model(lambda b, x: b.floor(x), (2,))
     with pytest.raises(nnhal.InvalidArgument, match="option 'xnpack' is unknown"):
-        nnhal.compile(b.finish([x], [b.floor(x)]), devices="litert", driver_options={"litert": {"xnpack": True}})
+        nnhal.compile(model, devices="litert", driver_options={"litert": {"xnpack": True}})

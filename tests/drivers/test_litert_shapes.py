@@ -7,6 +7,7 @@ import pytest
 
 import nnhal
 from nnhal.drivers.litert import lowering
+from tests.models import doubling, make_model
 
 pytest.importorskip("ai_edge_litert")
 
@@ -15,9 +16,7 @@ LONG = 20  # seconds after which something counts as hanging
 
 @pytest.fixture
 def compiled() -> nnhal.Compiled:
-    b = nnhal.Builder("open")
-    x = b.input((None,))
-    return nnhal.compile(b.finish([x], [b.add(x, x)]), devices="litert")
+    return nnhal.compile(doubling(None, name="open"), devices="litert")
 
 
 def ones(count: int) -> np.ndarray:
@@ -71,9 +70,7 @@ GROWN = {
 
 @pytest.mark.parametrize("name", GROWN)
 def test_an_open_batch_keeps_no_operation_from_litert(name):
-    b = nnhal.Builder(name)
-    x = b.input((None, 2, 2, 3))
-    model = b.finish([x], [GROWN[name](b, x)])
+    model = make_model(GROWN[name], (None, 2, 2, 3), name=name)
     engine, right = (nnhal.compile(model, devices=device) for device in ("litert", "reference"))
     for batch in (1, 5):
         given = np.random.default_rng(batch).normal(size=(batch, 2, 2, 3)).astype(np.float32)

@@ -9,6 +9,7 @@ import pytest
 import nnhal
 from nnhal import Builder
 from nnhal.runtime import discovery
+from tests.models import make_model
 
 F32, F16, I32, Q8 = "TENSOR_FLOAT32", "TENSOR_FLOAT16", "TENSOR_INT32", "TENSOR_QUANT8_ASYMM"
 NAN, INF = float("nan"), float("inf")
@@ -159,9 +160,7 @@ def test_nan_becomes_0_in_an_integer():
 
 
 def test_integers_are_rounded_to_float16_within_a_model():
-    b = Builder()
-    x = b.input((4,), I32)
-    model = b.finish([x], [b.cast(b.cast(x, out_type=F16), out_type=I32)])
+    model = make_model(lambda b, x: b.cast(b.cast(x, out_type=F16), out_type=I32), ((4,), I32))
     found = nnhal.compile(model, devices="litert")(np.int32([2049, 4099, 70000, -65535]))
     assert found.tolist() == [2048, 4100, 2**31 - 1, -(2**31)]
 
@@ -211,9 +210,7 @@ def test_instances_of_several_great_elements_are_normalised(scale):
 
 
 def test_real_numbers_cast_to_float16_are_rounded_within_a_model():
-    b = Builder()
-    x, one = b.input((4,)), b.input((4,))
-    model = b.finish([x, one], [b.add(b.cast(b.cast(x, out_type=F16), out_type=F32), one)])
+    model = make_model(lambda b, x, one: b.add(b.cast(b.cast(x, out_type=F16), out_type=F32), one), (4,), (4,))
     compiled = nnhal.compile(model, devices="litert")
     assert set(compiled.placement.devices()) == {"litert"}
     found = compiled(np.float32([2049, 4099, 1e5, -0.1]), np.zeros(4, np.float32))

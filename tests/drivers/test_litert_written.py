@@ -10,6 +10,7 @@ import nnhal
 from nnhal.base.codes import DeviceType, OperandType
 from nnhal.base.operands import ChannelQuant, Value
 from nnhal.drivers.kit import Refused
+from tests.models import make_model
 
 litert = pytest.importorskip("nnhal.drivers.litert")
 pytest.importorskip("ai_edge_litert")
@@ -233,9 +234,7 @@ def test_scales_are_normal_numbers_up_to_2_to_the_100(low, high, told):
 
 
 def least() -> nnhal.Model:
-    b = nnhal.Builder()
-    x = b.input((1,))
-    return b.finish([x], [b.floor(x)])
+    return make_model(lambda b, x: b.floor(x), (1,))
 
 
 @pytest.mark.parametrize("scales", [(1.0, 2.0**101), (2.0**101, 1.0), (1.0, 2.0**-127), (2.0**-127, 1.0)])
@@ -421,9 +420,7 @@ def test_products_that_a_scheme_cuts_off_are_not_cut_off_again(stride, how, want
 
 
 def test_a_dense_layer_says_what_converters_write():
-    b = nnhal.Builder()
-    x = b.input((1, 3))
-    model = b.finish([x], [b.fully_connected(x, np.ones((2, 3), np.float32), np.zeros(2, np.float32))])
+    model = make_model(lambda b, x: b.fully_connected(x, np.ones((2, 3), np.float32), np.zeros(2, np.float32)), (1, 3))
     (layer,) = read(lower(model).content).subgraphs[0].operators
     assert layer.builtinOptions.asymmetricQuantizeInputs is True
 
@@ -468,6 +465,4 @@ def cut(b: Any, x: Any, shrunk: int) -> Any:
     ],
 )
 def test_an_operation_becomes_no_more_operators_than_it_needs(build, wanted):
-    b = nnhal.Builder()
-    x = b.input((2, 3))
-    assert operators(b.finish([x], [build(b, x)])) == wanted
+    assert operators(make_model(build, (2, 3))) == wanted

@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 
 from nnhal.drivers.kit.movement import FAR, strided_slices
-from nnhal.frontends.python import Builder
 from nnhal.model.validate import validate
 from nnhal.ops.schema import Bound
+from tests.models import make_model
 
 
 def strided_slice(size: int, begin: int, end: int, stride: int) -> Bound:
     """STRIDED_SLICE of one dimension."""
-    b = Builder()
-    x = b.input((size,))
-    (bound,) = validate(b.finish([x], [b.strided_slice(x, [begin], [end], [stride], 0, 0, 0)])).subgraphs[0].operations
+    model = make_model(lambda b, x: b.strided_slice(x, [begin], [end], [stride], 0, 0, 0), (size,))
+    (bound,) = validate(model).subgraphs[0].operations
     assert bound is not None
     return bound
 

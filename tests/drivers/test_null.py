@@ -10,12 +10,11 @@ from nnhal.hal.device import Hints
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED
 from tests import requests
+from tests.models import make_model
 
 
 def two_outputs(shape: tuple[int | None, ...]) -> nnhal.Model:
-    b = nnhal.Builder()
-    x, q = b.input(shape), b.input((4,), "TENSOR_QUANT8_ASYMM", 0.5, 3)
-    return b.finish([x, q], [b.relu(x), b.dequantize(q)])
+    return make_model(lambda b, x, q: [b.relu(x), b.dequantize(q)], shape, ((4,), "TENSOR_QUANT8_ASYMM", 0.5, 3))
 
 
 def test_it_takes_every_operation_and_states_the_time_of_the_reference():

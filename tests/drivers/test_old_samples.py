@@ -16,6 +16,7 @@ from nnhal.hal.hidl.arguments import HalRequest, HalTiming, RequestArgument
 from nnhal.hal.hidl.interfaces import InlinedModel
 from nnhal.hal.utilities import OldCapabilities
 from nnhal.model.graph import Model
+from tests.models import make_model
 
 NONE, INVALID, FAILURE = ErrorStatus.NONE, ErrorStatus.INVALID_ARGUMENT, ErrorStatus.GENERAL_FAILURE
 STATED = (1.1, 1.1)  # a little slower than the CPU
@@ -27,9 +28,7 @@ def inlined(model: Model) -> InlinedModel:
 
 
 def model() -> InlinedModel:
-    b = nnhal.Builder()
-    x = b.input((3,))
-    return inlined(b.finish([x], [b.relu(x)]))
+    return inlined(make_model(lambda b, x: b.relu(x), (3,)))
 
 
 def broken() -> InlinedModel:

@@ -1,7 +1,5 @@
 """The onnxruntime device: what it refuses and why, what it does with memory, options and weights; silence."""
 
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 
 import nnhal
 from nnhal.base.codes import OperandType
-from nnhal.base.errors import Cancelled, Closed, DeviceUnavailable, InvalidArgument, InvalidRequest, OperationFailed
+from nnhal.base.errors import Cancelled, InvalidArgument, OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.base.operands import dtype_of
 from nnhal.drivers import onnxruntime
@@ -23,6 +21,8 @@ from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 from tests import requests
+from tests.execution import run_python
+from tests.models import doubling, make_model
 
 pytest.importorskip("onnxruntime")
 F32 = OperandType.TENSOR_FLOAT32
@@ -43,33 +43,11 @@ def floats(*values: float) -> Any:
     return np.array(values, np.float32)
 
 
-def doubled(size: int = 4) -> Model:
-    b = nnhal.Builder()
-    x = b.input((size,))
-    return b.finish([x], [b.add(x, x)])
-
-
 def run(prepared: Prepared, *inputs: Any) -> Any:
     return requests.run(prepared, inputs).results[0]
 
 
 # ----------------------------------------------------------------------------------------------------------- the engine
-
-
-def test_importing_the_driver_imports_no_engine() -> None:
-    code = "import sys, nnhal.drivers.onnxruntime; print([m for m in sys.modules if m.startswith('onnx')])"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
-
-
-@pytest.mark.parametrize("missing", ["onnxruntime", "onnx"])
-def test_a_missing_engine_is_an_unavailable_device_that_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, missing: str
-) -> None:
-    session.engine.cache_clear()
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(DeviceUnavailable, match=rf"{missing} cannot be imported .* pip install 'nnhal\[onnxruntime\]'"):
-        onnxruntime.device()
-    session.engine.cache_clear()
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
@@ -82,16 +60,17 @@ b = nnhal.Builder()
 x = b.input((1,))
 print(nnhal.compile(b.finish([x], [b.floor(x)]), devices=["onnxruntime"], isolation={isolation!r})(np.float32([1.5])))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    done = run_python(program)
     assert done.stdout == "[1.]\n"
     assert "discovery" not in done.stderr and "\x1b" not in done.stderr
 
 
 def test_telemetry_is_off_before_the_engine_is_imported() -> None:
     program = (
-        "import os; from nnhal.drivers.onnxruntime import device; device(); print(os.environ['ORT_DISABLE_TELEMETRY'])"
+        "import os; os.environ.pop('ORT_DISABLE_TELEMETRY', None); from nnhal.drivers.onnxruntime import session\n"
+        "session.engine(); print(os.environ['ORT_DISABLE_TELEMETRY'])"
     )
-    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout == "1\n"
+    assert run_python(program).stdout == "1\n"
 
 
 # -------------------------------------------------------------------------------------------------------------- options
@@ -99,13 +78,13 @@ def test_telemetry_is_off_before_the_engine_is_imported() -> None:
 
 def test_an_unknown_provider_lists_those_that_there_are(device: Device) -> None:
     with pytest.raises(InvalidArgument, match=r"provider is 'CUDA', must be one of .*CPUExecutionProvider"):
-        device.prepare(doubled(), Hints(options={"provider": "CUDA"}))
+        device.prepare(doubling(), Hints(options={"provider": "CUDA"}))
     with pytest.raises(InvalidArgument, match="option 'providers' is unknown, must be 'provider'"):
-        device.consider(doubled(), Hints(options={"providers": "CUDA"}))
+        device.consider(doubling(), Hints(options={"providers": "CUDA"}))
 
 
 def test_the_provider_that_is_there_is_taken(device: Device) -> None:
-    prepared = checked_prepared(device, doubled(), Hints(options={"provider": "CPUExecutionProvider"}))
+    prepared = checked_prepared(device, doubling(), Hints(options={"provider": "CPUExecutionProvider"}))
     assert run(prepared, floats(1, 2, 3, 4)).tolist() == [2, 4, 6, 8]
 
 
@@ -119,12 +98,12 @@ def test_the_session_has_the_threads_of_the_hints(monkeypatch: pytest.MonkeyPatc
         return made(built, count, provider)
 
     monkeypatch.setattr(session, "session", noted)
-    checked_prepared(onnxruntime.device(), doubled(), Hints(threads=threads))
+    checked_prepared(onnxruntime.device(), doubling(), Hints(threads=threads))
     assert asked == [threads]
 
 
 def test_threads_stop_spinning_after_a_run_and_the_optimiser_makes_no_integer_kernels() -> None:
-    options, _ = session.options(lowered(doubled()), 2)
+    options, _ = session.options(lowered(doubling()), 2)
     for name in ("session.force_spinning_stop", "session.disable_quant_qdq"):
         assert options.get_session_config_entry(name) == "1"
 
@@ -142,20 +121,15 @@ def test_loops_boxes_and_hashes_are_refused_with_the_reason() -> None:
 
 
 def test_an_integer_divisor_has_to_be_constant_and_neither_0_nor_minus_1(device: Device) -> None:
-    b = nnhal.Builder()
-    x = b.input((2,), "TENSOR_INT32")
-    model = b.finish([x], [b.div(x, b.constant(np.array([2, -1], np.int32)))])
+    model = make_model(lambda b, x: b.div(x, b.constant(np.array([2, -1], np.int32))), ((2,), "TENSOR_INT32"))
     assert "does not define an integer division by 0" in reason(device, model)
-    b = nnhal.Builder()
-    x = b.input((2,), "TENSOR_INT32")
-    model = b.finish([x], [b.div(x, b.constant(np.array([2, -2], np.int32)))])
+    model = make_model(lambda b, x: b.div(x, b.constant(np.array([2, -2], np.int32))), ((2,), "TENSOR_INT32"))
     assert run(checked_prepared(device, model, Hints()), np.array([-7, 7], np.int32)).tolist() == [-4, -4]
 
 
 def test_scales_that_float32_cannot_multiply_are_refused(device: Device) -> None:
-    b = nnhal.Builder()
-    x = b.input((2,), "TENSOR_QUANT8_ASYMM", 2.0**-30, 0)
-    assert "scales are 9.31323e-10" in reason(device, b.finish([x], [b.relu(x)]))
+    model = make_model(lambda b, x: b.relu(x), ((2,), "TENSOR_QUANT8_ASYMM", 2.0**-30, 0))
+    assert "scales are 9.31323e-10" in reason(device, model)
 
 
 def test_a_sequence_of_a_cell_without_a_kernel_is_written_up_to_64_steps(device: Device) -> None:
@@ -183,9 +157,8 @@ def test_a_sequence_of_a_cell_without_a_kernel_is_written_up_to_64_steps(device:
 
 
 def test_what_nnapi_fails_on_does_not_count_from_the_end(device: Device) -> None:
-    b = nnhal.Builder()
-    x, index = b.input((3,)), b.input((1,), "TENSOR_INT32")
-    prepared = checked_prepared(device, b.finish([x, index], [b.gather(x, 0, index)]), Hints())
+    model = make_model(lambda b, x, index: b.gather(x, 0, index), (3,), ((1,), "TENSOR_INT32"))
+    prepared = checked_prepared(device, model, Hints())
     assert run(prepared, floats(1, 2, 3), np.array([2], np.int32)).tolist() == [3]
     with pytest.raises(OperationFailed, match=r"onnxruntime: .*out of data bounds"):
         run(prepared, floats(1, 2, 3), np.array([-1], np.int32))
@@ -249,7 +222,7 @@ def test_what_is_multiplied_by_its_own_share_takes_the_engines_kernel_and_no_oth
 
 
 def test_a_constant_is_its_own_whatever_lay_in_its_place_before() -> None:
-    graph, numbers = OnnxGraph(doubled()), EXTERNAL // 8
+    graph, numbers = OnnxGraph(doubling()), EXTERNAL // 8
     names = [graph.constant([n] * numbers) for n in range(50)]  # lists that are gone when the next one is made
     assert len(set(names)) == 50
 
@@ -324,10 +297,8 @@ def test_a_tensor_of_one_value_takes_no_room_where_another_has_the_shape() -> No
     filled = b.fill(np.array([2, 3], np.int32), 0.5)
     assert kinds(b.finish([x], [b.mul(b.maximum(filled, x), filled)])) == ["Max", "Mul", "Identity"]
     assert kinds(chosen(2, 0)) == ["Greater", "Where", "Identity"]
-    b = nnhal.Builder()
-    x = b.input((1, 3))
-    filled = b.fill(np.array([2, 3], np.int32), 0.5)
-    assert kinds(b.finish([x], [b.add(x, filled)])) == ["Expand", "Add", "Identity"]  # it makes the shape
+    model = make_model(lambda b, x: b.add(x, b.fill(np.array([2, 3], np.int32), 0.5)), (1, 3))
+    assert kinds(model) == ["Expand", "Add", "Identity"]  # it makes the shape
 
 
 @pytest.mark.parametrize("values", [(1, 0), (1, -0.0), (0, 1), (2, 0), (1, 1), (np.nan, 0)])
@@ -345,52 +316,6 @@ def test_what_is_reshaped_twice_is_reshaped_once() -> None:
     x = b.input((2, 3))
     y = b.reshape(b.reshape(x, np.array([6], np.int32)), np.array([3, 2], np.int32))
     assert kinds(b.finish([x], [b.exp(y)])) == ["Reshape", "Exp", "Identity"]
-
-
-@pytest.mark.parametrize("size", [4, session.IN_PLACE])
-def test_inputs_are_read_anew_at_each_execution(device: Device, size: int) -> None:
-    prepared = checked_prepared(device, doubled(size), Hints())
-    for number in (1, 2):
-        x = np.full(size, number, np.float32)
-        assert (run(prepared, x) == 2 * number).all()
-    every_other = np.arange(2 * size, dtype=np.float32)[::2]
-    assert (run(prepared, every_other) == 2 * every_other).all()
-
-
-def test_outputs_are_never_the_sessions_own_memory(device: Device) -> None:
-    prepared = checked_prepared(device, doubled(), Hints())
-    first = run(prepared, floats(1, 2, 3, 4))
-    run(prepared, floats(9, 9, 9, 9))
-    assert first.tolist() == [2, 4, 6, 8]
-
-
-def test_the_wrong_input_shape_is_an_invalid_request(device: Device) -> None:
-    prepared = checked_prepared(device, doubled(), Hints())
-    with pytest.raises(InvalidRequest, match=r"input 0 is of shape \[5\], must be of shape \[4\]"):
-        run(prepared, floats(1, 2, 3, 4, 5))
-
-
-def test_a_closed_model_runs_no_more(device: Device) -> None:
-    prepared = checked_prepared(device, doubled(), Hints())
-    prepared.close()
-    with pytest.raises(Closed, match="was closed"):
-        run(prepared, floats(1, 2, 3, 4))
-
-
-def test_four_threads_get_their_own_results(device: Device) -> None:
-    prepared = checked_prepared(device, doubled(2000), Hints())
-    wrong: list[int] = []
-
-    def work(number: int) -> None:
-        x = np.full(2000, number, np.float32)
-        wrong.extend(n for n in range(50) if (run(prepared, x) != 2 * number).any())
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 def test_an_execution_that_is_cancelled_ends_between_operations(device: Device) -> None:
@@ -458,30 +383,8 @@ def test_what_the_optimiser_cannot_is_prepared_as_it_is_written(monkeypatch: pyt
 
     monkeypatch.setattr(ort, "InferenceSession", failing)
     broken = False
-    assert run(checked_prepared(onnxruntime.device(), doubled(2), Hints()), floats(1, 2)).tolist() == [2, 4]
+    assert run(checked_prepared(onnxruntime.device(), doubling(2), Hints()), floats(1, 2)).tolist() == [2, 4]
     levels.clear()
     broken = True
     with pytest.raises(OperationFailed, match="the model cannot be prepared: attempt 1"):
-        checked_prepared(onnxruntime.device(), doubled(), Hints())
-
-
-def test_a_forked_child_ends_without_the_sessions_of_its_parent() -> None:
-    """ONNX Runtime's threads are not there in it, and closing what they belong to would wait for them."""
-    program = """
-import os, signal, sys, numpy as np, nnhal
-b = nnhal.Builder()
-x = b.input((64, 64))
-model, given = b.finish([x], [b.add(x, x)]), np.ones((64, 64), np.float32)
-compiled = nnhal.compile(model, devices="onnxruntime", threads=2, cache_dir=False)
-compiled(given)
-child = os.fork()
-if not child:
-    signal.alarm(30)
-    del compiled
-    with nnhal.compile(model, devices="onnxruntime", threads=2, cache_dir=False) as again:
-        assert (again(given) == 2).all()
-    sys.exit(7)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "7\n"
+        checked_prepared(onnxruntime.device(), doubling(), Hints())

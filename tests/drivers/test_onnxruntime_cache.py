@@ -17,13 +17,8 @@ from nnhal.hal.device import Hints
 from nnhal.model.graph import Model
 
 pytest.importorskip("onnxruntime")
-pytestmark = pytest.mark.cache
+pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("state")]
 FILES = CacheFiles(model=1, data=1)
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
 
 
 def dense() -> Model:

@@ -15,7 +15,7 @@ pytest.importorskip("openvino")
 
 import nnhal
 from nnhal.base.codes import Preference
-from nnhal.base.errors import DeviceUnavailable, InvalidArgument, MissedDeadline, OperationFailed
+from nnhal.base.errors import MissedDeadline, OperationFailed
 from nnhal.base.operands import Array
 from nnhal.drivers.kit.operations import WindowAttributes
 from nnhal.drivers.kit.real import RealGraph, RealTask
@@ -32,6 +32,7 @@ from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from tests import requests
+from tests.models import make_model
 
 ONES = WindowAttributes((1, 1), (0, 0), (0, 0))
 
@@ -65,9 +66,7 @@ def verdict(model: Model) -> str:
 
 
 def unary(name: str, shape: tuple[int, ...], kind: str = "TENSOR_FLOAT32", **more: object) -> Model:
-    b = nnhal.Builder()
-    x = b.input(shape, kind)
-    return b.finish([x], [b.operation(name, input=x, **more)])
+    return make_model(lambda b, x: b.operation(name, input=x, **more), (shape, kind))
 
 
 def binary(name: str, x: Array, constant: Array | None = None) -> Model:
@@ -247,9 +246,7 @@ def test_a_decoded_value_is_rounded_once() -> None:
     """A scale times the zero point alone would leave a remainder where the value is 0."""
     scale = float(np.float32(1e10 / 3))
     x = np.array([117, 118], np.uint8)
-    b = nnhal.Builder()
-    given = b.input((2,), "TENSOR_QUANT8_ASYMM", scale=scale, zero_point=117)
-    model = b.finish([given], [b.dequantize(given)])
+    model = make_model(lambda b, given: b.dequantize(given), ((2,), "TENSOR_QUANT8_ASYMM", scale, 117))
     assert run(model, x)[0].tolist() == [0.0, np.float32(scale)]
 
 
@@ -409,29 +406,12 @@ def test_what_the_engine_raises_of_a_node_is_the_reason_that_it_is_refused() -> 
 
 
 def test_what_the_engine_lacks_is_named() -> None:
-    far = nnhal.Builder()
-    x = far.input((2,), "TENSOR_QUANT8_ASYMM", scale=1e30, zero_point=0)
-    assert "to compute in float32" in verdict(far.finish([x], [far.relu(x)]))
+    model = make_model(lambda far, x: far.relu(x), ((2,), "TENSOR_QUANT8_ASYMM", 1e30, 0))
+    assert "to compute in float32" in verdict(model)
     y = np.ones(3, np.int32)
     assert verdict(binary("DIV", y)) == "OpenVINO's DIV does not support TENSOR_INT32"
     tiny = np.array([1e-40, 1, 1], np.float32)
     assert "treats a subnormal constant as 0" in verdict(binary("LESS", tiny, tiny))
-
-
-def test_an_option_that_there_is_not_is_the_applications_mistake() -> None:
-    model = unary("RELU", (3,))
-    with pytest.raises(InvalidArgument, match="option 'fast' is unknown"):
-        OpenVINO().consider(model, Hints(options={"fast": True}))
-
-
-def test_without_the_engine_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    engine.ov.cache_clear()
-    try:
-        with pytest.raises(DeviceUnavailable, match=r"pip install 'nnhal\[openvino\]'"):
-            OpenVINO()
-    finally:
-        engine.ov.cache_clear()
 
 
 def test_its_import_tells_nobody(tmp_path: Path) -> None:
@@ -447,28 +427,8 @@ def test_its_import_tells_nobody(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------ executions
 
 
-def test_a_forked_child_ends() -> None:
-    """OpenVINO's threads are not there in it, and closing what they belong to would wait for them."""
-    program = """
-import os, sys, numpy as np, nnhal
-b = nnhal.Builder()
-x = b.input((64, 64))
-compiled = nnhal.compile(b.finish([x], [b.add(x, x)]), devices="openvino", cache_dir=False)
-compiled(np.ones((64, 64), np.float32))
-child = os.fork()
-if not child:
-    del compiled
-    sys.exit(7)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "7\n"
-
-
 def test_an_index_outside_ends_the_execution() -> None:
-    b = nnhal.Builder()
-    x, indices = b.input((4, 2)), b.input((3,), "TENSOR_INT32")
-    model = b.finish([x, indices], [b.gather(x, 0, indices)])
+    model = make_model(lambda b, x, indices: b.gather(x, 0, indices), (4, 2), ((3,), "TENSOR_INT32"))
     given = np.arange(8, dtype=np.float32).reshape(4, 2)
     assert run(model, given, np.array([3, 0, 3], np.int32))[0].tolist() == given[[3, 0, 3]].tolist()
     for index in (-1, 4, 2**31 - 1, -(2**31)):

@@ -1,7 +1,5 @@
 """Graphs that OpenVINO would compile wrongly. Each model behind a fused kernel runs in a process that may crash."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +10,7 @@ pytest.importorskip("openvino")
 import nnhal
 from nnhal.frontends.tensor import Tensor
 from nnhal.model.graph import Model
+from tests.execution import run_python
 
 UNITS = 4
 
@@ -58,7 +57,7 @@ def compare(case: str, threads: int) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_an_operation_beside_a_fused_kernel_compiles(case: str) -> None:
     code = f"from tests.drivers.test_openvino_workarounds import compare; compare({case!r}, 1)"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    done = run_python(code, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -28,18 +28,15 @@ from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder
 from nnhal.ops.schema import F32, I32
-from tests import requests
+from tests import models, requests
+from tests.models import make_model, one_operation
 
 X = np.float32([[1, 2, 3]])
 
 
 def chain(shape: tuple[int | None, ...] = (1, 3), count: int = 3) -> nnhal.Model:
     """ABS again and again."""
-    b = nnhal.Builder()
-    x = y = b.input(shape)
-    for _ in range(count):
-        y = b.abs(y)
-    return b.finish([x], [y])
+    return models.chain("abs", count, shape)
 
 
 def prepared(model: nnhal.Model) -> Prepared:
@@ -80,10 +77,7 @@ def test_it_is_the_cpu_that_others_state_their_time_against():
 
 
 def test_an_operation_without_a_kernel_is_refused_and_not_prepared():
-    b = ModelBuilder()
-    x, y = b.operand(F32, (2,)), b.operand(F32, (2,))
-    b.operation(OperationType.OEM_OPERATION, [x], [y])
-    model = b.finish([x], [y])
+    model = one_operation(OperationType.OEM_OPERATION, (F32, (2,)), output=(F32, (2,)))
     (verdict,) = reference.device().supports(model)
     assert tuple(verdict) == (False, "no reference kernel for OEM_OPERATION")
     with pytest.raises(InvalidModel, match="OEM_OPERATION #0: is not implemented by the reference device"):
@@ -204,9 +198,7 @@ def test_time_is_measured_where_it_is_asked_for():
 
 
 def test_what_a_rule_looks_at_is_bound_again_with_what_is_given():
-    b = nnhal.Builder()
-    x, order = b.input((2, 3)), b.input((2,), "TENSOR_INT32")
-    found = prepared(b.finish([x, order], [b.transpose(x, order)]))
+    found = prepared(make_model(lambda b, x, order: b.transpose(x, order), (2, 3), ((2,), "TENSOR_INT32")))
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert requests.run(found, [x, np.int32([1, 0])]).results[0].tolist() == x.T.tolist()
     with pytest.raises(OperationFailed, match=r"TRANSPOSE #0: permutation = \[0, 0\], must hold each of 0 to 1 once"):

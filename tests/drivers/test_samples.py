@@ -30,6 +30,7 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
 from tests import requests
+from tests.models import make_model
 
 LIMITED = ["sample-float-fast", "sample-float-slow", "sample-minimal", "sample-quant", "sample-partial"]
 LEVELS = {"sample-full-1.0": V1_0, "sample-full-1.1": V1_1, "sample-full-1.2": V1_2, "sample-full-1.3": V1_3}
@@ -446,9 +447,7 @@ def test_orders_are_counted_by_stage_and_parted_by_commas():
     first, second = (device.capabilities().of(Type.TENSOR_FLOAT32) for _ in range(2))
     assert first == (1, 1) and np.isnan(second.exec_time)
     assert [len(device.supports(pooled())) for _ in range(3)] == [2, 1, 1]
-    b = nnhal.Builder()
-    x = b.input((1,))
-    assert len(Faulty("supports=short").supports(b.finish([x], [b.relu(b.relu(b.relu(x)))]))) == 2
+    assert len(Faulty("supports=short").supports(make_model(lambda b, x: b.relu(b.relu(b.relu(x))), (1,)))) == 2
     verdicts = Faulty("supports=long").supports(pooled())
     assert [v.ok for v in verdicts] == [True] * 3
     assert (

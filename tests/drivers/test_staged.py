@@ -16,15 +16,11 @@ from nnhal.hal import late_cache
 from nnhal.hal.cache.locks import exclusive_files
 from nnhal.hal.device import Hints
 from nnhal.model.graph import Model
+from tests.models import make_model
 from tests.waiting import Opened, Started
 
-pytestmark = pytest.mark.cache
+pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("state")]
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(1, 8)
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
 
 
 def halves() -> Model:
@@ -38,9 +34,7 @@ def halves() -> Model:
 
 
 def plain() -> Model:
-    b = nnhal.Builder("plain")
-    x = b.input((1, 8))
-    return b.finish([x], [b.relu(x)])
+    return make_model(lambda b, x: b.relu(x), (1, 8), name="plain")
 
 
 def right(model: Model) -> Any:

@@ -1,7 +1,6 @@
 """The examples are what the documentation says."""
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 import nnhal
+from tests.execution import run_python
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -135,10 +135,7 @@ def test_what_the_packing_driver_packed_the_next_process_packs_no_more(isolation
     )
     sizes = []
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", program], env={**os.environ, "NNHAL_STATE_DIR": str(tmp_path / "state")},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+        done = run_python(program, env={'NNHAL_STATE_DIR': str(tmp_path / 'state')})  # fmt: skip
         assert done.stdout == "True\n"
         (file,) = (tmp_path / "state").glob("*.blobs")
         sizes.append(file.stat().st_size)

@@ -2,8 +2,6 @@
 
 import ast
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +19,8 @@ from nnhal.hal.request import Control
 from nnhal.runtime import discovery
 from nnhal.zoo import maker
 from tests.differential.drawing import seeds
+from tests.execution import run_nnhal
+from tests.models import make_model
 
 DRIVER = Path(__file__).parents[2] / "examples" / "onnx_driver.py"
 LINES = 160  # of code
@@ -62,12 +62,7 @@ def test_no_published_vector_of_what_it_takes_fails(vectors, way, isolate):
         "0.02",
         "--json",
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "nnhal.cli.main", *command, *["--isolate"] * isolate],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_nnhal(*command, *["--isolate"] * isolate)
     said = json.loads(done.stdout)
     assert done.returncode == 0, said["groups"][:3]
     assert said["totals"]["passed"] > 50
@@ -127,16 +122,12 @@ def test_an_execution_that_nobody_wants_any_more_is_stopped_in_the_engine(device
 
 def test_what_authors_are_promised_holds(device):
     command = ["test", "contract", "--driver", str(DRIVER), "--operation", "CONV_2D", "--scale", "0.5", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "nnhal.cli.main", *command], capture_output=True, text=True, check=False
-    )
+    done = run_nnhal(*command)
     assert done.returncode == 0, done.stdout[-2000:]
 
 
 def test_scales_that_the_engine_does_not_compute_with_are_refused(device):
-    b = nnhal.Builder()
-    x = b.input((2,), "TENSOR_QUANT8_ASYMM", 1e-10, 0)
-    verdict = device.supports(b.finish([x], [b.relu(x)]))[0]
+    verdict = device.supports(make_model(lambda b, x: b.relu(x), ((2,), "TENSOR_QUANT8_ASYMM", 1e-10, 0)))[0]
     assert not verdict.ok and verdict.reason == "has scales of 1e-10 to 1e-10, must be from 5.96046e-08 to 1.67772e+07"
 
 

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import MissedDeadline
 from nnhal.runtime import discovery, isolation
 from tests.faults.support import service
-from tests.ipc.support import doubling
+from tests.models import doubling
+from tests.waiting import together
 
 DRIVER = Path(__file__).parent / "drivers" / "slowed.py"
 SERVICE = "slowed-service"
@@ -61,25 +62,6 @@ def compiled(how: dict[str, Any], ms: float, priority: str = "medium", **options
     return nnhal.compile(doubling(), **how, priority=priority, driver_options={how["devices"][0]: options})
 
 
-def at_once(calls: list[Callable[[], Any]]) -> None:
-    """All of them, on a thread each; whatever one raises is raised."""
-    errors: list[BaseException] = []
-
-    def run(call: Callable[[], Any]) -> None:
-        try:
-            call()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
 def deadlines(how: dict[str, Any], count: int, ms: float = 5, threads: int = 4, seed: int = 0) -> dict[str, Any]:
     """What became of executions with deadlines of 1 to 50 ms, and the most that one ended after its deadline."""
     model, lock = compiled(how, ms), threading.Lock()
@@ -104,7 +86,7 @@ def deadlines(how: dict[str, Any], count: int, ms: float = 5, threads: int = 4, 
 
     for _ in range(4):
         model(X)
-    at_once([lambda n=n: some(n) for n in range(threads)])  # type: ignore[misc]
+    together([lambda n=n: some(n) for n in range(threads)], limit=None)  # type: ignore[misc]
     model.close()
     late.sort()
     past = [max(0.0, 1e3 * each) for each in late]
@@ -170,7 +152,7 @@ def client(name: str, ms: float, threads: int, seconds: float) -> None:
             model(X)
             counts[number] += time.monotonic() < end
 
-    at_once([lambda n=n: loop(n) for n in range(threads)])  # type: ignore[misc]
+    together([lambda n=n: loop(n) for n in range(threads)], limit=None)  # type: ignore[misc]
     print(json.dumps(sum(counts)), flush=True)
 
 

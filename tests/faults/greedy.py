@@ -20,7 +20,8 @@ from nnhal.base.memory import Memory
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.transport import _native
-from tests.faults.support import Hostile, RefusedError, X, doubling, taken
+from tests.faults.support import Hostile, RefusedError, X, taken
+from tests.models import doubling
 
 LetGo = Callable[[], object]
 SHRINK = 0x0002

@@ -22,7 +22,6 @@ from nnhal.base.codes import OperandType, OperationType
 from nnhal.base.errors import DeadObject
 from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory
-from nnhal.frontends.python import Builder
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.transport import _native
@@ -30,7 +29,9 @@ from nnhal.ipc.transport.channel import Channel
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.parts import outline
 from tests.faults import broken
-from tests.faults.support import LIMIT, Hostile, X, doubling, next_number, wait_until
+from tests.faults.support import LIMIT, Hostile, X, next_number, wait_until
+from tests.ipc.support import lingering
+from tests.models import doubling
 
 ROOM = 4096
 LOG = trace.size_of(64)
@@ -67,9 +68,7 @@ def _model() -> wire.WireModel:
 
 def _outline() -> wire.WireModel:
     """What is seen of it from outside."""
-    b = Builder()
-    x = b.input((64,))
-    return model_to_wire(outline(b.finish([x], [b.add(x, x)])), lambda _: pool())
+    return model_to_wire(outline(doubling(64)), lambda _: pool())
 
 
 _AT, _INTO = wire.WireArgument(0, 0, 256, (64,)), wire.WireArgument(0, 256, 256, (64,))
@@ -227,15 +226,8 @@ def _pair(kind: int) -> tuple[int, int]:
 
 def _lingering(stack: contextlib.ExitStack) -> int:
     """A socket whose last close takes a second: its sender wished so, and the peer does not read."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        sock = socket.create_connection(server.getsockname())
-        stack.enter_context(server.accept()[0])
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 1))
-    sock.setblocking(False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            sock.send(bytes(1 << 16))
-    sock.setblocking(True)  # one that does not block does not linger
+    sock, peer = lingering(1)
+    stack.enter_context(peer)
     return sock.detach()
 
 

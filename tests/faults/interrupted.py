@@ -27,6 +27,7 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import State
 from tests.interrupts import Interrupts
 from tests.ipc.support import LIMIT, PROBE, inside, wait_until
+from tests.models import counted_loop, doubling, make_model
 
 SIZE = 16
 LARGE = 1 << 14  # elements that a loop keeps in memory of the driver's
@@ -45,24 +46,9 @@ def running_sum() -> nnhal.Model:
     return b.finish([x, s], [y, t], states=[State(1, 1, np.zeros(SIZE, np.float32))])
 
 
-def doubled() -> nnhal.Model:
-    b = nnhal.Builder()
-    x = b.input((SIZE,))
-    return b.finish([x], [b.add(x, x)])
-
-
 def doubled_by_a_loop() -> nnhal.Model:
     """x doubled three times, by a loop that the driver does not take: the runtime does, with x in the driver's memory."""
-    b = nnhal.Builder()
-    x = b.input((LARGE,))
-    condition, body = b.subgraph(), b.subgraph()
-    n = condition.input((1,), OperandType.TENSOR_INT32)
-    first = condition.finish_subgraph([n, condition.input((LARGE,))], [condition.less(n, [3])])
-    n, y = body.input((1,), OperandType.TENSOR_INT32), body.input((LARGE,))
-    second = body.finish_subgraph([n, y], [body.add(n, [1]), body.add(y, y)])
-    types = [OperandType.TENSOR_INT32, OperandType.TENSOR_FLOAT32]
-    _, z = b.while_(first, second, [b.constant(np.zeros(1, np.int32)), x], out_type=types, outputs=2)
-    return b.finish([x], [z])
+    return make_model(lambda b, x: counted_loop(b, x, 3, lambda s, y, _: s.add(y, y), (LARGE,)), (LARGE,))
 
 
 def _no_loops(model: nnhal.Model, n: int) -> bool:
@@ -93,7 +79,7 @@ class Ways:
     """Every way to execute: each takes a number and says by an AssertionError that the result is not of it."""
 
     def __init__(self, device: ReconnectingDevice) -> None:
-        self._compiled = nnhal.compile(doubled(), devices=device, fallback="forbid")
+        self._compiled = nnhal.compile(doubling(SIZE), devices=device, fallback="forbid")
         self._sums = nnhal.compile(running_sum(), devices=device, fallback="forbid")
         self._burst, self._stream = self._compiled.burst(), Summing(self._sums)
         self._loop = nnhal.compile(doubled_by_a_loop(), devices=Limited(device, _no_loops), fallback="forbid")

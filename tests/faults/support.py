@@ -27,7 +27,8 @@ from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel, end_of
 from nnhal.model.graph import Model
-from tests.ipc.support import LIMIT, doubling, made, numbers, run, wait_until
+from tests.ipc.support import LIMIT, made, numbers, run, wait_until
+from tests.models import doubling
 
 WITNESS = str(Path(__file__).parent / "drivers" / "witness.py")
 X = numbers(64)

@@ -17,8 +17,9 @@ from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
-from tests.faults.support import attempt, doubling
+from tests.faults.support import attempt
 from tests.ipc.support import Peer, request_for, wait_until
+from tests.models import doubling
 from tests.waiting import Opened, until
 
 ONE = wire.WirePerformance(1.0, 1.0)

@@ -27,7 +27,6 @@ from tests.faults.support import (
     attempt,
     back_to,
     client_of,
-    doubling,
     held,
     prepared,
     request,
@@ -36,6 +35,7 @@ from tests.faults.support import (
     wait_until,
     works,
 )
+from tests.models import doubling
 from tests.waiting import jitter
 
 EXPECTED = (X + X).tobytes()
@@ -47,7 +47,8 @@ COMPILING = """
 import sys, threading
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
-from tests.faults.support import doubling, prepared
+from tests.faults.support import prepared
+from tests.models import doubling
 device = RemoteDevice(names.connect(sys.argv[1]))
 def work(size):
     while True:
@@ -227,7 +228,8 @@ def test_what_a_client_released_is_not_there_for_it_any_more(shared: str) -> Non
 FORKING = """
 import os, numpy as np, nnhal
 from nnhal.base.errors import Closed
-from tests.faults.support import WITNESS, X, doubling
+from tests.faults.support import WITNESS, X
+from tests.models import doubling
 from nnhal.ipc.client.process import ReconnectingDevice, start
 def fresh():
     return nnhal.compile(doubling(64), devices=["faulty"], isolation="process")
@@ -274,7 +276,8 @@ def test_a_forked_child_is_refused_what_its_parent_compiled_and_may_compile_anew
 LEAVING = """
 import sys, threading, nnhal
 from nnhal.ipc.client.process import ReconnectingDevice, start
-from tests.faults.support import WITNESS, X, doubling
+from tests.faults.support import WITNESS, X
+from tests.models import doubling
 options = {"witness": {"sleep": 600.0 if "running" in sys.argv else 0.0}}
 device = ReconnectingDevice("witness", lambda: start(WITNESS))
 compiled = nnhal.compile(doubling(64), devices=[device], isolation="process", driver_options=options)

@@ -25,11 +25,12 @@ from nnhal.hal.queue import sustained
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.runtime import discovery, isolation
 from tests.faults import deadlines as measure
-from tests.faults.deadlines import DRIVER, SERVICE, X, at_once, compiled, device
+from tests.faults.deadlines import DRIVER, SERVICE, X, compiled, device
 from tests.faults.drivers.slowed import Slowed, device_of
 from tests.faults.support import service
-from tests.ipc.support import LIMIT, doubling, run, served_here, wait_until
-from tests.waiting import Clock
+from tests.ipc.support import LIMIT, run, served_here, wait_until
+from tests.models import doubling
+from tests.waiting import Clock, together
 
 
 @pytest.fixture
@@ -245,7 +246,7 @@ def test_executions_for_sustained_speed_use_no_more_threads_than_there_are_cores
             request = prepared.request([X])
             request.execute(prepared.run, nnhal.hal.request.Control())
 
-    at_once([lambda m=m: execute(m) for m in models for _ in range(3)])  # type: ignore[misc]
+    together([lambda m=m: execute(m) for m in models for _ in range(3)])  # type: ignore[misc]
     assert most[0] == (1 if threads == 0 else 2)
     assert len(sustained()._free) == 2
 

@@ -28,7 +28,8 @@ from nnhal.base.errors import (
 from nnhal.ipc.client import session as client
 from nnhal.ipc.client.process import ProcessHealth, ReconnectingDevice, start
 from nnhal.runtime.compiled import Compiled
-from tests.faults.support import LIMIT, WITNESS, X, asked_to_execute, attempt, doubling, undisturbed, wait_until
+from tests.faults.support import LIMIT, WITNESS, X, asked_to_execute, attempt, undisturbed, wait_until
+from tests.models import doubling, make_model
 
 EXPECTED = (X + X).tobytes()
 SECOND = 1_000_000_000
@@ -504,9 +505,7 @@ def test_what_an_older_version_of_a_driver_kept_is_not_used_by_a_newer_one(
         "class Kept(FullV1_3):\n    name = 'kept'\n    version = '1'\n"
         "def device():\n    return Kept()\n"
     )
-    b = nnhal.Builder()
-    x = b.input((64,))
-    model = b.finish([x], [b.mul(x, b.constant(np.full(64, 2, np.float32)))])
+    model = make_model(lambda b, x: b.mul(x, b.constant(np.full(64, 2, np.float32))), (64,))
 
     def outcome(device: ReconnectingDevice) -> str:
         with nnhal.compile(model, devices=[device], isolation="process", cache_dir=tmp_path / "cache") as compiled:

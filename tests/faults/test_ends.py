@@ -14,6 +14,7 @@ import nnhal
 from nnhal.ipc.client import session as sessions
 from nnhal.ipc.client.process import ReconnectingDevice, start
 from tests.ipc.support import wait_until
+from tests.models import make_model
 from tests.waiting import LIMIT
 
 pytestmark = pytest.mark.faults
@@ -65,9 +66,7 @@ def staying() -> Iterator[ReconnectingDevice]:
 
 
 def compiled(device: ReconnectingDevice, how: str) -> nnhal.Compiled:
-    b = nnhal.Builder()
-    x = b.input((4,))
-    model = b.finish([x], [b.relu(x)])
+    model = make_model(lambda b, x: b.relu(x), (4,))
     return nnhal.compile(model, devices=device, driver_options={"stays": {"how": how}}, fallback="forbid")
 
 

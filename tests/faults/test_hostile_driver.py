@@ -48,7 +48,8 @@ from nnhal.model.parts import outline
 from nnhal.runtime.tracing.perfetto import read
 from tests import requests
 from tests.faults.hostile_driver import ANSWERS, CASES, NEVER, Case
-from tests.faults.support import LIMIT, X, doubling
+from tests.faults.support import LIMIT, X
+from tests.models import doubling
 from tests.waiting import Opened, Started, until
 
 PATIENCE_NS = 200_000_000

@@ -15,9 +15,10 @@ import nnhal
 from nnhal.base.errors import Cancelled, ContractBroken, MissedDeadline, NnhalError
 from nnhal.hal.request import Control
 from nnhal.ipc.client.process import ReconnectingDevice, start
-from tests.faults.support import WITNESS, doubling, numbers, prepared, run
+from tests.faults.support import WITNESS, numbers, prepared, run
 from tests.interrupts import Interrupts
 from tests.ipc.support import own_process, wait_until
+from tests.models import doubling, make_model
 
 STAYS = str(Path(__file__).parent / "drivers" / "stays.py")
 SLOW = 0.02  # seconds that an execution takes
@@ -128,9 +129,7 @@ def test_an_execution_that_was_given_up_never_writes_to_the_callers_memory(give_
     """Its driver hears nothing and writes 99 later; meanwhile another execution has its result there."""
     memory = nnhal.Memory.allocate(16)
     out = memory.view(0, 16, np.float32, (4,))
-    b = nnhal.Builder()
-    x = b.input((4,))
-    model = b.finish([x], [b.relu(x)])
+    model = make_model(lambda b, x: b.relu(x), (4,))
     device = ReconnectingDevice("stays", lambda: start(STAYS))
 
     def compiled(how: str) -> nnhal.Compiled:

@@ -37,7 +37,6 @@ from tests.faults.support import (
     attempt,
     back_to,
     client_of,
-    doubling,
     held,
     prepared,
     request,
@@ -48,6 +47,7 @@ from tests.faults.support import (
     works,
 )
 from tests.ipc.support import PROBE, a_share, inside, over, own_process, prepare, wide
+from tests.models import doubling, make_model
 from tests.waiting import Opened
 
 EXPECTED = (X + X).tobytes()
@@ -119,9 +119,7 @@ def test_objects_that_are_made_when_their_client_has_gone_are_ended_all_the_same
 
 
 def _heavy(n: int) -> nnhal.Model:
-    b = nnhal.Builder()
-    x = b.input((n,))
-    return b.finish([x], [b.add(x, np.ones(n, np.float32))])
+    return make_model(lambda b, x: b.add(x, np.ones(n, np.float32)), (n,))
 
 
 @pytest.mark.nightly

@@ -1,6 +1,5 @@
 """Faults of shared memory: pools that shrink, lie about their size, change meanwhile, or are none (items 18 to 21)."""
 
-import fcntl
 import os
 import socket
 import threading
@@ -22,6 +21,7 @@ from nnhal.ipc.client.process import start
 from nnhal.ipc.protocol import wire
 from nnhal.model.builder import ModelBuilder
 from tests import requests
+from tests.faults.hostile_client import memfd
 from tests.faults.support import (
     MFD_HUGETLB,
     WITNESS,
@@ -30,7 +30,6 @@ from tests.faults.support import (
     attempt,
     back_to,
     client_of,
-    doubling,
     held,
     huge_pages,
     numbers,
@@ -41,20 +40,12 @@ from tests.faults.support import (
     works,
 )
 from tests.ipc.support import made
+from tests.models import doubling
 
 UNGUARDED = str(Path(__file__).parent / "drivers" / "unguarded.py")
 F_ADD_SEALS, SEAL_SHRINK, SEAL_GROW, SEAL_WRITE = 1033, 2, 4, 8
 ROOM = 4096
 INPUT, OUTPUT = wire.WireArgument(0, 0, 256, (64,)), wire.WireArgument(0, 256, 256, (64,))
-
-
-def memfd(size: int = ROOM, seals: int = SEAL_SHRINK, flags: int = 0) -> int:
-    """A memory of a client's, sealed as asked for."""
-    fd = os.memfd_create("hostile", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
-    os.ftruncate(fd, size)
-    if seals:
-        fcntl.fcntl(fd, F_ADD_SEALS, seals)
-    return fd
 
 
 def pool(size: int = ROOM, offset: int = 0, *, readonly: bool = False) -> wire.Pool:

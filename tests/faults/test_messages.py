@@ -27,7 +27,6 @@ from tests.faults.support import (
     attempt,
     back_to,
     client_of,
-    doubling,
     held,
     most,
     service,
@@ -36,6 +35,7 @@ from tests.faults.support import (
     works,
 )
 from tests.ipc.support import lingering
+from tests.models import doubling
 from tests.waiting import pass_time
 
 GIB = 1 << 30

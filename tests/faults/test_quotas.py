@@ -33,7 +33,6 @@ from tests.faults.support import (
     attempt,
     back_to,
     client_of,
-    doubling,
     held,
     limited,
     most,
@@ -47,6 +46,7 @@ from tests.faults.support import (
     wait_until,
 )
 from tests.ipc.support import CAPACITY, over, wide
+from tests.models import doubling
 
 STAYS = str(Path(__file__).parent / "drivers" / "stays.py")
 LARGE = {"bindings", "memories", "mappings", "objects"}  # thousands of calls reach the limit

@@ -21,7 +21,6 @@ from tests.faults.support import (
     asked_to_execute,
     attempt,
     client_of,
-    doubling,
     limited,
     most,
     prepared,
@@ -32,6 +31,7 @@ from tests.faults.support import (
     wait_until,
     works,
 )
+from tests.models import doubling
 
 EXPECTED = (X + X).tobytes()
 
@@ -92,7 +92,8 @@ def _works_anew(name: str) -> bool:
 GREEDY = """
 import sys, os, nnhal
 from nnhal.base.errors import NnhalError
-from tests.faults.support import X, doubling
+from tests.faults.support import X
+from tests.models import doubling
 held, error = [], None
 try:
     for n in range(200):
@@ -124,7 +125,8 @@ def test_a_client_that_runs_out_of_64_descriptors_gets_a_named_error_and_works_o
 SMALL = """
 import sys, nnhal
 from nnhal.base.errors import NnhalError
-from tests.faults.support import X, doubling
+from tests.faults.support import X
+from tests.models import doubling
 try:
     with nnhal.compile(doubling(64), devices=["reference"], isolation="process") as compiled:
         print("right" if (compiled(X) == X + X).all() else "wrong")

@@ -6,13 +6,12 @@ import pytest
 import nnhal
 from nnhal.ipc.client.process import ReconnectingDevice, start
 from tests.faults.support import WITNESS
+from tests.models import make_model
 
 
 def weighted(n: int) -> nnhal.Model:
     """y = x + (0, 1, ...)."""
-    b = nnhal.Builder()
-    x = b.input((n,))
-    return b.finish([x], [b.add(x, np.arange(n, dtype=np.float32))])
+    return make_model(lambda b, x: b.add(x, np.arange(n, dtype=np.float32)), (n,))
 
 
 @pytest.mark.parametrize("size", [8, 4096, 1 << 18])

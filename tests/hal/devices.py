@@ -1,16 +1,17 @@
 """The devices that buffers, fences and bursts are tested on, each real, and small models with requests for them."""
 
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
+from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
+from nnhal.hal.binding import flat_bytes
 from nnhal.hal.chain import PreparedChain, checked_prepared
 from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.host import run_resolved
@@ -41,13 +42,6 @@ def adding(amount: float = 1, shape: tuple[int, ...] = (3, 4)) -> Model:
     b = Builder(f"adding {amount}")
     x = b.input(shape)
     return b.finish([x], [b.add(x, np.full((1,) * max(1, len(shape)), amount, np.float32))])
-
-
-def doubling(shape: tuple[int, ...]) -> Model:
-    """y = x + x; a dimension of 0 is known at run time only."""
-    b = Builder("doubling")
-    x = b.input(shape)
-    return b.finish([x], [b.add(x, x)])
 
 
 def nan(shape: tuple[int, ...] = (3, 4)) -> Array:
@@ -90,22 +84,24 @@ def late() -> Control:
     return Control(deadline=time.monotonic_ns() - 1)
 
 
-def together(works: Iterable[Callable[[], None]]) -> None:
-    """Do all at the same time; raises what the first of them raised, and TimeoutError where one hangs."""
-    raised: list[BaseException] = []
+class OwnBuffer(Buffer):
+    """Memory of a driver's own, whose contents cannot be had as an array; counts how often it is closed."""
 
-    def guarded(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            raised.append(error)
+    contents: Array | None = None
+    closed = 0
 
-    threads = [threading.Thread(target=guarded, args=(work,), daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
-        if thread.is_alive():
-            raise TimeoutError(f"not ended within {LIMIT:g} s")
-    if raised:
-        raise raised[0]
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        return None if self.contents is None else self.contents.shape
+
+    def copy_to(self, memory: Memory) -> None:
+        assert self.contents is not None and memory.size == max(1, self.contents.nbytes)
+        memory.writable()[: self.contents.nbytes] = flat_bytes(self.contents)
+
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
+        shape = dimensions or self.facts.fixed
+        assert shape is not None
+        self.contents = memory.view(0, 4 * int(np.prod(shape)), np.dtype(np.float32), shape).copy()
+
+    def close(self) -> None:
+        self.closed += 1

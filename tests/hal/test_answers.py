@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import subprocess
-import sys
 import threading
 from collections import deque
 from typing import Any
@@ -44,7 +42,9 @@ from nnhal.hal.memory_use import MOST as MOST_BYTES
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Signature
 from nnhal.model.layouts import LAYOUTS
+from tests.execution import run_python
 from tests.hal.devices import LIMIT, X, adding, asked, device_of, prepare
+from tests.models import make_model
 from tests.waiting import Opened
 
 F32 = OperandType.TENSOR_FLOAT32
@@ -272,9 +272,7 @@ def test_contents_are_copies():
 
 
 def test_uses_of_several_buffers_are_all_looked_at():
-    b = nnhal.Builder()
-    x, y = b.input((4,)), b.input((4,))
-    prepared = prepare(device_of("reference"), b.finish([x, y], [b.add(x, y), b.mul(x, y)]))
+    prepared = prepare(device_of("reference"), make_model(lambda b, x, y: [b.add(x, y), b.mul(x, y)], (4,), (4,)))
     roles = [BufferRole(prepared, n, output) for n in (0, 1) for output in (False, True)]
     one, two = HostBuffer(BufferDesc(), roles), HostBuffer(BufferDesc(), roles)
     signature = Signature.of(prepared.model)
@@ -459,7 +457,7 @@ assert came and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_process_that_was_forked_has_no_idle_workers_of_its_parents():
-    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=LIMIT)
+    run_python(FORKED, timeout=LIMIT)
 
 
 def test_what_is_called_at_the_end_is_asked_for_in_a_block() -> None:
@@ -485,7 +483,7 @@ assert there.wait(30)
 
 
 def test_what_is_done_in_the_background_keeps_no_program_from_its_end():
-    subprocess.run([sys.executable, "-c", ENDED], check=True, timeout=LIMIT)
+    run_python(ENDED, timeout=LIMIT)
 
 
 def test_a_worker_that_is_idle_does_the_next_work_though_the_last_one_failed(idle, caplog):

@@ -39,6 +39,7 @@ from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests.hal.devices import X, adding, asked
+from tests.models import one_operation
 from tests.waiting import LIMIT
 
 MINE = "device mine"
@@ -59,10 +60,7 @@ class Gives(Prepared):
 
 
 def relu(dims: tuple[int, ...]) -> Model:
-    b = ModelBuilder()
-    x, y = b.operand(OperandType.TENSOR_FLOAT32, dims), b.operand(OperandType.TENSOR_FLOAT32, dims)
-    b.operation("RELU", [x], [y])
-    return b.finish([x], [y])
+    return one_operation("RELU", (OperandType.TENSOR_FLOAT32, dims), output=(OperandType.TENSOR_FLOAT32, dims))
 
 
 class Executor(BurstExecutor):

@@ -12,7 +12,6 @@ from nnhal.base.codes import Activation, OperandType
 from nnhal.base.errors import InvalidRequest
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
-from nnhal.frontends.python import Builder
 from nnhal.hal.binding import BoundRequest, bind_request, flat_bytes
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.memory import BufferDesc, BufferRole
@@ -21,15 +20,14 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.model.validate import release_constants
 from tests.hal.devices import device_of, prepare
+from tests.models import make_model
 
 Where = tuple[int, int, int, tuple[int, ...]]
 
 
 def two(shape: tuple[int, ...] = (4,)) -> Model:
     """Two inputs and two outputs of float32."""
-    b = Builder()
-    x, y = b.input(shape), b.input(shape)
-    return b.finish([x, y], [b.add(x, y), b.mul(x, y)])
+    return make_model(lambda b, x, y: [b.add(x, y), b.mul(x, y)], shape, shape)
 
 
 KNOWN, OPEN, SCALARS = two(), two((0,)), two((1,))
@@ -146,9 +144,7 @@ def test_an_output_over_a_constant_of_the_model_is_refused() -> None:
 
 
 def test_nothing_can_be_written_to_the_pool_that_a_builder_made() -> None:
-    b = Builder()
-    x = b.input((64,))
-    model = b.finish([x], [b.add(x, np.arange(64, dtype=np.float32))])
+    model = make_model(lambda b, x: b.add(x, np.arange(64, dtype=np.float32)), (64,))
     with pytest.raises(InvalidRequest, match="pool 0 is for reading only, must be writable"):
         bind_request(model, [(1, 0, 256, ())], [(0, 0, 256, ())], [*model.pools, Memory.allocate(256)])
 
@@ -212,9 +208,7 @@ def test_dimensions_whose_product_overflows_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="must be"):
         big: Where = (0, 0, 0, (2**32 - 1,))
         bind_request(OPEN, [big, big], [*ROOM], [Memory.allocate(64)])
-    b = Builder()
-    x = b.input((0, 0, 0, 0))
-    model = b.finish([x], [b.relu(x)])
+    model = make_model(lambda b, x: b.relu(x), (0, 0, 0, 0))
     with pytest.raises(InvalidRequest, match="must be"):
         bind_request(model, [(0, 0, 0, (65536, 65536, 65536, 65536))], [(0, 0, 16, ())], [Memory.allocate(64)])
 

@@ -14,19 +14,14 @@ from nnhal.hal import blobcache
 from nnhal.hal.blobcache import BlobCache, blobs_of
 from nnhal.hal.cache import tokens
 from nnhal.hal.cache.state import StateFile
+from tests.execution import run_python
 from tests.waiting import Opened
 
-pytestmark = pytest.mark.cache
+pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("state")]
 
 
 class Mine(Reference):
     name = "mine"
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
-    return tmp_path / "state"
 
 
 def file_in(state: Path) -> Path:
@@ -58,10 +53,7 @@ def test_another_process_finds_it_and_its_own_is_found() -> None:
         "from tests.hal.test_blobcache import Mine, blobs_of\n"
         "b = blobs_of(Mine()); print(b.get(b'k')); b.put(b'theirs', b'x' * 100000)"
     )
-    assert (
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-        == "b'mine'\n"
-    )
+    assert run_python(program).stdout == "b'mine'\n"
     assert blobs.get(b"theirs") == b"x" * 100000
 
 
@@ -156,7 +148,7 @@ def test_a_full_file_stays_while_another_process_has_it_open(monkeypatch: pytest
         assert blobs.put(b"%d" % n, bytes([n]) * 900)
     blobs.put(b"3", bytes(500))
     for there in (True, False):
-        run = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True, check=True)
+        run = run_python(FULL)
         assert run.stdout == ("[True, True, True, True]\n" if there else "[False, False, True, True]\n")
         blobs = BlobCache(None, bytes(32))  # and let go of the file
 

@@ -32,15 +32,15 @@ from nnhal.frontends.python import Builder
 from nnhal.hal import queue
 from nnhal.hal import request as request_module
 from nnhal.hal.answers import allocated_by
-from nnhal.hal.binding import flat_bytes
 from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.host import BufferWrite, HostBuffer, contents_of, fill, run_resolved
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
-from tests.hal.devices import DEVICES, LIMIT, X, adding, device_of, doubling, execute, prepare, together
-from tests.waiting import Clock, until
+from tests.hal.devices import DEVICES, LIMIT, OwnBuffer, X, adding, device_of, execute, prepare
+from tests.models import doubling, make_model
+from tests.waiting import Clock, together, until
 
 ANY = BufferDesc()
 
@@ -164,9 +164,8 @@ def test_an_input_without_contents_spoils_what_was_to_be_written(device: Device)
 
 
 def two_outputs() -> Prepared:
-    b = Builder("two outputs")
-    x = b.input((3, 4))
-    return prepare(device_of("reference"), b.finish([x], [b.add(x, x), b.mul(x, x)]))
+    model = make_model(lambda b, x: [b.add(x, x), b.mul(x, x)], (3, 4), name="two outputs")
+    return prepare(device_of("reference"), model)
 
 
 def test_an_output_that_does_not_fit_leaves_no_buffer_of_the_execution_with_contents() -> None:
@@ -191,7 +190,7 @@ def test_a_buffer_is_not_given_for_two_outputs() -> None:
 
 
 def test_contents_of_changing_shape_have_the_shape_of_what_was_written_last(device: Device) -> None:
-    step = prepare(device, doubling((0, 4)))
+    step = prepare(device, doubling(0, 4))
     source, target = (allocated_by(device, ANY, [into(step), out_of(step)]) for _ in range(2))
     for rows in (3, 1, 5):
         x = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
@@ -202,7 +201,7 @@ def test_contents_of_changing_shape_have_the_shape_of_what_was_written_last(devi
 
 
 def test_a_description_says_what_roles_leave_open(device: Device) -> None:
-    step = prepare(device, doubling((0, 4)))
+    step = prepare(device, doubling(0, 4))
     buffer = allocated_by(device, BufferDesc((3, 0)), [into(step)])
     assert buffer.facts.dimensions == (3, 4)
     buffer.copy_from(Memory.from_array(X))
@@ -223,7 +222,7 @@ def test_a_description_says_what_roles_leave_open(device: Device) -> None:
 def test_a_copy_says_its_dimensions_where_they_may_change(
     device: Device, dimensions: tuple[int, ...], says: str
 ) -> None:
-    buffer = allocated_by(device, ANY, [into(prepare(device, doubling((0, 4))))])
+    buffer = allocated_by(device, ANY, [into(prepare(device, doubling(0, 4)))])
     with pytest.raises(InvalidArgument, match=says):
         buffer.copy_from(Memory.from_array(X), dimensions)
     assert buffer.shape is None
@@ -264,9 +263,8 @@ def test_what_an_execution_gives_a_buffer_is_of_the_buffers_shape(
 
 @pytest.mark.parametrize("narrow", [0, 1])
 def test_where_one_output_is_not_of_its_buffers_shape_no_buffer_of_the_execution_has_contents(narrow: int) -> None:
-    b = Builder("two outputs")
-    x = b.input((0, 0))
-    prepared = prepare(device_of("reference"), b.finish([x], [b.relu(x), b.relu6(x)]))
+    model = make_model(lambda b, x: [b.relu(x), b.relu6(x)], (0, 0), name="two outputs")
+    prepared = prepare(device_of("reference"), model)
     descs = [BufferDesc((3, 0)) if n == narrow else ANY for n in range(2)]
     buffers = {n: HostBuffer(desc, [out_of(prepared, n)]) for n, desc in enumerate(descs)}
     for rows in (4, 3):
@@ -293,7 +291,7 @@ def test_where_one_output_is_not_of_its_buffers_shape_no_buffer_of_the_execution
 def test_what_a_buffer_is_filled_with_is_of_its_shape_and_is_not_spread_over_it(
     dims: tuple[int, ...], given: tuple[int, ...], says: str
 ) -> None:
-    buffer = HostBuffer(ANY, [into(prepare(device_of("reference"), doubling(dims)))])
+    buffer = HostBuffer(ANY, [into(prepare(device_of("reference"), doubling(*dims)))])
     fill(buffer, np.zeros((3, 4), np.float32))
     with pytest.raises(InvalidArgument, match=says):
         fill(buffer, np.ones(given, np.float32))
@@ -390,29 +388,12 @@ def test_what_cannot_be_mapped_is_not_copied(device: Device) -> None:
         buffer.copy_from(opaque)
 
 
-class Foreign(Buffer):
-    """A buffer of a driver's own, whose contents cannot be had as an array."""
-
-    contents: Array | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        return None if self.contents is None else self.contents.shape
-
-    def copy_to(self, memory: Memory) -> None:
-        assert self.contents is not None and memory.size == max(1, self.contents.nbytes)
-        memory.writable()[: self.contents.nbytes] = flat_bytes(self.contents)
-
-    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
-        self.contents = memory.view(0, 4 * int(np.prod(dimensions)), np.dtype(np.float32), dimensions).copy()
-
-
-@pytest.mark.parametrize("kind", [HostBuffer, Foreign])
+@pytest.mark.parametrize("kind", [HostBuffer, OwnBuffer])
 @pytest.mark.parametrize("shape", [(3, 4), (0, 4)])
 def test_contents_of_a_buffer_of_any_kind_are_filled_in_and_copied_out(
     kind: type[Buffer], shape: tuple[int, ...]
 ) -> None:
-    buffer = kind(ANY, [into(prepare(device_of("reference"), doubling((0, 4))))])
+    buffer = kind(ANY, [into(prepare(device_of("reference"), doubling(0, 4)))])
     with pytest.raises(OperationFailed, match="has no contents, must be written or copied to first"):
         contents_of(buffer)
     value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
@@ -430,7 +411,7 @@ def test_a_buffer_of_a_drivers_own_is_not_used_while_who_was_given_up_may_still_
 ) -> None:
     """beside: a buffer in ordinary memory is the other argument."""
     prepared = prepare(device_of("reference"), adding(1))
-    own = Foreign(ANY, [into(prepared), out_of(prepared)])
+    own = OwnBuffer(ANY, [into(prepared), out_of(prepared)])
     host = HostBuffer(ANY, [into(prepared), out_of(prepared)])
     gate, begun, cancelled, inside = threading.Event(), threading.Event(), threading.Event(), list[str]()
 
@@ -473,10 +454,9 @@ def attempted(call: Callable[..., None], *arguments: object) -> None:
 
 
 def test_buffers_of_a_drivers_own_reach_it_as_they_are_beside_host_buffers() -> None:
-    b = Builder("of two")
-    x, y = b.input((3, 4)), b.input((3, 4))
-    prepared = prepare(device_of("reference"), b.finish([x, y], [b.add(x, y), b.mul(x, y)]))
-    own = {n: Foreign(ANY, [BufferRole(prepared, n, output)]) for n, output in ((0, False), (1, True))}
+    model = make_model(lambda b, x, y: [b.add(x, y), b.mul(x, y)], (3, 4), (3, 4), name="of two")
+    prepared = prepare(device_of("reference"), model)
+    own = {n: OwnBuffer(ANY, [BufferRole(prepared, n, output)]) for n, output in ((0, False), (1, True))}
     host = {n: HostBuffer(ANY, [BufferRole(prepared, n, output)]) for n, output in ((1, False), (0, True))}
     seen: list[Request] = []
 
@@ -499,7 +479,7 @@ def test_buffers_of_a_drivers_own_reach_it_as_they_are_beside_host_buffers() -> 
 
 def test_contents_without_elements_are_contents() -> None:
     device = device_of("reference")
-    buffer = allocated_by(device, ANY, [into(prepare(device, doubling((0, 4))))])
+    buffer = allocated_by(device, ANY, [into(prepare(device, doubling(0, 4)))])
     buffer.copy_from(Memory.allocate(1), (0, 4))
     assert buffer.shape == (0, 4) and contents_of(buffer).shape == (0, 4)
     buffer.copy_to(Memory.allocate(1))  # no memory is empty
@@ -515,7 +495,7 @@ def test_contents_without_elements_are_contents() -> None:
 
 @pytest.mark.parametrize("shape", [(2**29, 2**29), (2**31 - 1,) * 4])
 def test_what_cannot_be_had_is_refused_and_the_device_lives(device: Device, shape: tuple[int, ...]) -> None:
-    step = prepare(device, doubling((0,) * len(shape)))
+    step = prepare(device, doubling(*(0,) * len(shape)))
     with pytest.raises((OutOfMemory, ResourceExhausted)):
         allocated_by(device, BufferDesc(shape), [into(step)])
     small = (1,) * len(shape)
@@ -523,13 +503,13 @@ def test_what_cannot_be_had_is_refused_and_the_device_lives(device: Device, shap
 
 
 def test_the_bytes_that_could_not_be_had_are_told() -> None:
-    step = prepare(device_of("reference"), doubling((0, 0)))
+    step = prepare(device_of("reference"), doubling(0, 0))
     with pytest.raises(OutOfMemory, match=f"buffer: {2**60} bytes could not be allocated"):
         HostBuffer(BufferDesc((2**29, 2**29)), [into(step)])
 
 
 def test_a_buffer_that_is_closed_while_an_execution_writes_to_it_stays_closed() -> None:
-    step = prepare(device_of("reference"), doubling((3, 4)))
+    step = prepare(device_of("reference"), doubling(3, 4))
     buffer = HostBuffer(ANY, [out_of(step)])
     writing = buffer.begin()
     buffer.close()
@@ -540,7 +520,7 @@ def test_a_buffer_that_is_closed_while_an_execution_writes_to_it_stays_closed() 
 
 
 def test_a_writing_that_ends_with_another_shape_is_refused_and_leaves_no_contents() -> None:
-    buffer = HostBuffer(ANY, [out_of(prepare(device_of("reference"), doubling((0, 4))))])
+    buffer = HostBuffer(ANY, [out_of(prepare(device_of("reference"), doubling(0, 4)))])
     fill(buffer, X)
     writing = buffer.begin()
     with pytest.raises(InvalidRequest, match=r"was given shape \[4, 3\], must be \[\?, 4\]"):
@@ -589,7 +569,7 @@ def test_readers_at_the_same_time_see_the_same_bits(device: Device) -> None:
 
 
 def test_writers_at_the_same_time_neither_crash_nor_hang(device: Device) -> None:
-    step = prepare(device, doubling((0, 256)))
+    step = prepare(device, doubling(0, 256))
     buffer = allocated_by(device, ANY, [into(step), out_of(step)])
 
     def work(n: int) -> None:
@@ -662,7 +642,7 @@ def test_a_late_execution_gives_no_contents_to_a_buffer_that_was_written_since(l
             gate.wait(LIMIT)
         request.write(0, request.inputs[0] + 1)  # type: ignore[operator]
 
-    step = prepare(RunsBy(run), doubling(shape))
+    step = prepare(RunsBy(run), doubling(*shape))
     buffer = HostBuffer(ANY, [out_of(step)])
     late_one = threading.Thread(target=lambda: execute(step, X, buffer), daemon=True)
     late_one.start()
@@ -687,7 +667,7 @@ def test_an_execution_that_ends_after_its_deadline_leaves_a_buffer_without_conte
         request.write(0, X)
         clock.advance(0.1)
 
-    step = prepare(RunsBy(run), doubling((3, 4)))
+    step = prepare(RunsBy(run), doubling(3, 4))
     buffer = HostBuffer(ANY, [out_of(step)])
     with pytest.raises(MissedDeadline):
         execute(step, X, buffer, clock.within(0.05))
@@ -695,7 +675,7 @@ def test_an_execution_that_ends_after_its_deadline_leaves_a_buffer_without_conte
 
 
 def test_an_execution_that_was_given_up_leaves_its_buffer_without_contents() -> None:
-    step = prepare(device_of("reference"), doubling((3, 4)))
+    step = prepare(device_of("reference"), doubling(3, 4))
     buffer = HostBuffer(ANY, [out_of(step)])
     made = step.request([X], output_buffers={0: buffer})
 
@@ -709,7 +689,7 @@ def test_an_execution_that_was_given_up_leaves_its_buffer_without_contents() -> 
 
 
 def test_an_execution_that_was_given_up_beside_a_buffer_writes_nothing_to_the_callers_memory() -> None:
-    step = prepare(device_of("reference"), doubling((3, 4)))
+    step = prepare(device_of("reference"), doubling(3, 4))
     buffer, room = HostBuffer(ANY, [into(step)]), np.full((3, 4), -9, np.float32)
     fill(buffer, X)
     made = step.request([None], [room], input_buffers={0: buffer})
@@ -733,7 +713,7 @@ def test_an_execution_that_was_abandoned_before_it_began_leaves_what_the_next_on
                 assert opened.wait(LIMIT)
             return super().begin(control, request)
 
-    step = prepare(device_of("reference"), doubling((3, 4)))
+    step = prepare(device_of("reference"), doubling(3, 4))
     buffer = Gated(ANY, [out_of(step)])
     first, second = (step.request([each], output_buffers={0: buffer}) for each in (X, 2 * X))
     late = threading.Thread(

@@ -18,8 +18,10 @@ from nnhal.hal.host import HostBuffer, LocalBurst, contents_of, fill
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc.client.process import ReconnectingDevice, start
-from tests.hal.devices import DEVICES, LIMIT, X, adding, asked, device_of, doubling, late, nan, prepare, together
+from tests.hal.devices import DEVICES, LIMIT, X, adding, asked, device_of, late, nan, prepare
 from tests.ipc.support import inside, own_process, wait_until
+from tests.models import doubling
+from tests.waiting import together
 
 PLAIN = Control()
 PROBE = str(Path(__file__).parents[1] / "ipc" / "drivers" / "probe.py")
@@ -68,7 +70,7 @@ def test_a_burst_gives_bit_for_bit_what_plain_calls_give(device: Device) -> None
 
 
 def test_shapes_and_memories_may_change_from_one_execution_to_the_next(device: Device) -> None:
-    step = prepare(device, doubling((0, 4)))
+    step = prepare(device, doubling(0, 4))
     pool = Memory.allocate(4096)
     with step.burst() as burst:
         for n, rows in enumerate((3, 1, 3, 7, 1, 3)):

@@ -14,7 +14,6 @@ import pytest
 from nnhal.base.errors import ContractBroken, DriverFailed, InvalidArgument, OperationFailed
 from nnhal.base.levels import V1_1, V1_2
 from nnhal.drivers.samples.full import FullV1_3, PreparedV1_3
-from nnhal.frontends.python import Builder
 from nnhal.hal.answers import cache_files_by
 from nnhal.hal.cache import keeper, tokens
 from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles, DamagedCacheFile, read_refusal, written_by
@@ -25,16 +24,11 @@ from nnhal.hal.wrappers import Limited, PreparedWithHalLevel, Recorded, WithHalL
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from tests import requests
+from tests.models import make_model
 
-pytestmark = pytest.mark.cache
+pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("state")]
 
 X = np.float32([1, -2, 3])
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
-    return tmp_path / "state"
 
 
 @pytest.fixture
@@ -57,9 +51,7 @@ def test_who_saves_later_waits_until_preparing_is_over_however_it_ends(cache: Ca
 
 
 def scaled(by: float = 2.0) -> Model:
-    b = Builder("scaled")
-    x = b.input((3,))
-    return b.finish([x], [b.mul(x, np.full(3, by, np.float32))])
+    return make_model(lambda b, x: b.mul(x, np.full(3, by, np.float32)), (3,), name="scaled")
 
 
 def sizes(cache: Cache) -> list[int]:
@@ -127,10 +119,8 @@ def test_without_files_nothing_is_saved():
 
 
 def test_the_outline_is_what_is_seen_from_outside():
-    b = Builder("m")
-    x = b.input((None, 3), name="x")
-    y = b.reshape(b.mul(x, np.ones(3, np.float32)), (-1, 3))
-    seen = outline(b.finish([x], [y]))
+    model = make_model(lambda b, x: b.reshape(b.mul(x, np.ones(3, np.float32)), (-1, 3)), name="m", x=(None, 3))
+    seen = outline(model)
     assert (seen.main.operations, seen.referenced, seen.values) == ((), (), b"")
     assert [seen.main.operands[i].dimensions for i in (*seen.main.inputs, *seen.main.outputs)] == [(0, 3), (0, 3)]
     assert seen.main.operands[seen.main.inputs[0]].name == "x" and seen.name == "m"

@@ -11,16 +11,11 @@ import pytest
 
 from nnhal.hal.cache import tokens
 from nnhal.hal.cache.tokens import TokenStore, state_folder
+from tests.execution import run_python
 
-pytestmark = pytest.mark.cache
+pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("state")]
 
 A, B, C = (bytes([n]) * 32 for n in (1, 2, 3))
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
-    return tmp_path / "state"
 
 
 def file_of(state: Path) -> Path:
@@ -127,10 +122,10 @@ def test_a_full_record_stays_while_another_process_has_it_open(monkeypatch, stat
     store.remember(b"a" * 32, bytes(32), b"c" * 32)
     for n in range(1, 12):
         store.remember(b"a" * 32, bytes([n]) * 32, b"c" * 32)
-    run = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True, check=True)
+    run = run_python(FULL)
     assert run.stdout == "True\n" and not store.gone
     del store
-    run = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True, check=True)
+    run = run_python(FULL)
     assert run.stdout == "False\n" and file_of(state).stat().st_size == 40 + 5 * 104
 
 
@@ -145,9 +140,9 @@ if sys.argv[2:]:
 
 def test_records_of_drivers_that_kept_nothing_go_when_another_is_made(state):
     for args in (["one"], ["two"], ["kept", "something"], ["three"]):
-        subprocess.run([sys.executable, "-c", OPEN, *args], check=True)
+        run_python(OPEN, *args)
     mine = TokenStore.open("mine")
-    subprocess.run([sys.executable, "-c", OPEN, "four"], check=True)
+    run_python(OPEN, "four")
     assert {each.name.partition("-")[0] for each in state.glob("*.tokens")} == {"kept", "mine", "four"}
     assert not mine.gone
 

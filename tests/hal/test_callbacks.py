@@ -9,8 +9,8 @@ from nnhal.base.errors import MissedDeadline, NnhalError
 from nnhal.hal.background import asynchronous
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import Control, Timing
-from tests.hal.devices import DEVICES, LIMIT, Own, X, adding, asked, device_of, late, nan, prepare, together
-from tests.waiting import pass_time, until
+from tests.hal.devices import DEVICES, LIMIT, Own, X, adding, asked, device_of, late, nan, prepare
+from tests.waiting import pass_time, together, until
 
 PLAIN = Control()
 

@@ -31,18 +31,12 @@ from nnhal.hal.device import (
 from nnhal.hal.wrappers import Limited, WithHalLevel, WithOptions, Wrapper
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
+from tests import models
+from tests.models import make_model, relus
 from tests.runtime.devices import for_nothing
 
 NO = Verdict(False, "not by itself")
 HALF = Performance(0.5, 0.5)
-
-
-def chain(length: int) -> Model:
-    b = nnhal.Builder()
-    x = y = b.input((4,))
-    for _ in range(length):
-        y = b.relu(y)
-    return b.finish([x], [y])
 
 
 class Saying(Reference):
@@ -107,9 +101,9 @@ def group(*places: Any, performance: Any = HALF, at_least: Any = 0) -> Operation
 def test_an_answer_that_cannot_be_is_the_devices_broken_contract(answer, reason):
     device = Saying(lambda model: answer)
     with pytest.raises(ContractBroken, match="device saying: ") as found:
-        consider_support(device, chain(3), Hints())
+        consider_support(device, relus(3), Hints())
     assert reason in str(found.value)
-    compiled = nnhal.compile(chain(3), devices=device, fallback="allow")
+    compiled = nnhal.compile(relus(3), devices=device, fallback="allow")
     assert compiled.placement.devices() == {"reference": 1 * 3}
     assert reason in compiled.placement.choices[0].others["saying"]
 
@@ -119,7 +113,7 @@ def test_a_reason_is_one_line_that_commands_no_terminal() -> None:
         def supports(self, model: Model) -> Sequence[Verdict]:
             return [Verdict(False, "no\x1b[2J\nADD #0: is fine")] * len(model.main.operations)
 
-    assert query_verdicts(Commanding(), chain(1))[0].reason == r"no\x1b[2J\nADD #0: is fine"
+    assert query_verdicts(Commanding(), relus(1))[0].reason == r"no\x1b[2J\nADD #0: is fine"
 
 
 def test_a_bool_is_a_verdict_and_a_reason_is_a_plain_text_of_bounded_length():
@@ -127,13 +121,13 @@ def test_a_bool_is_a_verdict_and_a_reason_is_a_plain_text_of_bounded_length():
         pass
 
     found = consider_support(
-        Saying(lambda m: Considered([True, False, Verdict(False, Text("x" * 10**6))])), chain(3), Hints()
+        Saying(lambda m: Considered([True, False, Verdict(False, Text("x" * 10**6))])), relus(3), Hints()
     )
     assert found.verdicts[:2] == [YES, Verdict(False)] and type(found.verdicts[2].reason) is str
     assert found.verdicts[2].reason.startswith("xxx") and len(found.verdicts[2].reason) < 10**5
     for wrong in (Verdict(1, ""), Verdict(True, None), 1, None, ""):  # type: ignore[arg-type]
         with pytest.raises(ContractBroken, match="for operation 1, must be a Verdict or a bool"):
-            consider_support(Saying(lambda m, wrong=wrong: Considered([YES, wrong, YES])), chain(3), Hints())
+            consider_support(Saying(lambda m, wrong=wrong: Considered([YES, wrong, YES])), relus(3), Hints())
 
 
 @pytest.mark.parametrize("kind", [list, tuple, iter])
@@ -141,20 +135,20 @@ def test_a_bool_is_a_verdict_and_a_reason_is_a_plain_text_of_bounded_length():
 def test_so_many_verdicts_as_were_given_are_told(kind, count):
     told = min(count, 4) if kind is iter else count  # who gives them one by one is asked for one too many only
     with pytest.raises(ContractBroken, match=rf"gave {told} verdicts, must be 3, one an operation"):
-        consider_support(Saying(lambda m: Considered(kind([YES] * count))), chain(3), Hints())
+        consider_support(Saying(lambda m: Considered(kind([YES] * count))), relus(3), Hints())
 
 
 def test_each_operation_may_be_a_group_of_its_own_and_enough_of_a_group_may_be_all_of_it():
     groups = [group(n, at_least=1) for n in range(3)]
-    assert list(consider_support(Saying(lambda m: yes(m, *groups)), chain(3), Hints()).groups) == groups
+    assert list(consider_support(Saying(lambda m: yes(m, *groups)), relus(3), Hints()).groups) == groups
     whole = group(0, 1, 2, at_least=3)
-    assert list(consider_support(Saying(lambda m: yes(m, whole)), chain(3), Hints()).groups) == [whole]
+    assert list(consider_support(Saying(lambda m: yes(m, whole)), relus(3), Hints()).groups) == [whole]
     with pytest.raises(ContractBroken, match="with operation 0, which is in group 0 too"):
-        consider_support(Saying(lambda m: yes(m, *groups, group(0))), chain(3), Hints())
+        consider_support(Saying(lambda m: yes(m, *groups, group(0))), relus(3), Hints())
 
 
 def test_hints_for_a_part_name_its_operations_until_what_was_worked_out_is_let_go():
-    found = consider_support(Saying(lambda m: yes(m, worked_out="much")), chain(3), Hints())
+    found = consider_support(Saying(lambda m: yes(m, worked_out="much")), relus(3), Hints())
     whole, part = found.hints(Hints(threads=1)), found.hints(Hints(threads=1), [2])
     assert whole.threads == part.threads == 1 and whole.worked_out is not None and part.worked_out is not None
     assert (whole.worked_out.operations, whole.worked_out.whole) == ((0, 1, 2), True)
@@ -179,14 +173,14 @@ def test_endless_answers_end():
 
     for answer in (Considered(endless(YES)), Considered([YES] * 3, endless(group(0)))):
         with pytest.raises(ContractBroken):
-            consider_support(Saying(lambda model, answer=answer: answer), chain(3), Hints())
+            consider_support(Saying(lambda model, answer=answer: answer), relus(3), Hints())
 
 
 def test_answers_are_taken_over_in_plain_types():
     class Places(list):
         pass
 
-    found = consider_support(Saying(lambda m: yes(m, OperationGroup(Places([2, 0]), HALF, 1))), chain(3), Hints())
+    found = consider_support(Saying(lambda m: yes(m, OperationGroup(Places([2, 0]), HALF, 1))), relus(3), Hints())
     (only,) = found.groups
     assert only == OperationGroup((0, 2), HALF, 1) and type(only.operations) is tuple
 
@@ -197,15 +191,13 @@ def test_a_driver_may_answer_with_bools_behind_each_wrapper(level):
         def supports(self, model):
             return [operation.type == OperationType.FLOOR for operation in model.main.operations]
 
-    b = nnhal.Builder()
-    x = b.input((2,))
-    model = b.finish([x], [b.floor(b.relu(x))])
+    model = make_model(lambda b, x: b.floor(b.relu(x)), (2,))
     taken = Limited(WithHalLevel(Bools(), level), lambda model, n: True)
     assert [verdict.ok for verdict in query_verdicts(taken, model)] == [False, True]
 
 
 def test_what_a_group_takes_is_not_refused_for_the_whole_model():
-    found = consider_support(Saying(lambda m: Considered([NO, NO, NO], [group(0, 1)])), chain(3), Hints())
+    found = consider_support(Saying(lambda m: Considered([NO, NO, NO], [group(0, 1)])), relus(3), Hints())
     assert found.refused() == {2: "not by itself"}
 
 
@@ -226,7 +218,7 @@ class Choosy(Reference):
 
 
 def test_an_option_that_switches_operations_off_is_a_verdict():
-    model, device = chain(2), Choosy()
+    model, device = relus(2), Choosy()
     assert nnhal.compile(model, devices=device).placement.devices() == {"choosy": 2}
     off = {"choosy": {"relu": False}}
     compiled = nnhal.compile(model, devices=[device, "reference"], driver_options=off)
@@ -239,7 +231,7 @@ def test_an_option_that_switches_operations_off_is_a_verdict():
 def test_an_option_that_a_device_does_not_know_reaches_the_application_whatever_falls_back():
     for fallback in ("allow", "forbid"):
         with pytest.raises(InvalidArgument, match=r"options \['rely'\] are unknown, must be relu"):
-            nnhal.compile(chain(1), devices=Choosy(), driver_options={"choosy": {"rely": 1}}, fallback=fallback)
+            nnhal.compile(relus(1), devices=Choosy(), driver_options={"choosy": {"rely": 1}}, fallback=fallback)
 
 
 def test_a_device_that_is_told_of_nothing_but_the_model_has_no_arguments_to_complain_of():
@@ -249,7 +241,7 @@ def test_a_device_that_is_told_of_nothing_but_the_model_has_no_arguments_to_comp
         def supports(self, model):
             raise InvalidArgument("is bad")
 
-    compiled = nnhal.compile(chain(1), devices=Complaining(), fallback="allow")
+    compiled = nnhal.compile(relus(1), devices=Complaining(), fallback="allow")
     assert compiled.placement.choices[0].others["complaining"] == "the driver failed to answer: is bad"
 
 
@@ -263,23 +255,23 @@ def test_a_device_is_told_the_same_hints_when_it_is_asked_and_when_it_prepares()
 
     device = Noting(yes)
     nnhal.compile(
-        chain(1), devices=device, preference="low_power", threads=1000, driver_options={"saying": {"a": 1}}
+        relus(1), devices=device, preference="low_power", threads=1000, driver_options={"saying": {"a": 1}}
     ).close()
     assert device.considered == told and told[0].options == {"a": 1} and told[0].threads < 1000
 
 
 def test_wrappers_hand_hints_and_groups_on():
     device = Saying(lambda m: yes(m, group(0, 1), group(2)))
-    said = consider_support(WithOptions(device, {"a": 1}), chain(3), Hints(options={"b": 2}))
+    said = consider_support(WithOptions(device, {"a": 1}), relus(3), Hints(options={"b": 2}))
     assert device.considered[-1].options == {"a": 1, "b": 2} and len(said.groups) == 2
-    limited = consider_support(Limited(device, lambda _, n: n != 1, "left out"), chain(3), Hints())
+    limited = consider_support(Limited(device, lambda _, n: n != 1, "left out"), relus(3), Hints())
     assert [g.operations for g in limited.groups] == [(2,)] and limited.verdicts[1].reason == "left out"
-    assert [v.ok for v in Limited(device, lambda _, n: n != 1).supports(chain(3))] == [True, False, True]
+    assert [v.ok for v in Limited(device, lambda _, n: n != 1).supports(relus(3))] == [True, False, True]
 
 
 def test_devices_of_old_levels_have_no_groups_and_work_nothing_out():
     device = Saying(lambda m: yes(m, group(0, 1), worked_out="much"))
-    old, new = (consider_support(WithHalLevel(device, level), chain(2), Hints()) for level in (V1_2, V1_3))
+    old, new = (consider_support(WithHalLevel(device, level), relus(2), Hints()) for level in (V1_2, V1_3))
     assert not old.groups and len(new.groups) == 1
     assert all(c.hints(Hints()).worked_out is None for c in (old, new))
 
@@ -289,7 +281,7 @@ def test_a_wrapper_that_has_another_supports_is_asked_by_it():
         def supports(self, model: Model) -> Sequence[Verdict]:
             return [NO for _ in super().supports(model)]
 
-    assert query_verdicts(Refusing(Saying(yes)), chain(2)) == [NO, NO]
+    assert query_verdicts(Refusing(Saying(yes)), relus(2)) == [NO, NO]
 
 
 # --------------------------------------------------------------------------------------------------- worked out
@@ -309,7 +301,7 @@ def noting(living: "weakref.WeakSet[Made]") -> Callable[[Model], Considered]:
 
 
 def test_what_was_worked_out_of_the_whole_model_comes_with_the_very_model():
-    device, model, living = Saying(noting(weakref.WeakSet())), chain(3), weakref.WeakSet()
+    device, model, living = Saying(noting(weakref.WeakSet())), relus(3), weakref.WeakSet()
     device.say = noting(living)
     compiled = nnhal.compile(model, devices=device)
     ((prepared, worked_out),) = device.prepared
@@ -322,7 +314,7 @@ def test_what_was_worked_out_of_the_whole_model_comes_with_the_very_model():
 
 def test_what_was_worked_out_comes_with_each_part_of_the_model(monkeypatch):
     for_nothing(monkeypatch)
-    device, model = Saying(noting(weakref.WeakSet())), chain(5)
+    device, model = Saying(noting(weakref.WeakSet())), relus(5)
     limited = Limited(device, lambda _, n: n != 2)
     nnhal.compile(model, devices=[limited, "reference"])
     found = [w for _, w in device.prepared if w is not None]
@@ -335,9 +327,9 @@ def test_what_was_worked_out_comes_with_each_part_of_the_model(monkeypatch):
 
 def test_who_works_nothing_out_gets_nothing():
     device = Saying(yes)
-    nnhal.compile(chain(1), devices=device)
+    nnhal.compile(relus(1), devices=device)
     assert device.given == [None]
-    checked_prepared(device, chain(1), Hints()).close()
+    checked_prepared(device, relus(1), Hints()).close()
     assert device.given == [None, None]
 
 
@@ -349,7 +341,7 @@ def test_what_was_worked_out_goes_also_where_the_compilation_fails(fallback):
     living: weakref.WeakSet[Made] = weakref.WeakSet()
     device, kept = Saying(noting(living), fail), None
     try:
-        nnhal.compile(chain(2), devices=device, fallback=fallback)
+        nnhal.compile(relus(2), devices=device, fallback=fallback)
     except OperationFailed as error:
         kept = error  # with the frames of the driver, and its hints in them
     assert (kept is None) == (fallback == "allow") and device.given == ["Made"]
@@ -360,7 +352,7 @@ def test_what_was_worked_out_goes_also_where_the_compilation_fails(fallback):
 def test_what_was_worked_out_goes_where_another_device_fails_to_answer_the_application():
     living: weakref.WeakSet[Made] = weakref.WeakSet()
     with pytest.raises(InvalidArgument) as kept:
-        nnhal.compile(chain(1), devices=[Saying(noting(living)), Choosy()], driver_options={"choosy": {"rely": 1}})
+        nnhal.compile(relus(1), devices=[Saying(noting(living)), Choosy()], driver_options={"choosy": {"rely": 1}})
     gc.collect()
     assert kept.value and not living
 
@@ -377,7 +369,7 @@ def test_what_is_worked_out_after_the_deadline_goes():
             went.set()
 
     with pytest.raises(MissedDeadline) as kept:
-        nnhal.compile(chain(1), devices=Saying(slowly), deadline=0.05)
+        nnhal.compile(relus(1), devices=Saying(slowly), deadline=0.05)
     go.set()
     assert went.wait(30)
     for _ in range(1000):
@@ -398,7 +390,7 @@ def test_the_default_asks_supports():
         def prepare(self, model, hints):
             return discovery.cpu().prepare(model, hints)
 
-    assert query_verdicts(Plain(), chain(2)) == [YES, Verdict(False)]
+    assert query_verdicts(Plain(), relus(2)) == [YES, Verdict(False)]
 
 
 # ------------------------------------------------------------------------------------------------ another layout
@@ -414,11 +406,7 @@ class Nchw(Saying):
 
 
 def pools(count: int) -> Model:
-    b = nnhal.Builder()
-    x = y = b.input((1, 8, 8, 3))
-    for _ in range(count):
-        y = b.max_pool_2d(y, padding="same", filter_size=2)
-    return b.finish([x], [y])
+    return models.chain("max_pool_2d", count, (1, 8, 8, 3), padding="same", filter_size=2)
 
 
 def test_groups_and_what_was_worked_out_of_a_model_that_was_laid_out_are_about_the_original():

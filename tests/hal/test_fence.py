@@ -31,9 +31,9 @@ from nnhal.base.errors import (
 from nnhal.hal import fence as subject
 from nnhal.hal.fence import Fence, Signal, fence_pair, status_in_info
 from tests.hal import stalled
-from tests.hal.devices import LIMIT, together
+from tests.hal.devices import LIMIT
 from tests.hal.stalled import user_faults
-from tests.waiting import Opened
+from tests.waiting import Opened, together
 
 NONE, FAILED, DEAD = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE, ErrorStatus.DEAD_OBJECT
 SW_SYNC = [path for path in ("/dev/sw_sync", "/sys/kernel/debug/sync/sw_sync") if os.access(path, os.R_OK | os.W_OK)]

@@ -46,11 +46,11 @@ from tests.hal.devices import (
     adding,
     asked,
     device_of,
-    doubling,
     late,
     nan,
     prepare,
 )
+from tests.models import doubling
 from tests.waiting import Clock, Opened, until
 
 NONE = ErrorStatus.NONE
@@ -229,7 +229,7 @@ def test_a_closed_fence_is_not_waited_for(step: Prepared) -> None:
 
 
 def test_outputs_of_unknown_shape_are_refused(device: Device) -> None:
-    prepared = prepare(device, doubling((0, 4)))
+    prepared = prepare(device, doubling(0, 4))
     with pytest.raises(
         InvalidArgument, match=r"output 0 has shape \[\?, 4\] and nothing, must have one that is fully spec"
     ):

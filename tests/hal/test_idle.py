@@ -36,8 +36,10 @@ from nnhal.hal.request import Control, Request, Timing
 from nnhal.hal.wrappers import WithHalLevel
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import start
+from tests.execution import run_python
 from tests.interrupts import interrupted_at
-from tests.ipc.support import LIMIT, doubling, numbers, request_for, run, wait_until
+from tests.ipc.support import LIMIT, numbers, request_for, run, wait_until
+from tests.models import doubling
 from tests.waiting import Clock, jitter
 
 
@@ -177,9 +179,7 @@ def test_engines_that_are_trimmed_at_random_give_what_they_gave(name: str) -> No
 
 def test_inputs_that_are_gone_are_not_read_when_a_session_is_trimmed() -> None:
     """ONNX Runtime reads large inputs where they lie."""
-    b = nnhal.Builder()
-    x = b.input((512, 512))
-    compiled = nnhal.compile(b.finish([x], [b.add(x, x)]), devices=["onnxruntime"])
+    compiled = nnhal.compile(doubling(512, 512), devices=["onnxruntime"])
     for n in range(3):
         given = np.full((512, 512), n, np.float32)
         assert np.array_equal(compiled(given), given * 2)
@@ -190,9 +190,7 @@ def test_inputs_that_are_gone_are_not_read_when_a_session_is_trimmed() -> None:
 
 
 def test_models_of_open_shapes_are_trimmed_for_each_of_their_shapes() -> None:
-    b = nnhal.Builder()
-    x = b.input((None, 4))
-    compiled = nnhal.compile(b.finish([x], [b.add(x, x)]), devices=["litert"])
+    compiled = nnhal.compile(doubling(None, 4), devices=["litert"])
     for rows in (1, 2, 3, 1, 2, 3):
         given = np.random.default_rng(rows).random((rows, 4), np.float32)
         assert np.array_equal(compiled(given), given * 2)
@@ -287,9 +285,7 @@ def _odd(model: Any) -> Any:
 
 
 def test_a_model_that_was_restored_is_looked_after_too(device: Trimmable, tmp_path: Path) -> None:
-    b = nnhal.Builder()
-    x = b.input((4,))
-    model = b.finish([x], [b.add(x, x)])
+    model = doubling(4)
     for kept in ("miss", "hit"):
         with nnhal.compile(model, devices=["litert"], cache_dir=tmp_path / "kept") as compiled:
             assert str(compiled.cache[0]).startswith(kept)
@@ -598,7 +594,7 @@ def test_a_forked_child_closes_a_model_that_was_just_being_trimmed(device: Trimm
 def test_nothing_of_it_is_imported_before_something_can_be_trimmed() -> None:
     body = "import sys, nnhal; b = nnhal.Builder(); x = b.input((2,)); m = b.finish([x], [b.add(x, x)])\n"
     body += "nnhal.compile(m, devices=['reference']); print('nnhal.hal.idle' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, timeout=LIMIT, check=True)
+    done = run_python(body, timeout=LIMIT)
     assert done.stdout == "False\n"
 
 

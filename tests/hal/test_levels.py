@@ -23,6 +23,7 @@ from nnhal.hal.lowering import ask_about, lowered, performance_at, refusals, wit
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model, Operand, Operation
 from nnhal.model.validate import validate
+from tests.models import make_subgraph, one_operation
 from tests.requests import request_of
 
 F32, F16, Q8 = Type.TENSOR_FLOAT32, Type.TENSOR_FLOAT16, Type.TENSOR_QUANT8_ASYMM
@@ -196,10 +197,7 @@ def test_requests_that_do_not_fit_their_model_are_refused(inputs, rooms, message
 
 
 def test_any_shape_fits_where_none_is_known():
-    b = ModelBuilder()
-    x, y = b.operand(F32), b.operand(F32)
-    b.operation(Op.RELU, [x], [y])
-    u.validate_request(request_of(b.finish([x], [y]), [np.zeros((7, 1), np.float32)]))
+    u.validate_request(request_of(one_operation(Op.RELU, (F32, ()), output=(F32, ())), [np.zeros((7, 1), np.float32)]))
 
 
 def test_checks_of_a_model_and_of_capabilities_give_what_they_looked_at():
@@ -234,10 +232,8 @@ def test_control_flow_needs_the_level_of_what_is_inside():
 
     b = Builder()
     x = b.input((2,), "TENSOR_INT32")
-    then, other = b.subgraph(), b.subgraph()
-    y, z = then.input((2,), "TENSOR_INT32"), other.input((2,), "TENSOR_INT32")
-    late = then.finish_subgraph([y], [then.reshape(y, [2])])
-    early = other.finish_subgraph([z], [other.add(z, [1, 1])])
+    late = make_subgraph(b, lambda s, y: s.reshape(y, [2]), ((2,), "TENSOR_INT32"))
+    early = make_subgraph(b, lambda s, y: s.add(y, [1, 1]), ((2,), "TENSOR_INT32"))
     made = [b.if_([True], *parts, [x], out_type="TENSOR_INT32") for parts in ((late, early), (early, early))]
     model = b.finish([x], made)
     of_late, of_early = refusals(model, V1_3)
@@ -479,8 +475,5 @@ def test_what_nothing_is_known_of_is_lowered_as_it_is() -> None:
 
 
 def test_a_late_type_of_an_output_is_refused_with_the_operation() -> None:
-    b = ModelBuilder()
-    x, y = b.operand(Q8, (2,), scale=0.5), b.operand(F16, (2,))
-    b.operation(Op.DEQUANTIZE, [x], [y])
-    model = b.finish([x], [y])
+    model = one_operation(Op.DEQUANTIZE, (Q8, (2,), 0.5), output=(F16, (2,)))
     assert refusals(model, V1_2) == [""] and "1.2; the device is at 1.1" in refusals(model, V1_1)[0]

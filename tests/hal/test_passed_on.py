@@ -15,6 +15,7 @@ from nnhal.hal.prepared import PreparedWrapper
 from nnhal.hal.request import Control
 from nnhal.hal.wrappers import Limited, Recorded, WithHalLevel, WithOptions, Wrapper
 from tests.hal.devices import adding
+from tests.models import make_model
 
 YES, NO = Verdict(True, "as it says"), Verdict(False, "not this")
 GROUP = OperationGroup((0, 1), Performance(0.5), 1)
@@ -106,9 +107,7 @@ class Sounding(Device):
 
 
 def two() -> nnhal.Model:
-    b = nnhal.Builder()
-    x = b.input((3, 4))
-    return b.finish([x], [b.relu(b.relu(x))])
+    return make_model(lambda b, x: b.relu(b.relu(x)), (3, 4))
 
 
 WRAPPERS = {
@@ -197,18 +196,14 @@ def test_extensions_exist_since_1_2() -> None:
 def test_groups_are_passed_on_since_1_3_where_the_level_has_all_their_operations() -> None:
     assert list(WithHalLevel(Sounding(), V1_2).consider(two(), Hints()).groups) == []
     assert list(WithHalLevel(Sounding(), V1_3).consider(two(), Hints()).groups) == [GROUP]
-    b = nnhal.Builder()
-    x = b.input((3, 4))
-    late = b.finish([x], [b.mirror_pad(b.relu(x), [[1, 1], [1, 1]], "reflect")])
+    late = make_model(lambda b, x: b.mirror_pad(b.relu(x), [[1, 1], [1, 1]], "reflect"), (3, 4))
     found = WithHalLevel(Sounding(), V1_3).consider(late, Hints())
     assert list(found.groups) == [] and [v.ok for v in found.verdicts] == [True, False]
 
 
 def test_a_device_is_not_asked_about_a_model_of_which_its_level_has_nothing() -> None:
     inner = Sounding()
-    b = nnhal.Builder()
-    x = b.input((3, 4))
-    model = b.finish([x], [b.abs(b.abs(x))])
+    model = make_model(lambda b, x: b.abs(b.abs(x)), (3, 4))
     found = WithHalLevel(inner, V1_1).consider(model, Hints())
     assert [v.ok for v in found.verdicts] == [False, False] and not inner.hints
     assert all("needs level 1.2" in v.reason for v in found.verdicts)

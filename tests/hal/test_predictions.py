@@ -10,7 +10,6 @@ import pytest
 from nnhal.base.codes import ErrorStatus, Preference
 from nnhal.base.errors import MissedDeadline
 from nnhal.drivers.reference import Reference
-from nnhal.frontends.python import Builder
 from nnhal.hal import queue as module
 from nnhal.hal import waiting
 from nnhal.hal.burst import BurstExecutor
@@ -21,6 +20,7 @@ from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.hal.waiting import LatencyByShape
 from nnhal.model.graph import Model
+from tests.models import doubling
 
 MS = 1_000_000
 LONG, SHORT = 300, 2  # elements, and milliseconds
@@ -83,13 +83,6 @@ class Executor(BurstExecutor):
 
     def execute(self, request: Request, slots: Any, control: Control) -> Timing | None:
         return self.prepared.work(request, control)
-
-
-def doubling(size: int) -> Model:
-    """y = x + x of so many elements; 0 for any number."""
-    b = Builder()
-    x = b.input((size,))
-    return b.finish([x], [b.add(x, x)])
 
 
 @pytest.fixture

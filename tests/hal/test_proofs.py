@@ -18,14 +18,10 @@ from nnhal.hal.device import Device
 from nnhal.hal.proofs import choices_of, identity_here, load_proofs, store_proofs
 from nnhal.hal.wrappers import WithOptions
 
+pytestmark = pytest.mark.usefixtures("state")
+
 ME = identity_here(Reference(), "1")
 FOUND = {("ADD", 5): Proved("int8"), ("MUL", 5): Proved(None, "it is off by 3 steps"), ("SUB", 3): Proved("", "")}
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
-    return tmp_path / "state"
 
 
 def test_nothing_is_proved_where_there_is_no_record_and_asking_makes_none(state: Path) -> None:

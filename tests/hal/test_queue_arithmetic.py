@@ -15,6 +15,7 @@ from nnhal.hal import queue as module
 from nnhal.hal.queue import GRACE_NS, RunQueue
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.hal.waiting import FIRST, LEVELS, OWN, LatencyEstimator, QueueClient, QueueTicket, Slot
+from tests.waiting import Clock
 
 MS = 1_000_000
 NOW = 1_000_000 * MS
@@ -141,27 +142,17 @@ def test_a_cancelled_execution_has_its_own_grace_after_another_in_the_same_place
 # ----------------------------------------------------------------------------------------- clients that come back quickly
 
 
-class Clock:
-    """The queue's clock, which the test moves."""
-
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> int:
-        return self.now
-
-
 def turns(queue: RunQueue, clock: Clock, gaps: Sequence[int]) -> list[int]:
     """Run executions of 4 ms, each a gap after the one before; the gap that the queue has noted when each runs."""
     line, known = queue.line(OWN), []
 
     def act(*_: object) -> None:
         known.append(line.gap // MS)
-        clock.now += 4 * MS
+        clock.ns += 4 * MS
 
     run = queue.queued(act, OWN, Priority.MEDIUM)
     for gap in gaps:
-        clock.now += gap * MS
+        clock.ns += gap * MS
         run(None, Control(1 << 62))  # with a deadline, or it would not pass through the queue
     return known
 
@@ -169,6 +160,6 @@ def turns(queue: RunQueue, clock: Clock, gaps: Sequence[int]) -> list[int]:
 def test_how_quickly_a_client_comes_back_is_the_time_since_its_last_execution_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = Clock()
+    clock = Clock(NOW)
     monkeypatch.setattr(module, "_now", clock)
     assert turns(RunQueue("device mine", 1, strict=True), clock, [0, 3, 1, 0, 7]) == [0, 3, 1, 0, 7]

@@ -22,14 +22,13 @@ from nnhal.base.errors import (
     OutOfMemory,
 )
 from nnhal.hal.request import CHECK, UNLIMITED, Control, Request, Signature, Timing, checked_timing
+from tests.models import make_model
 
 X = np.arange(4, dtype=np.float32)
 
 
 def model(*shape: int | None, kind: str = "TENSOR_FLOAT32") -> nnhal.Model:
-    b = nnhal.Builder("twice")
-    x = b.input(shape, kind, name="x")
-    return b.finish([x], [b.add(x, x, name="y")])
+    return make_model(lambda b, x: b.add(x, x, name="y"), name="twice", x=(shape, kind))
 
 
 def request(rooms: Any = None, *shape: int | None, kind: str = "TENSOR_FLOAT32") -> Request:

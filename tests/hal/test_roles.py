@@ -17,6 +17,7 @@ from nnhal.hal.device import Prepared
 from nnhal.hal.memory import BufferDesc, BufferRole, merge
 from nnhal.model.builder import ModelBuilder
 from tests.hal.devices import adding, device_of, prepare
+from tests.models import one_operation
 
 ANY = BufferDesc()
 REFERENCE = device_of("reference")
@@ -105,10 +106,8 @@ def test_scales_by_channel_must_be_the_same() -> None:
 
 
 def test_dimensions_that_follow_from_the_model_need_not_be_declared() -> None:
-    b = ModelBuilder()
-    x, y = b.operand(F32, (2, 3)), b.operand(F32, (0, 0))
-    b.operation(Op.RELU, [x], [y])
-    facts = merge(ANY, [BufferRole(prepare(REFERENCE, b.finish([x], [y])), 0, True)])
+    model = one_operation(Op.RELU, (F32, (2, 3)), output=(F32, (0, 0)))
+    facts = merge(ANY, [BufferRole(prepare(REFERENCE, model), 0, True)])
     assert facts.fixed == (2, 3)
 
 
@@ -155,10 +154,7 @@ def test_dimensions_below_zero_are_refused(dims: Dims) -> None:
 
 @pytest.mark.parametrize("dims", [(2, 3), (0, 3), ()])
 def test_of_what_only_a_vendor_knows_the_dimensions_are_those_declared(dims: Dims) -> None:
-    b = ModelBuilder()
-    x, y = b.operand(F32, (2, 3)), b.operand(F32, (2, 3))
-    b.operation(Op.RELU, [x], [y])
-    model = b.finish([x], [y])
+    model = one_operation(Op.RELU, (F32, (2, 3)), output=(F32, (2, 3)))
     operation = replace(model.main.operations[0], type=0x55 << 16 | 1)
     operands = (model.main.operands[0], replace(model.main.operands[1], dimensions=dims))
     main = replace(model.main, operations=(operation,), operands=operands)

@@ -15,6 +15,7 @@ from nnhal.hal import utilities as u
 from nnhal.hal.device import Capabilities, Performance
 from nnhal.model.graph import Model, Operand
 from nnhal.model.validate import validate
+from tests.models import make_model
 from tests.requests import request_of
 
 
@@ -99,9 +100,7 @@ def test_converting_down_checks_and_says_what_is_lost():
 
 
 def test_converting_down_leaves_out_arguments_that_hold_their_defaults():
-    b = Builder()
-    x = b.input((1, 8, 8, 3))
-    model = b.finish([x], [b.max_pool_2d(x, padding="same", filter_size=2, nchw=False)])
+    model = make_model(lambda b, x: b.max_pool_2d(x, padding="same", filter_size=2, nchw=False), (1, 8, 8, 3))
     assert validate(model).level == V1_0
     (operation,) = u.convert_to(model, V1_0).main.operations
     assert len(operation.inputs) == len(model.main.operations[0].inputs) - 1

@@ -18,7 +18,8 @@ from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Timing
 from nnhal.hal.wrappers import Limited, Recorded, WithHalLevel
 from nnhal.runtime import discovery
-from tests.hal.hidl.old_drivers import X, added, reshaped
+from tests.hal.hidl.old_drivers import X, reshaped
+from tests.models import doubling, make_model
 from tests.runtime.devices import for_nothing
 
 OLD = [V1_0, V1_1, V1_2]
@@ -52,9 +53,7 @@ class Witness(Device):
 
 
 def mixed() -> nnhal.Model:
-    b = nnhal.Builder()
-    x = b.input((3, 4))
-    return b.finish([x], [b.elu(b.abs(b.sub(b.add(x, x), x)), 1.0)])
+    return make_model(lambda b, x: b.elu(b.abs(b.sub(b.add(x, x), x)), 1.0), (3, 4))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_capabilities_are_those_that_the_level_can_state():
 def test_the_driver_is_told_what_its_level_tells(level):
     witness = Witness()
     wanted = Hints(nnhal.Preference.LOW_POWER, nnhal.Priority.HIGH, deadline=time.monotonic_ns() + 10**12)
-    prepared = checked_prepared(WithHalLevel(witness, level), added(), wanted)
+    prepared = checked_prepared(WithHalLevel(witness, level), doubling(3, 4), wanted)
     control = Control(time.monotonic_ns() + 10**12, 1234, True)
     timing = prepared.request([X]).execute(prepared.run, control)
     hints, seen = witness.hints[0], witness.controls[0]
@@ -101,7 +100,7 @@ def test_the_driver_is_told_what_its_level_tells(level):
 @pytest.mark.parametrize("level", [*OLD, V1_3])
 def test_a_cancellation_reaches_the_driver_at_each_level_and_callbacks_come_by_run(level):
     witness, over, told = Witness(), threading.Event(), []
-    prepared = checked_prepared(WithHalLevel(witness, level), added(), Hints())
+    prepared = checked_prepared(WithHalLevel(witness, level), doubling(3, 4), Hints())
     request, cancelled = prepared.request([X]), threading.Event()
     prepared.execute(request, Control(cancelled=cancelled), lambda *arguments: (told.append(arguments), over.set()))
     assert over.wait(30) and told == [(None, None)]
@@ -110,7 +109,7 @@ def test_a_cancellation_reaches_the_driver_at_each_level_and_callbacks_come_by_r
 
 
 def test_a_deadline_that_the_driver_was_not_told_of_is_missed_all_the_same():
-    prepared = checked_prepared(WithHalLevel(Witness(), V1_2), added(), Hints())
+    prepared = checked_prepared(WithHalLevel(Witness(), V1_2), doubling(3, 4), Hints())
     with pytest.raises(MissedDeadline):
         prepared.request([X]).execute(prepared.run, Control(deadline=time.monotonic_ns() - 1))
 
@@ -118,7 +117,7 @@ def test_a_deadline_that_the_driver_was_not_told_of_is_missed_all_the_same():
 @pytest.mark.parametrize("level", [*OLD, V1_3])
 def test_methods_of_later_levels_are_refused_by_name(level):
     device = WithHalLevel(Witness(), level)
-    prepared = checked_prepared(device, added(), Hints())
+    prepared = checked_prepared(device, doubling(3, 4), Hints())
     calls = {
         "configureExecutionBurst": (V1_2, lambda: prepared.burst().close()),
         "executeFenced": (V1_3, lambda: prepared.execute_fenced(prepared.request([X]), Control())),
@@ -147,7 +146,7 @@ def test_a_wrapped_device_takes_part_in_a_compilation(monkeypatch):
 
 def test_a_buffer_of_a_wrapped_device_knows_its_roles():
     device = Recorded(Limited(Witness(), lambda model, n: True), calls := [])
-    prepared = checked_prepared(device, added(), Hints())
+    prepared = checked_prepared(device, doubling(3, 4), Hints())
     buffer = device.allocate(BufferDesc(), [BufferRole(prepared, 0, output=True)])
     request = prepared.request([X], output_buffers={0: buffer})
     request.execute(partial(run_resolved, prepared), Control())
@@ -158,9 +157,9 @@ def test_a_buffer_of_a_wrapped_device_knows_its_roles():
 def test_every_call_is_recorded_in_order():
     device = Recorded(Witness(), calls := [])
     device.capabilities()
-    device.supports(added())
-    device.consider(added(), Hints())
-    prepared = checked_prepared(device, added(), Hints())
+    device.supports(doubling(3, 4))
+    device.consider(doubling(3, 4), Hints())
+    prepared = checked_prepared(device, doubling(3, 4), Hints())
     prepared.request([X]).execute(prepared.run, Control())
     with prepared.burst() as burst:
         prepared.request([X]).execute(burst.run, Control())

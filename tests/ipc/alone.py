@@ -30,7 +30,8 @@ from nnhal.ipc.service.calls import CallHandler, Work
 from nnhal.ipc.service.scope import CallScope
 from nnhal.ipc.transport import _native
 from nnhal.model.graph import Model
-from tests.ipc.support import a_share, doubling
+from tests.ipc.support import a_share
+from tests.models import doubling
 
 PLAIN = Control(cancelled=threading.Event())
 

@@ -33,6 +33,7 @@ from nnhal.ipc.transport.channel import Channel
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests import requests
+from tests.models import doubling, make_model
 from tests.waiting import LIMIT
 from tests.waiting import until as wait_until
 
@@ -56,18 +57,9 @@ def a_share(*, shared: bool = False, **less: int) -> ClientShare:
     return Quotas(QuotaTable(CAPACITY._replace(**less), shared=shared)).connect(1)
 
 
-def doubling(size: int = 4, name: str = "") -> Model:
-    """y = x + x on `size` floats."""
-    b = Builder(name)
-    x = b.input((size,))
-    return b.finish([x], [b.add(x, x)])
-
-
 def shifting(size: int, by: float) -> Model:
     """y = x + by."""
-    b = Builder()
-    x = b.input((size,))
-    return b.finish([x], [b.add(x, np.full(size, by, np.float32))])
+    return make_model(lambda b, x: b.add(x, np.full(size, by, np.float32)), (size,))
 
 
 def wide(count: int) -> Model:

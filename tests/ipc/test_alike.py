@@ -30,29 +30,19 @@ from nnhal.ipc.client.process import start
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests.ipc.support import LIMIT
+from tests.models import doubling, make_model, one_operation
 
 FLOATS = OperandType.TENSOR_FLOAT32
 MANY = 70  # more than the descriptors of one message
 
 
-def known() -> Model:
-    b = Builder()
-    x = b.input((2, 3))
-    return b.finish([x], [b.add(x, x)])
-
-
 def unary(*shape: int) -> Model:
     """y = |x|, whose shape is not known, or its rank is not."""
-    b = ModelBuilder()
-    x, y = b.operand(FLOATS, shape), b.operand(FLOATS, shape)
-    b.operation("ABS", [x], [y])
-    return b.finish([x], [y])
+    return one_operation("ABS", (FLOATS, shape), output=(FLOATS, shape))
 
 
 def two_outputs() -> Model:
-    b = Builder()
-    x = b.input((4,))
-    return b.finish([x], [b.add(x, x), b.mul(x, x)])
+    return make_model(lambda b, x: [b.add(x, x), b.mul(x, x)], (4,))
 
 
 def optional() -> Model:
@@ -79,7 +69,7 @@ def many() -> Model:
 
 
 MODELS: dict[str, Callable[[], Model]] = {
-    "known": known,
+    "known": lambda: doubling(2, 3),
     "unknown": lambda: unary(0, 3),
     "unranked": unary,
     "two": two_outputs,

@@ -25,8 +25,9 @@ from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.process import ReconnectingDevice
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
-from tests.ipc.support import LIMIT, doubling, numbers, request_for, wait_until, wide
+from tests.ipc.support import LIMIT, numbers, request_for, wait_until, wide
 from tests.ipc.test_remote import Told
+from tests.models import doubling
 
 PASSED = Control(deadline=1)
 X = numbers()

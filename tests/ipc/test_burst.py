@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,16 +31,11 @@ from nnhal.ipc.transport.packets import pack, unpack
 from tests.interrupts import Interrupt, interrupted_at
 from tests.ipc.drivers.probe import Probe
 from tests.ipc.support import a_table, inside, prepare, served_here, wait_until
-from tests.waiting import Opened, until
+from tests.models import adding
+from tests.waiting import Opened, together, until
 
 BURSTING = str(Path(__file__).parent / "drivers" / "bursting.py")
 ONES, TWOS = np.ones(4, np.float32), np.full(4, 2, np.float32)
-
-
-def add_model(size=4):
-    b = nnhal.Builder()
-    x, y = b.input((size,)), b.input((size,))
-    return b.finish([x, y], [b.add(x, y)])
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +64,7 @@ def run(prepared, by, *inputs, control=UNLIMITED):
 
 
 def test_a_burst_gives_what_plain_calls_give_whatever_changes_between_executions(reference):
-    prepared = checked_prepared(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, adding(), Hints())
     with prepared.burst() as burst:
         for n in range(50):
             wanted = run(prepared, burst, ONES * n, TWOS)
@@ -76,7 +72,7 @@ def test_a_burst_gives_what_plain_calls_give_whatever_changes_between_executions
 
 
 def test_equal_requests_are_one_binding_whose_packet_repeats(reference):
-    prepared = checked_prepared(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, adding(), Hints())
     with prepared.burst() as burst:
         before = calls(prepared)
         for _ in range(20):
@@ -92,7 +88,7 @@ def calls(prepared):
 
 
 def test_a_plain_call_and_a_burst_share_a_binding(reference):
-    prepared = checked_prepared(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, adding(), Hints())
     with prepared.burst() as burst:
         run(prepared, burst)
         before = calls(prepared)
@@ -102,7 +98,7 @@ def test_a_plain_call_and_a_burst_share_a_binding(reference):
 
 
 def test_results_that_fail_or_are_measured_change_nothing_for_the_next_one(bursting):
-    prepared = checked_prepared(bursting, add_model(), Hints())
+    prepared = checked_prepared(bursting, adding(), Hints())
     with prepared.burst() as burst:
         for _ in range(3):
             for inputs, control in (((ONES, TWOS), Control()), ((ONES, TWOS), Control(measure=True))):
@@ -112,7 +108,7 @@ def test_results_that_fail_or_are_measured_change_nothing_for_the_next_one(burst
 
 
 def test_measured_executions_report_time_in_the_driver(reference):
-    prepared = checked_prepared(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, adding(), Hints())
     with prepared.burst() as burst:
         timing = request(prepared).execute(burst.run, Control(measure=True))
         assert timing is not None
@@ -121,7 +117,7 @@ def test_measured_executions_report_time_in_the_driver(reference):
 
 
 def test_a_driver_is_told_when_a_burst_opens_and_when_it_closes(bursting):
-    prepared = checked_prepared(bursting, add_model(), Hints())
+    prepared = checked_prepared(bursting, adding(), Hints())
     with prepared.burst() as first:
         seen = run(prepared, first)
         assert seen[:2].tolist() == [1, 0]
@@ -141,7 +137,7 @@ def counted(prepared, true):
 
 
 def test_an_executor_of_the_drivers_own_gets_each_memory_once_and_is_told_when_it_goes(bursting):
-    prepared = checked_prepared(bursting, add_model(), Hints(options={"executor": True}))
+    prepared = checked_prepared(bursting, adding(), Hints(options={"executor": True}))
     pool = Memory.allocate(64)
     x = pool.view(0, 16, np.float32)
     x[:] = 1
@@ -159,7 +155,7 @@ def test_an_executor_of_the_drivers_own_gets_each_memory_once_and_is_told_when_i
 
 
 def test_a_memory_that_the_caller_drops_leaves_the_drivers_executor(bursting):
-    prepared = checked_prepared(bursting, add_model(), Hints(options={"executor": True}))
+    prepared = checked_prepared(bursting, adding(), Hints(options={"executor": True}))
     with prepared.burst() as burst:
         for _ in range(20):
             pool = Memory.allocate(64)
@@ -177,7 +173,7 @@ def test_a_memory_that_the_caller_drops_leaves_the_drivers_executor(bursting):
 
 
 def test_an_error_of_the_driver_is_the_result_with_its_text_and_the_next_execution_works(bursting):
-    prepared = checked_prepared(bursting, add_model(), Hints())
+    prepared = checked_prepared(bursting, adding(), Hints())
     with prepared.burst() as burst:
         with pytest.raises(OperationFailed, match="the first input is negative"):
             run(prepared, burst, -ONES, ONES)
@@ -194,7 +190,7 @@ def test_an_error_of_the_driver_is_the_result_with_its_text_and_the_next_executi
 )
 def test_what_a_packet_cannot_carry_takes_the_plain_call_and_says_why(reference, limited, why):
     control = limited()
-    prepared = checked_prepared(reference, add_model(), Hints()).inner.remote
+    prepared = checked_prepared(reference, adding(), Hints()).inner.remote
     with prepared.burst() as burst:
         wanted = run(prepared, burst, control=control)
         assert wanted.tolist() == [3, 3, 3, 3]
@@ -205,7 +201,7 @@ def test_what_a_packet_cannot_carry_takes_the_plain_call_and_says_why(reference,
 @pytest.mark.parametrize("output", [False, True])
 def test_driver_buffers_take_the_plain_call(output):
     with served_here(Probe()) as device:
-        prepared = checked_prepared(device, add_model(), Hints())
+        prepared = checked_prepared(device, adding(), Hints())
         buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared.inner, 0, output=output)])
         if output:
             wanted = prepared.request((ONES, TWOS), [None], output_buffers={0: buffer})
@@ -229,7 +225,7 @@ def test_a_burst_that_nobody_holds_any_more_is_closed():
 
 @pytest.mark.parametrize(("size", "plain"), [(4, {}), (0, {"the driver provides memory for an output": 1})])
 def test_an_output_without_memory_takes_the_plain_call_where_its_shape_is_not_known(reference, size, plain):
-    prepared = checked_prepared(reference, add_model(size), Hints()).inner.remote
+    prepared = checked_prepared(reference, adding(size), Hints()).inner.remote
     with prepared.burst() as burst:
         wanted = prepared.request((ONES, TWOS))
         wanted.execute(burst.run, Control())
@@ -238,7 +234,7 @@ def test_an_output_without_memory_takes_the_plain_call_where_its_shape_is_not_kn
 
 
 def test_an_output_whose_shape_is_not_known_lies_in_the_room_that_is_given(reference):
-    prepared = checked_prepared(reference, add_model(0), Hints()).inner.remote
+    prepared = checked_prepared(reference, adding(0), Hints()).inner.remote
     with prepared.burst() as burst:
         for room, shapes in ((np.zeros(9, np.float32), [(4,)]), (np.zeros(15, np.uint8), [(4,)])):
             wanted = prepared.request((ONES, TWOS), [room])
@@ -249,7 +245,7 @@ def test_an_output_whose_shape_is_not_known_lies_in_the_room_that_is_given(refer
 
 
 def test_a_second_execution_at_the_same_time_is_bad_state(reference):
-    prepared = checked_prepared(reference, add_model(), Hints()).inner.remote
+    prepared = checked_prepared(reference, adding(), Hints()).inner.remote
     with prepared.burst() as burst:
         assert burst._busy.acquire(blocking=False)
         with pytest.raises(BadState, match="one at a time"):
@@ -258,7 +254,7 @@ def test_a_second_execution_at_the_same_time_is_bad_state(reference):
 
 
 def test_after_close_a_burst_says_closed(reference):
-    prepared = checked_prepared(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, adding(), Hints())
     burst = prepared.burst()
     burst.close()
     burst.close()
@@ -267,7 +263,7 @@ def test_after_close_a_burst_says_closed(reference):
 
 
 def test_bursts_of_one_model_run_on_several_threads(reference):
-    prepared = checked_prepared(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, adding(), Hints())
     wrong = []
 
     def work(n):
@@ -277,18 +273,14 @@ def test_bursts_of_one_model_run_on_several_threads(reference):
                 if wanted.tolist() != [n + 2] * 4:
                     wrong.append(n)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([partial(work, n) for n in range(6)])
     assert not wrong
 
 
 def test_a_killed_driver_ends_the_burst_and_the_next_execution_opens_it_again():
     device = ReconnectingDevice("reference", lambda: start("reference"))
     try:
-        prepared = checked_prepared(device, add_model(), Hints())
+        prepared = checked_prepared(device, adding(), Hints())
         with prepared.burst() as burst:
             run(prepared, burst)
             os.kill(device.pid, signal.SIGKILL)
@@ -319,7 +311,7 @@ def refused(burst, message, *words):
 
 
 def test_a_packet_with_a_binding_that_is_not_held_is_refused_and_the_burst_goes_on(reference):
-    prepared = checked_prepared(reference, add_model(), Hints()).inner.remote
+    prepared = checked_prepared(reference, adding(), Hints()).inner.remote
     with prepared.burst() as burst:
         run(prepared, burst)
         for number in (12345, prepared.number, 2**64 - 1):
@@ -335,7 +327,7 @@ def binding_of(prepared):
 
 
 def test_a_binding_of_another_model_is_refused_in_a_burst(reference):
-    prepared, other = (checked_prepared(reference, add_model(), Hints()).inner.remote for _ in range(2))
+    prepared, other = (checked_prepared(reference, adding(), Hints()).inner.remote for _ in range(2))
     foreign = binding_of(other)
     with prepared.burst() as burst:
         run(prepared, burst)
@@ -344,7 +336,7 @@ def test_a_binding_of_another_model_is_refused_in_a_burst(reference):
 
 
 def test_a_binding_that_is_released_is_a_named_error_in_a_burst_also_where_its_packet_came_just_before(reference):
-    prepared = checked_prepared(reference, add_model(), Hints()).inner.remote
+    prepared = checked_prepared(reference, adding(), Hints()).inner.remote
     number = binding_of(prepared)
     call = wire.ExecuteSynchronously(4, number)
     with prepared.burst() as burst:
@@ -367,7 +359,7 @@ def test_a_binding_that_is_released_is_a_named_error_in_a_burst_also_where_its_p
     ],
 )
 def test_a_packet_with_another_message_is_refused_and_the_burst_goes_on(reference, message, words):
-    prepared = checked_prepared(reference, add_model(), Hints()).inner.remote
+    prepared = checked_prepared(reference, adding(), Hints()).inner.remote
     with prepared.burst() as burst:
         refused(burst, message, words)
         assert run(prepared, burst).tolist() == [3, 3, 3, 3]
@@ -377,7 +369,7 @@ def test_a_packet_with_another_message_is_refused_and_the_burst_goes_on(referenc
 def test_shapes_that_change_in_a_burst_leave_nothing_behind(reference, seed):
     """500 of 2,000 executions over 300 shapes, plain ones among them; every result is compared."""
     dice = random.Random(seed)
-    prepared = checked_prepared(reference, add_model(0), Hints()).inner.remote
+    prepared = checked_prepared(reference, adding(0), Hints()).inner.remote
     pid = prepared.session.welcome.pid
 
     def executions(burst, count):
@@ -412,7 +404,7 @@ def held(pid):
 def test_in_process_a_burst_tells_the_driver_too():
     from tests.ipc.drivers.bursting import Bursting
 
-    prepared = checked_prepared(Bursting(), add_model(), Hints())
+    prepared = checked_prepared(Bursting(), adding(), Hints())
     with prepared.burst() as burst:
         seen = run(prepared, burst)
         assert seen[:2].tolist() == [1, 0]
@@ -420,7 +412,7 @@ def test_in_process_a_burst_tells_the_driver_too():
 
 
 def test_an_interrupted_execution_ends_the_burst_and_the_next_one_opens_it_again(reference, interrupts):
-    prepared = checked_prepared(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, adding(), Hints())
     with prepared.burst() as burst:
         run(prepared, burst)
         inner = burst._inner
@@ -472,7 +464,7 @@ class StruckAtTheEdge:
 
 def test_an_interrupt_at_any_point_of_an_execution_leaves_no_burst_busy(reference):
     """One right after its lock was taken left it taken for good."""
-    with nnhal.compile(add_model(), devices=reference, fallback="forbid").burst() as burst:
+    with nnhal.compile(adding(), devices=reference, fallback="forbid").burst() as burst:
 
         def hits(frame, event):
             here = frame.f_code.co_filename.endswith("client/burst.py") and frame.f_code.co_name in ("run", "_run")
@@ -484,7 +476,7 @@ def test_an_interrupt_at_any_point_of_an_execution_leaves_no_burst_busy(referenc
 
 def test_who_is_interrupted_while_a_burst_opens_leaves_no_queues(reference):
     """At every return of what is written in C, which is where Python runs signal handlers."""
-    prepared = checked_prepared(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, adding(), Hints())
     prepared.burst().close()
     opened = Opened()
 
@@ -499,7 +491,7 @@ def test_who_is_interrupted_while_a_burst_opens_leaves_no_queues(reference):
 
 @pytest.mark.parametrize("answered", [False, True])
 def test_who_is_interrupted_at_the_edge_of_an_execution_waits_for_nothing_and_keeps_the_driver(reference, answered):
-    prepared = checked_prepared(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, adding(), Hints())
     pool = Memory.allocate(16)
     with prepared.burst() as burst:
         inner = burst._inner
@@ -512,7 +504,7 @@ def test_who_is_interrupted_at_the_edge_of_an_execution_waits_for_nothing_and_ke
 
 
 def test_a_burst_that_is_interrupted_while_it_waits_for_the_end_has_ended_too(reference):
-    prepared = checked_prepared(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, adding(), Hints())
     pool = Memory.allocate(16)
     with prepared.burst() as burst:
         inner = burst._inner
@@ -542,7 +534,7 @@ def test_who_is_interrupted_waits_for_a_driver_that_writes_to_memory_of_the_call
 
 
 def test_bursts_that_come_and_go_leave_nothing_behind(reference):
-    prepared = checked_prepared(reference, add_model(), Hints())
+    prepared = checked_prepared(reference, adding(), Hints())
 
     def mappings():
         return Path("/proc/self/maps").read_text().count("memfd:nnhal")

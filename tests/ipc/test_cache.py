@@ -6,7 +6,6 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,16 +26,10 @@ from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from tests.ipc.support import a_table, made, numbers, run, served_here, shifting, wait_until
 
-pytestmark = pytest.mark.cache
+pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("state")]
 
 TOKEN = bytes(range(32))
 NAME = "sample-full-1.3"
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
-    return tmp_path / "state"
 
 
 @contextlib.contextmanager

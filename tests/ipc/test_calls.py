@@ -20,7 +20,6 @@ from nnhal.base.errors import (
 )
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.memory import Memory
-from nnhal.frontends.python import Builder
 from nnhal.hal.device import MOST_THREADS, Hints, Prepared
 from nnhal.hal.fence import Fence, fence_pair
 from nnhal.hal.request import Control, Timing
@@ -33,7 +32,8 @@ from nnhal.ipc.transport import _native
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests.ipc.alone import PLAIN, Service, came, modelled, sent_along
-from tests.ipc.support import LIMIT, doubling, numbers, wait_until
+from tests.ipc.support import LIMIT, numbers, wait_until
+from tests.models import doubling, make_model, relus
 from tests.waiting import Opened
 
 
@@ -49,18 +49,9 @@ def service() -> Iterator[Service]:
     assert made.used() == made.first  # whatever the test did, nothing is left
 
 
-def open_doubling() -> Model:
-    """y = x + x, of any length."""
-    b = Builder()
-    x = b.input((0,))
-    return b.finish([x], [b.add(x, x)])
-
-
 def pooling() -> Model:
     """A model that a device which prefers NCHW gets with TRANSPOSEs."""
-    b = Builder()
-    x = b.input((1, 4, 4, 2))
-    return b.finish([x], [b.max_pool_2d(x, padding="valid", stride=2, filter_size=2)])
+    return make_model(lambda b, x: b.max_pool_2d(x, padding="valid", stride=2, filter_size=2), (1, 4, 4, 2))
 
 
 # ------------------------------------------------------------------------------------------------------------- queries
@@ -207,9 +198,7 @@ def test_what_a_model_says_of_itself_comes_with_its_notification(service: Servic
 
 
 def test_constants_that_a_driver_needs_no_more_are_let_go(service: Service) -> None:
-    b = Builder()
-    x = b.input((64,))
-    model = b.finish([x], [b.add(x, np.arange(64, dtype=np.float32))])
+    model = make_model(lambda b, x: b.add(x, np.arange(64, dtype=np.float32)), (64,))
     service.driver.consumes = True
     service.prepared(1, model)
     (seen,) = service.driver.models
@@ -239,17 +228,9 @@ def test_hints_come_as_they_were_given_and_the_usual_ones_where_none_were(servic
             service.call(wire.PrepareModel(1, V1_3, modelled(doubling()), **{field: value}))
 
 
-def chain(length: int) -> Model:
-    b = Builder()
-    x = y = b.input((4,))
-    for _ in range(length):
-        y = b.relu(y)
-    return b.finish([x], [y])
-
-
 def test_a_considered_model_is_prepared_whole_or_by_operations_in_order(service: Service) -> None:
     driver = service.driver
-    claimed = service.call(wire.Consider(1, modelled(chain(3)), 2, 2, 0, 1, b'{"a": 1}'))
+    claimed = service.call(wire.Consider(1, modelled(relus(3)), 2, 2, 0, 1, b'{"a": 1}'))
     assert claimed.kept is True and claimed.verdicts == ((True, "said"),) * 3
     for number, places in enumerate([(), (0, 1, 2), (0,), (1, 2)], 2):
         driver.models.clear()
@@ -270,7 +251,7 @@ def test_a_considered_model_is_prepared_whole_or_by_operations_in_order(service:
 
 def test_a_considered_model_that_there_is_no_room_for_is_not_kept(service: Service) -> None:
     most = service.client.share.quotas.table.rows["considered"].most
-    kept = [service.call(wire.Consider(n, modelled(chain(1)), 1, 1)).kept for n in range(1, most + 2)]
+    kept = [service.call(wire.Consider(n, modelled(relus(1)), 1, 1)).kept for n in range(1, most + 2)]
     assert kept == [True] * most + [False]
 
 
@@ -351,7 +332,7 @@ def test_an_execution_has_the_limits_of_its_call(service: Service) -> None:
 def test_before_1_2_a_notification_of_an_execution_says_no_more_than_that_it_succeeded(
     service: Service, form: int
 ) -> None:
-    service.prepared(1, open_doubling())
+    service.prepared(1, doubling(0))
     memory = service.bound()
     service.call(wire.Execute(3, form, 2, measure=form >= V1_2))
     notice, given = service.client.works.pop()()
@@ -403,7 +384,7 @@ def test_an_execution_whose_call_the_client_abandoned_is_cancelled_from_its_star
 
 
 def test_outputs_in_the_drivers_memory_are_in_the_answer_up_to_32_kib_and_else_in_a_memory(service: Service) -> None:
-    service.prepared(1, open_doubling())
+    service.prepared(1, doubling(0))
     for count, inline in ((8192, True), (8193, False)):
         memory = Memory.from_array(np.arange(count, dtype=np.float32))
         packing = Packing(ClientPools(shared=False))
@@ -481,7 +462,7 @@ def test_a_fenced_execution_that_is_not_launched_leaves_nothing(service: Service
 
 
 def test_the_shapes_of_a_fenced_execution_are_told_where_the_model_does_not_say_them(service: Service) -> None:
-    service.prepared(1, open_doubling())
+    service.prepared(1, doubling(0))
     memory = service.bound()
     reply, given = service.handler.answer(wire.ExecuteFenced(3, 2, 0, True), _native.NONE, PLAIN, 10)
     for fd in given:
@@ -559,7 +540,7 @@ def test_arguments_lie_in_memories_and_in_buffers(service: Service) -> None:
 
 
 def test_a_buffer_of_open_shape_counts_for_what_was_copied_in_last(service: Service) -> None:
-    service.prepared(1, open_doubling())
+    service.prepared(1, doubling(0))
     service.mark()
     service.call(wire.Allocate(2, (), ((1, 0, False, 1.0),)))
     assert service.more() == service.cost(buffers=1, objects=1)

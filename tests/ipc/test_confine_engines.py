@@ -10,9 +10,10 @@ import nnhal
 from nnhal.base.errors import DeviceUnavailable, OperationFailed
 from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.runtime import discovery
-from tests.ipc.support import doubling, own_process, prepare
+from tests.ipc.support import own_process, prepare
 from tests.ipc.test_confine import CONFINE, child, said
 from tests.ipc.test_escapes import CAPTIVE
+from tests.models import doubling
 
 EXAMPLES = Path(nnhal.__file__).parents[2] / "examples"
 DRIVERS = [n for n in discovery.names() if n not in ("null", "sample-minimal", "sample-quant")]

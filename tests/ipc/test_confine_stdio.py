@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.execution import run_python
 from tests.ipc.support import LIMIT
 
 CONFINED = (
@@ -74,7 +75,7 @@ def test_standard_descriptors_that_were_closed_are_no_place_for_sockets(closed: 
         "from nnhal.ipc.confinement.stdio import open_standard_descriptors, redirect\nopen_standard_descriptors()\n"
         "import socket\nheld = socket.socket()\nfd = held.fileno()\nredirect()\nos._exit(fd < 3 or not os.fstat(fd))\n"
     )
-    subprocess.run([sys.executable, "-c", body], timeout=LIMIT, check=True)
+    run_python(body, timeout=LIMIT)
 
 
 def test_descriptors_that_somebody_left_open_are_closed(tmp_path: Path) -> None:

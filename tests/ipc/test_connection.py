@@ -38,7 +38,8 @@ from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel, end_of
 from nnhal.model.graph import Model
 from tests import requests
-from tests.ipc.support import LIMIT, a_share, a_table, doubling, numbers, request_for, run, served_here, wait_until
+from tests.ipc.support import LIMIT, a_share, a_table, numbers, request_for, run, served_here, wait_until
+from tests.models import doubling
 from tests.waiting import Opened
 
 SECONDS = 1_000_000_000

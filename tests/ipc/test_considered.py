@@ -20,24 +20,16 @@ from nnhal.hal.request import UNLIMITED
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.ipc.protocol import wire
-from nnhal.model.graph import Model
 from nnhal.model.parts import extract_part
 from nnhal.runtime import discovery
 from tests import requests
 from tests.ipc.drivers.considering import Considering, Made
 from tests.ipc.support import a_table, served_here, wait_until
+from tests.models import relus
 from tests.runtime.devices import for_nothing
 
 DRIVER = Path(__file__).parent / "drivers" / "considering.py"
 X = np.float32([-1, 0, 2, 3])
-
-
-def chain(length: int) -> Model:
-    b = Builder()
-    x = y = b.input((4,))
-    for _ in range(length):
-        y = b.relu(y)
-    return b.finish([x], [y])
 
 
 @pytest.fixture
@@ -56,7 +48,7 @@ def named(monkeypatch) -> str:
 
 
 def told(device: Any) -> dict[str, Any]:
-    (verdict,) = consider_support(device, chain(1), Hints(options={"tell": True})).verdicts
+    (verdict,) = consider_support(device, relus(1), Hints(options={"tell": True})).verdicts
     return dict(json.loads(verdict.reason))
 
 
@@ -72,7 +64,7 @@ def nothing_left(device: RemoteDevice) -> None:
 
 def test_the_whole_model_is_prepared_from_what_was_considered_and_travels_once(served):
     device, driver = served
-    model = chain(3)
+    model = relus(3)
     claims = consider_support(device, model, Hints())
     assert usage(device)["considered"] == 1
     prepared = checked_prepared(device, model, claims.hints(Hints()))
@@ -86,7 +78,7 @@ def test_the_whole_model_is_prepared_from_what_was_considered_and_travels_once(s
 
 def test_a_part_is_cut_in_the_drivers_process(served):
     device, driver = served
-    model = chain(4)
+    model = relus(4)
     claims = consider_support(device, model, Hints())
     part = extract_part(model, (1, 2))
     prepared = checked_prepared(device, part.model, claims.hints(Hints(), (1, 2)))
@@ -98,7 +90,7 @@ def test_a_part_is_cut_in_the_drivers_process(served):
 
 def test_what_was_considered_under_other_hints_is_not_taken(served):
     device, driver = served
-    model = chain(1)
+    model = relus(1)
     claims = consider_support(device, model, Hints())
     checked_prepared(device, model, claims.hints(Hints(options={"other": 1}))).close()
     assert driver.came == [None]
@@ -108,7 +100,7 @@ def test_what_was_considered_under_other_hints_is_not_taken(served):
 
 def test_who_considers_too_much_is_answered_and_nothing_is_kept(served):
     device, driver = served
-    model = chain(1)
+    model = relus(1)
     several = [consider_support(device, model, Hints()) for _ in range(3)]
     assert usage(device)["considered"] == 2 and [c.verdicts[0].ok for c in several] == [True] * 3
     for claims in several:
@@ -126,7 +118,7 @@ def test_who_considers_too_much_is_answered_and_nothing_is_kept(served):
 def test_operations_that_are_no_part_are_refused(served):
     device, _ = served
     session, number = device.session, device.session.number()
-    claims = consider_support(device, chain(3), Hints())
+    claims = consider_support(device, relus(3), Hints())
     kept = claims.hints(Hints()).worked_out.given.number
     for places in ((1, 0), (1, 1), (3,), (0, 2**32 - 1)):
         with pytest.raises(InvalidArgument, match="operations of a partition must be in order, each once, and below 3"):
@@ -138,7 +130,7 @@ def test_operations_that_are_no_part_are_refused(served):
 def test_what_is_kept_goes_with_the_client():
     driver, Made.made, Made.gone = Considering(), 0, 0
     with served_here(driver) as device:
-        kept = consider_support(device, chain(1), Hints())
+        kept = consider_support(device, relus(1), Hints())
         assert (Made.made, Made.gone) == (1, 0)
     assert kept.verdicts
     wait_until(lambda: (Made.made, Made.gone) == (1, 1), "it was let go of")
@@ -147,13 +139,13 @@ def test_what_is_kept_goes_with_the_client():
 @pytest.mark.parametrize("fallback", ["forbid", "allow"])
 def test_a_compilation_leaves_nothing_however_it_ends(served, monkeypatch, fallback):
     device, driver = served
-    nnhal.compile(chain(3), devices=device, fallback=fallback).close()
+    nnhal.compile(relus(3), devices=device, fallback=fallback).close()
     assert driver.came == [["Made", [0, 1, 2], True, True]]
     nothing_left(device)
     monkeypatch.setattr(Considering, "prepare", lambda self, model, hints: 1 / 0)
     kept = None
     try:
-        nnhal.compile(chain(3), devices=device, fallback=fallback)
+        nnhal.compile(relus(3), devices=device, fallback=fallback)
     except NnhalError as error:
         kept = error
     assert (kept is None) == (fallback == "allow") and Made.made == 2
@@ -165,11 +157,11 @@ def test_in_process_and_isolated_an_option_is_a_verdict_and_a_group_stands_alike
     for isolation in ("none", "process"):
         off = {named: {"off": True}}
         compiled = nnhal.compile(
-            chain(2), devices=[named, "reference"], isolation=isolation, driver_options=off, fallback="allow"
+            relus(2), devices=[named, "reference"], isolation=isolation, driver_options=off, fallback="allow"
         )
         assert {c.others.get(named) for c in compiled.placement} == {"is switched off"}
         fused = {named: {"fused": [1, 2]}}
-        compiled = nnhal.compile(chain(4), devices=[named, "reference"], isolation=isolation, driver_options=fused)
+        compiled = nnhal.compile(relus(4), devices=[named, "reference"], isolation=isolation, driver_options=fused)
         assert [c.device.split(" ")[0] for c in compiled.placement] == ["reference", named, named, "reference"]
         assert compiled.placement.choices[1].reason == (
             f"fused: {named} runs 2 operations as one, declared 0.01x reference time"
@@ -204,14 +196,14 @@ def test_a_driver_that_fuses_gets_what_it_fuses_and_nothing_of_it_alone(monkeypa
 def test_options_that_do_not_travel_are_the_applications_error(named):
     with pytest.raises(InvalidArgument, match="must be values that JSON can represent"):
         nnhal.compile(
-            chain(1), devices=named, isolation="process", driver_options={named: {"x": object()}}, fallback="allow"
+            relus(1), devices=named, isolation="process", driver_options={named: {"x": object()}}, fallback="allow"
         )
 
 
 def test_a_driver_that_dies_meanwhile_begins_anew_in_its_next_process():
     device = ReconnectingDevice("considering", lambda: start(str(DRIVER)))
     try:
-        model = chain(2)
+        model = relus(2)
         claims = consider_support(device, model, Hints())
         with pytest.raises(DeadObject):
             consider_support(device, model, Hints(options={"die": True}))
@@ -229,11 +221,11 @@ def test_a_driver_that_dies_meanwhile_begins_anew_in_its_next_process():
 def test_a_model_that_is_prepared_again_after_a_death_remembers_nothing_of_the_compilation():
     device = ReconnectingDevice("considering", lambda: start(str(DRIVER)))
     try:
-        claims: SupportReport = consider_support(device, chain(1), Hints())
-        prepared: Any = checked_prepared(device, chain(1), claims.hints(Hints())).inner
+        claims: SupportReport = consider_support(device, relus(1), Hints())
+        prepared: Any = checked_prepared(device, relus(1), claims.hints(Hints())).inner
         claims.release_work()
         with contextlib.suppress(DeadObject):
-            consider_support(device, chain(1), Hints(options={"die": True}))
+            consider_support(device, relus(1), Hints(options={"die": True}))
         assert requests.run(prepared, [X]).results[0].tolist() == [0, 0, 2, 3]
         assert told(device)["came"] == [None] and prepared._hints.worked_out is None
     finally:
@@ -253,7 +245,7 @@ def test_a_model_that_there_is_no_memory_for_is_considered_and_not_kept(monkeypa
             return take(self, **units)
 
         monkeypatch.setattr(ClientShare, "take", refusing)
-        claims = consider_support(device, chain(1), Hints())
+        claims = consider_support(device, relus(1), Hints())
         assert claims.verdicts[0].ok and claims.hints(Hints()).worked_out is None
         gc.collect()
         wait_until(lambda: Made.made == Made.gone == 1, "it was let go of")

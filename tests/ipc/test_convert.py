@@ -36,7 +36,8 @@ from nnhal.ipc.protocol.convert import (
 from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph, with_codes_of_here
 from nnhal.model.validate import validate
 from tests import requests
-from tests.ipc.support import doubling, numbers
+from tests.ipc.support import numbers
+from tests.models import doubling, make_model
 
 
 def through(model: Model) -> Model:
@@ -116,11 +117,8 @@ def test_whatever_a_model_holds_survives(
 
 
 def test_constants_in_pools_give_the_same_results_after_the_wire() -> None:
-    from nnhal.frontends.python import Builder
 
-    b = Builder()
-    x = b.input((64,))
-    model = b.finish([x], [b.add(x, np.arange(64, dtype=np.float32))])
+    model = make_model(lambda b, x: b.add(x, np.arange(64, dtype=np.float32)), (64,))
     assert len(model.pools) == 1  # what is longer than 128 bytes lies in a pool
     back = through(model)
     assert back.pools == model.pools
@@ -129,11 +127,8 @@ def test_constants_in_pools_give_the_same_results_after_the_wire() -> None:
 
 
 def test_a_model_that_a_level_cannot_express_is_refused_before_it_is_sent() -> None:
-    from nnhal.frontends.python import Builder
 
-    b = Builder()
-    x = b.input((4,))
-    model = b.finish([x], [b.hard_swish(x)])
+    model = make_model(lambda b, x: b.hard_swish(x), (4,))
     assert through(model) == model
     with pytest.raises(InvalidArgument, match=r"1\.3"):
         through(lowered(model, V1_2))

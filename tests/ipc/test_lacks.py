@@ -18,7 +18,8 @@ from nnhal.ipc.service.connection import Connection
 from nnhal.ipc.service.exports import Export
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel
-from tests.ipc.support import LIMIT, a_share, doubling
+from tests.ipc.support import LIMIT, a_share
+from tests.models import doubling
 
 
 class Told(Prepared):

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 from nnhal.base.errors import Cancelled
@@ -20,6 +19,7 @@ from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.session import Session
 from nnhal.model.graph import Model
+from tests.hal.devices import OwnBuffer
 from tests.ipc.support import LIMIT, numbers, prepare, served_here, wait_until
 
 FIRST, SECOND = numbers(start=1), numbers(start=10)
@@ -58,23 +58,6 @@ class GatedWriters(dict[object, Control]):
     def __setitem__(self, writer: object, control: Control) -> None:
         self.gate()
         super().__setitem__(writer, control)
-
-
-class OwnBuffer(Buffer):
-    """A buffer of a driver's own class; the driver writes `contents`."""
-
-    contents: Array | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        return None if self.contents is None else self.contents.shape
-
-    def copy_to(self, memory: Memory) -> None:
-        assert self.contents is not None
-        memory.writable()[:] = self.contents.view(np.uint8)
-
-    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
-        self.contents = memory.bytes().view(np.float32).copy()
 
 
 class Doubling(PreparedWrapper):

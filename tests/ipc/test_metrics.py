@@ -35,8 +35,9 @@ from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.service import exposition, scrapes
 from nnhal.ipc.service.metrics import ENDED, OK, Metrics, outcome_of
 from nnhal.ipc.service.quota import Quotas
-from tests.ipc.support import LIMIT, PROBE, a_table, doubling, numbers, prepare, request_for, run, wait_until
-from tests.waiting import jitter
+from tests.ipc.support import LIMIT, PROBE, a_table, numbers, prepare, request_for, run, wait_until
+from tests.models import doubling
+from tests.waiting import jitter, together
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -379,11 +380,7 @@ def test_scrapers_that_hang_babble_dawdle_and_come_by_the_thousand_disturb_nobod
         jitter(random.Random(1), 0.5)
         assert threads_of(device.session.welcome.pid) <= before + scrapes.MOST
         for _ in range(4):
-            several = [threading.Thread(target=scraper, args=(n % 5,)) for n in range(50)]
-            for thread in several:
-                thread.start()
-            for thread in several:
-                thread.join()
+            together([partial(scraper, n % 5) for n in range(50)])
         so_far = len(done)
         wait_until(lambda: len(done) > so_far + 100, "executions go on")
         for sock in held:

@@ -25,7 +25,8 @@ from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.protocol import wire
 from tests import requests
 from tests.interrupts import Interrupts
-from tests.ipc.support import LIMIT, PROBE, doubling, inside, made, numbers, prepare, run, shifting, wait_until
+from tests.ipc.support import LIMIT, PROBE, inside, made, numbers, prepare, run, shifting, wait_until
+from tests.models import doubling
 from tests.waiting import Opened
 
 

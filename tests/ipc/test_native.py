@@ -26,6 +26,7 @@ from pathlib import Path
 import pytest
 
 from nnhal.ipc.transport import _native
+from tests.execution import run_python
 from tests.ipc.support import lingering, wait_until
 from tests.waiting import Opened, jitter, until
 
@@ -512,7 +513,7 @@ other.ask(b"call"); one.receive(); one.answer(b"answer")
 got.append(other.receive())
 print(got, len(os.listdir("/proc/self/fd")) - before)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = run_python(code, timeout=60)
     corrupt, no_room = _native.CORRUPT, _native.TOO_LARGE
     assert done.stdout == f"{[corrupt, corrupt, no_room, corrupt]} 0\n"
 

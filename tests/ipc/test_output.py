@@ -20,6 +20,7 @@ from nnhal.base.errors import DeadObject, DeviceUnavailable
 from nnhal.ipc.client import output as subject
 from nnhal.ipc.client.output import A_SECOND, KEPT, LINE, WORDS, DriverProcess, Output
 from nnhal.ipc.client.process import start
+from tests.execution import run_python
 from tests.ipc.support import LIMIT, numbers, own_process, prepare, run, wait_until
 from tests.waiting import Opened
 
@@ -361,5 +362,5 @@ def test_a_warning_of_a_driver_is_seen_by_who_configures_no_logging() -> None:
         "p = DriverProcess('x', [sys.executable, '-c', 'import sys; print(1); print(2, file=sys.stderr)'], ())\n"
         "p.wait(); p.output.last_words()\n"
     )
-    done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, timeout=LIMIT, check=True)
+    done = run_python(body, timeout=LIMIT)
     assert (done.stdout, done.stderr) == ("", "2\n")

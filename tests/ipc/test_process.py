@@ -3,8 +3,6 @@
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,19 +25,11 @@ from nnhal.ipc.client.process import (
     start,
 )
 from nnhal.ipc.client.session import Session
+from tests.execution import run_python
 from tests.ipc.support import LIMIT, PROBE, inside, numbers, prepare, request_for, run, wait_until
+from tests.waiting import Clock
 
 SECOND = 1_000_000_000
-
-
-class Clock:
-    """A monotonic clock that a test drives."""
-
-    def __init__(self) -> None:
-        self.now = 1000 * SECOND
-
-    def __call__(self) -> int:
-        return self.now
 
 
 @pytest.fixture
@@ -76,7 +66,7 @@ with open(sys.argv[2], "w") as file:
 
 def test_a_program_without_input_output_and_errors_starts_a_process(tmp_path: Path) -> None:
     said = tmp_path / "said"
-    subprocess.run([sys.executable, "-c", WITHOUT_STDIO, PROBE, str(said)], timeout=LIMIT, check=True)
+    run_python(WITHOUT_STDIO, PROBE, str(said), timeout=LIMIT)
     assert said.read_text() == "started"
 
 
@@ -312,17 +302,17 @@ def test_pauses_double_from_death_to_death() -> None:
     for _ in range(2):
         health.died("killed")
         pauses.append(health.pause_ns())
-        clock.now += SECOND
+        clock.ns += SECOND
     assert pauses == [20_000_000, 40_000_000]
     assert pauses[0] == FIRST_PAUSE_NS and max(pauses) <= LONGEST_PAUSE_NS
     assert health.pause_ns() == 0  # the pause has passed
 
 
 def test_three_deaths_within_a_minute_are_quarantine_and_a_quiet_minute_ends_it() -> None:
-    clock = Clock()
+    clock = Clock(1000 * SECOND)
     health = ProcessHealth("npu", clock)
     for at in (0, 10, 20):
-        clock.now = (1000 + at) * SECOND
+        clock.ns = (1000 + at) * SECOND
         health.check()
         health.died(f"killed at {at}")
     with pytest.raises(
@@ -331,9 +321,9 @@ def test_three_deaths_within_a_minute_are_quarantine_and_a_quiet_minute_ends_it(
     ):
         health.check()
     assert "quarantined for 60 s" in str(health)
-    clock.now += 59 * SECOND
+    clock.ns += 59 * SECOND
     assert health.quarantined_ns == SECOND
-    clock.now += SECOND
+    clock.ns += SECOND
     health.check()
     assert health.quarantined_ns == 0 and health.pause_ns() == 0
     assert str(health).startswith("died 3 times, in use")
@@ -346,7 +336,7 @@ def test_deaths_that_lie_far_apart_are_no_quarantine() -> None:
     health = ProcessHealth("x", clock)
     for _ in range(10):
         health.died("killed")
-        clock.now += WINDOW_NS // 2 + SECOND
+        clock.ns += WINDOW_NS // 2 + SECOND
         health.check()
     assert health.total == 10 and DEATHS == 3
 
@@ -358,13 +348,13 @@ def test_a_device_in_quarantine_is_offline_and_not_started_until_forgiven(device
     for death in range(DEATHS):
         run(prepared, numbers())
         kill(device, signal.SIGABRT)
-        clock.now += SECOND
+        clock.ns += SECOND
         assert device.restarts == death
     pid = device.pid
     with pytest.raises(DeviceUnavailable, match=r"device probe: is quarantined for 59 s more.*SIGABRT"):
         run(prepared, numbers())
     assert device.status() == DeviceStatus.OFFLINE and device.pid == pid
-    clock.now += WINDOW_NS
+    clock.ns += WINDOW_NS
     assert np.array_equal(run(prepared, numbers()), 2 * numbers())
     assert device.status() == DeviceStatus.AVAILABLE and device.pid != pid
 
@@ -375,7 +365,7 @@ def test_a_process_that_others_kill_is_started_again_each_time(device: Reconnect
     for death in range(DEATHS + 1):
         assert np.array_equal(run(prepared, numbers()), 2 * numbers()) and device.restarts == death
         kill(device)
-        clock.now += SECOND
+        clock.ns += SECOND
     assert device.status() == DeviceStatus.AVAILABLE and not device.health.quarantined_ns
 
 

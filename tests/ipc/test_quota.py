@@ -2,9 +2,7 @@
 
 import gc
 import resource
-import subprocess
-import sys
-import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,9 @@ from hypothesis import strategies as st
 from nnhal.base.errors import ResourceExhausted
 from nnhal.ipc.service import quota
 from nnhal.ipc.service.quota import Capacity, Claim, ClientShare, Quotas, QuotaTable
+from tests.execution import run_python
 from tests.ipc.support import CAPACITY, a_share
+from tests.waiting import NS, Clock, together
 
 TERA = 1 << 40
 CAPACITIES = st.builds(
@@ -151,7 +151,7 @@ print(capacity.descriptors, capacity.memory, capacity.threads * (8 << 20) <= 1 <
 
 
 def test_a_process_of_less_has_quotas_of_less_and_knows_before_numpy_starts_threads() -> None:
-    done = subprocess.run([sys.executable, "-c", UNDER], capture_output=True, text=True, check=True)
+    done = run_python(UNDER)
     assert done.stdout == f"{1000 - 128} {1 << 28} True False\n"
 
 
@@ -327,11 +327,7 @@ def test_takes_and_gives_of_many_threads_leave_nothing() -> None:
             with mine.take(bursts=n % 3, memory=n) as claim:
                 (claim.moved_to() if n % 2 else claim).give()
 
-    threads = [threading.Thread(target=work, args=(mine,)) for mine in (share, other) * 4]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([partial(work, mine) for mine in (share, other) * 4])
     assert quotas.usage() == before
 
 
@@ -365,29 +361,22 @@ def test_the_documentation_has_the_table() -> None:
 # -------------------------------------------------------------------------------------------------------- long messages
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_long_messages_have_8_mib_at_once_and_512_kib_a_second() -> None:
-    clock = Clock()
-    long = quota.LongMessages(clock)
+    clock = Clock(0)
+    long = quota.LongMessages(clock.monotonic)
     assert [long.pause(4 * MIB) for _ in range(4)] == [0, 0, 8, 16]  # whoever comes later waits longer
-    clock.now = 16
+    clock.ns = 16 * NS
     assert long.pause(MIB) == 2 and not long.has_recovered
-    clock.now = 18 + 15.9
+    clock.ns = int(33.9 * NS)
     assert not long.has_recovered
-    clock.now = 18 + 16
+    clock.ns = 34 * NS
     assert long.has_recovered and long.pause(20 * MIB) == 0  # one that is larger than that waits for no more
     assert long.pause(1) == pytest.approx(12 * MIB / quota.LONG_A_SECOND, rel=1e-3)
 
 
 def test_long_messages_are_counted_by_process_whatever_connections_it_closes_and_opens() -> None:
-    clock = Clock()
-    quotas = Quotas(QuotaTable(CAPACITY, shared=True), clock)
+    clock = Clock(0)
+    quotas = Quotas(QuotaTable(CAPACITY, shared=True), clock.monotonic)
     first, second, other = quotas.connect(1), quotas.connect(1), quotas.connect(2)
     assert first.long is second.long is not other.long
     first.long.pause(8 * MIB)
@@ -399,6 +388,6 @@ def test_long_messages_are_counted_by_process_whatever_connections_it_closes_and
     assert again.long.pause(MIB) == 2 and quotas.connect(2).long is other.long
     again.end()
     del again
-    clock.now = 100
+    clock.ns = 100 * NS
     third = quotas.connect(3)
     assert set(quotas._long) == {3, other.pid} and third.pid == 3  # those that have rested and gone are forgotten

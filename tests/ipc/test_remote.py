@@ -35,7 +35,8 @@ from nnhal.ipc.transport.channel import Channel
 from nnhal.model.graph import Model
 from tests import requests
 from tests.ipc.alone import Watched
-from tests.ipc.support import LIMIT, Peer, doubling, numbers, over, request_for, run, served_here, wait_until
+from tests.ipc.support import LIMIT, Peer, numbers, over, request_for, run, served_here, wait_until
+from tests.models import doubling
 
 LATE = 2**62  # a deadline that does not pass
 ONE = wire.WirePerformance(1.0, 1.0)
@@ -142,13 +143,6 @@ def twice() -> Model:
     x = b.input((4,))
     y = b.add(x, x)
     return b.finish([x], [b.add(y, y)])
-
-
-def open_doubling() -> Model:
-    """y = x + x, of any length."""
-    b = Builder()
-    x = b.input((0,))
-    return b.finish([x], [b.add(x, x)])
 
 
 def test_what_a_driver_keeps_is_prepared_by_its_number_while_the_hints_are_those(told: Told) -> None:
@@ -282,7 +276,7 @@ def test_an_answer_to_an_execution_that_cannot_be_is_an_error(told: Told, what: 
 
 
 def test_outputs_that_a_driver_provides_are_the_bytes_of_the_answer(told: Told) -> None:
-    prepared = RemoteDevice(told.session).prepare(open_doubling(), Hints())
+    prepared = RemoteDevice(told.session).prepare(doubling(0), Hints())
     provided = wire.ExecutedReply(((4,),), (True,), wire.WireTiming(5, 9), (0,), numbers().tobytes())
     told.says[wire.ExecuteSynchronously] = provided
     request = prepared.request([numbers()], [None])

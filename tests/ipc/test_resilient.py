@@ -33,20 +33,12 @@ from nnhal.ipc.client.session import Session
 from nnhal.ipc.service.connection import Loaded, serve_one
 from nnhal.ipc.transport.channel import NoProtocol
 from tests.ipc.alone import Watched
-from tests.ipc.support import LIMIT, a_table, doubling, numbers, request_for, run, wait_until
+from tests.ipc.support import LIMIT, a_table, numbers, request_for, run, wait_until
+from tests.models import doubling
+from tests.waiting import Clock
 
 SECOND = 1_000_000_000
 MINUTE = 60 * SECOND
-
-
-class Clock:
-    """A monotonic clock that a test drives."""
-
-    def __init__(self) -> None:
-        self.now = 1000 * SECOND
-
-    def __call__(self) -> int:
-        return self.now
 
 
 # -------------------------------------------------------------------------------------------------------------- health
@@ -55,9 +47,9 @@ class Clock:
 def deaths(*seconds: float) -> tuple[ProcessHealth, Clock]:
     """The health of a process that died so many seconds after the start, now at the last of them."""
     clock = Clock()
-    health, begin = ProcessHealth("x", clock), clock.now
+    health, begin = ProcessHealth("x", clock), clock.ns
     for n, after in enumerate(seconds):
-        clock.now = begin + int(after * SECOND)
+        clock.ns = begin + int(after * SECOND)
         health.died(f"death {n}")
     return health, clock
 
@@ -67,11 +59,11 @@ def test_three_deaths_within_a_minute_are_a_quarantine_of_a_minute() -> None:
     for span, quarantined in ((0, True), (60, True), (60 + 1e-9, False), (90, False)):
         health, clock = deaths(0, span / 2, span)
         assert health.quarantined_ns == (MINUTE if quarantined else 0)
-        clock.now += MINUTE - 1
+        clock.ns += MINUTE - 1
         assert health.quarantined_ns == (1 if quarantined else 0)
-        clock.now += 1
+        clock.ns += 1
         assert health.quarantined_ns == 0
-        clock.now += 1
+        clock.ns += 1
         assert health.quarantined_ns == 0
         health.check()
     assert deaths(0, 1)[0].quarantined_ns == 0
@@ -105,19 +97,19 @@ def test_pauses_are_20_ms_and_double_up_to_a_second_and_are_counted_from_the_dea
     for count, pause in ((1, 20), (2, 40), (3, 80)):
         health, clock = deaths(*[n / 10 for n in range(count)])
         assert health.pause_ns() == pause * milliseconds
-        clock.now += 5 * milliseconds
+        clock.ns += 5 * milliseconds
         assert health.pause_ns() == (pause - 5) * milliseconds
-        clock.now += pause * milliseconds
+        clock.ns += pause * milliseconds
         assert health.pause_ns() == 0
     many, clock = deaths(0)
-    many.deaths = many.deaths.__class__([(clock.now, "")] * 9, maxlen=9)
+    many.deaths = many.deaths.__class__([(clock.ns, "")] * 9, maxlen=9)
     assert many.pause_ns() == 1000 * milliseconds
     health, clock = deaths(0, 30)
-    clock.now += 30 * SECOND - 1
+    clock.ns += 30 * SECOND - 1
     assert len(health.deaths) == 2 and health.pause_ns() == 0
     health, clock = deaths(0, 60)  # a minute is no longer recent
     assert health.pause_ns() == 20 * milliseconds
-    clock.now += MINUTE
+    clock.ns += MINUTE
     assert health.pause_ns() == 0 and not health.deaths and health.total == 2
 
 
@@ -128,7 +120,7 @@ def test_health_is_told_in_words() -> None:
     assert str(health) == "died 1 times, in use; last: death 0"
     health, clock = deaths(0, 1, 2)
     assert str(health) == "died 3 times, quarantined for 60 s; last: death 2"
-    clock.now += 2 * MINUTE
+    clock.ns += 2 * MINUTE
     health.pause_ns()
     assert str(health) == "died 3 times, in use; last: some time ago"
 
@@ -235,7 +227,7 @@ def device(connect: Connect) -> Iterator[ReconnectingDevice]:
 def ready(device: ReconnectingDevice) -> None:
     """The pause after a death has passed."""
     assert isinstance(device.health.clock, Clock)
-    device.health.clock.now += SECOND
+    device.health.clock.ns += SECOND
 
 
 def test_a_device_is_what_its_driver_says(device: ReconnectingDevice, connect: Connect) -> None:
@@ -416,7 +408,7 @@ def test_a_device_in_quarantine_is_offline(device: ReconnectingDevice, connect: 
     with pytest.raises(DeviceUnavailable, match="device mine: is quarantined for 59 s more"):
         device.supports(doubling())
     assert isinstance(device.health.clock, Clock)
-    device.health.clock.now += MINUTE
+    device.health.clock.ns += MINUTE
     assert device.status() == DeviceStatus.BUSY and len(connect.sessions) == 7
 
 

@@ -37,7 +37,6 @@ from nnhal.base.errors import (
     ResourceExhausted,
 )
 from nnhal.base.memory import Memory
-from nnhal.frontends.python import Builder
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.fence import fence_pair
@@ -59,7 +58,6 @@ from tests.ipc.support import (
     PROBE,
     Peer,
     a_table,
-    doubling,
     inside,
     made,
     numbers,
@@ -72,6 +70,7 @@ from tests.ipc.support import (
     wait_until,
     wide,
 )
+from tests.models import doubling
 from tests.waiting import Opened
 
 
@@ -185,9 +184,7 @@ def test_the_same_request_again_gives_results_of_its_own_inputs(device: RemoteDe
 
 
 def test_requests_of_changing_shapes_do_not_mix(device: RemoteDevice) -> None:
-    b = Builder()
-    x = b.input((0,))
-    prepared = prepare(device, b.finish([x], [b.add(x, x)]))
+    prepared = prepare(device, doubling(0))
     for n in range(60):
         x = numbers(1 + n * 7 % 23, n)
         assert np.array_equal(run(prepared, x), 2 * x)

@@ -13,6 +13,7 @@ from nnhal.frontends.tflite import load
 from nnhal.model import validate as validation
 from nnhal.model.layouts import with_layout
 from nnhal.model.validate import validate
+from tests.models import make_model
 
 
 @pytest.fixture
@@ -46,9 +47,7 @@ def test_an_imported_model_is_bound_by_the_importer_alone(again):
 
 
 def test_a_model_that_is_changed_is_bound_again(again):
-    b = nnhal.Builder()
-    x = b.input((4, 6))
-    model = b.finish([x], [b.reshape(b.relu(x), np.array([2, 12], np.int32))])
+    model = make_model(lambda b, x: b.reshape(b.relu(x), np.array([2, 12], np.int32)), (4, 6))
     assert again == []
     main = model.main
     wider = tuple(replace(o, dimensions=(8, 6)) if o.dimensions == (4, 6) else o for o in main.operands)

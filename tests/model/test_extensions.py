@@ -16,6 +16,7 @@ from nnhal.base.levels import V1_2
 from nnhal.ipc.protocol.convert import model_from_wire, model_to_wire
 from nnhal.model.graph import Operation
 from nnhal.runtime import discovery
+from tests.models import make_subgraph
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_extension.py"
 X = np.random.default_rng(0).normal(size=(1, 8)).astype(np.float32)
@@ -151,13 +152,11 @@ def test_the_driver_file_loads():
 def test_an_extension_that_only_a_subgraph_uses_is_carried(example):
     b = nnhal.Builder()
     x, yes = b.input((1, 8)), b.input((1,), "TENSOR_BOOL8")
-    branches = []
-    for transformed in (True, False):
-        s = b.subgraph()
-        given = s.input((1, 8))
-        name = "com.example.fourier"
-        y = s.operation(f"{name}.ABSOLUTE", s.operation(f"{name}.FFT", given)) if transformed else s.neg(given)
-        branches.append(s.finish_subgraph([given], [y]))
+    fourier = "com.example.fourier"
+    branches = [
+        make_subgraph(b, lambda s, y: s.operation(f"{fourier}.ABSOLUTE", s.operation(f"{fourier}.FFT", y)), (1, 8)),
+        make_subgraph(b, lambda s, y: s.neg(y), (1, 8)),
+    ]
     model = b.finish([yes, x], [b.if_(yes, *branches, [x], out_type="TENSOR_FLOAT32")])
     assert [name for name, _ in model.extensions] == ["com.example.fourier"]
     compiled = nnhal.compile(model, devices="reference")

@@ -8,17 +8,11 @@ import pytest
 
 from nnhal.base.codes import OperandType
 from nnhal.base.levels import V1_0
-from nnhal.frontends.python import Builder
 from nnhal.model.builder import ModelBuilder
-from nnhal.model.graph import EdgeForm, Location, Model, State
+from nnhal.model.graph import EdgeForm, Location, State
 from nnhal.model.metadata import Metadata
 from nnhal.model.validate import stored_validation, validate
-
-
-def doubled() -> Model:
-    b = Builder("doubled")
-    x = b.input((2, 3))
-    return b.finish([x], [b.add(x, x)])
+from tests.models import doubling
 
 
 @pytest.mark.parametrize(
@@ -33,14 +27,14 @@ def doubled() -> Model:
     ids=lambda told: next(iter(told)),
 )
 def test_models_that_compute_the_same_are_equal_whatever_is_said_of_them(told: dict[str, Any]) -> None:
-    assert replace(doubled(), **told) == doubled()
+    assert replace(doubling(2, 3), **told) == doubling(2, 3)
 
 
 def test_what_is_known_of_a_model_is_not_known_of_one_that_was_made_of_it() -> None:
-    model = doubled()
+    model = doubling(2, 3)
     assert validate(model).level == V1_0
     assert replace(model, main=replace(model.main, operations=()))._memo == {}
-    assert doubled() == model
+    assert doubling(2, 3) == model
 
 
 def test_files_that_belong_to_a_model_are_neither_compared_nor_shown() -> None:
@@ -61,7 +55,7 @@ def test_known_of_a_model_are_the_shapes_that_its_operands_do_not_have() -> None
 
 
 def test_labels_of_operands_and_operations_are_no_part_of_a_model() -> None:
-    main = doubled().main
+    main = doubling(2, 3).main
     operands = tuple(replace(operand, name="other") for operand in main.operands)
     operations = tuple(replace(operation, name="other") for operation in main.operations)
     assert replace(main, operands=operands, operations=operations) == main
@@ -69,7 +63,7 @@ def test_labels_of_operands_and_operations_are_no_part_of_a_model() -> None:
 
 @pytest.mark.parametrize("other", [{"relaxed": True}, {"values": b"\1"}, {"extensions": (("com.example.x", 1),)}])
 def test_models_that_may_compute_something_else_are_not_equal(other: dict[str, Any]) -> None:
-    assert replace(doubled(), **other) != doubled()
+    assert replace(doubling(2, 3), **other) != doubling(2, 3)
 
 
 def test_states_are_equal_whatever_they_start_with() -> None:

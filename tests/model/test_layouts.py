@@ -29,6 +29,7 @@ from nnhal.model.validate import validate, values_of
 from nnhal.ops import OPS
 from nnhal.ops.schema import F32, Form, Op, T, arg, register
 from tests import requests
+from tests.models import make_model, make_subgraph
 
 TRANSPOSE = OperationType.TRANSPOSE
 SEED = 11
@@ -386,11 +387,11 @@ def test_scales_of_channels_go_where_their_dimension_goes() -> None:
 def test_subgraphs_are_laid_out_too_and_their_ends_stay() -> None:
     b = Builder()
     condition, x = b.input((1,), "TENSOR_BOOL8"), b.input((1, 4, 4, 3))
-    branches = []
-    for kind in ("max_pool_2d", "average_pool_2d"):
-        s = b.subgraph()
-        z = s.input((1, 4, 4, 3))
-        branches.append(s.finish_subgraph([z], [getattr(s, kind)(z, padding="same", filter_size=2, stride=1)]))
+    window = {"padding": "same", "filter_size": 2, "stride": 1}
+    branches = [
+        make_subgraph(b, lambda s, z: s.max_pool_2d(z, **window), (1, 4, 4, 3)),
+        make_subgraph(b, lambda s, z: s.average_pool_2d(z, **window), (1, 4, 4, 3)),
+    ]
     model = b.finish([condition, x], [b.if_(condition, *branches, [x], out_type="TENSOR_FLOAT32")])
     found = with_layout(model, "nchw")
     assert found.transposes == 4 and not found.inserted
@@ -419,9 +420,7 @@ def test_an_operation_whose_output_has_no_rank_stays_as_it_is() -> None:
 
 
 def test_a_model_that_has_the_layout_is_the_very_same() -> None:
-    b = Builder()
-    x = b.input((1, 3, 4, 4))
-    model = b.finish([x], [b.max_pool_2d(x, padding="same", filter_size=2, stride=1, nchw=True)])
+    model = make_model(lambda b, x: b.max_pool_2d(x, padding="same", filter_size=2, stride=1, nchw=True), (1, 3, 4, 4))
     for layout in ("nchw", None):
         found = with_layout(model, layout)
         assert found.model is model and found.transposes == 0 and found.serves == (0,)
@@ -493,17 +492,13 @@ def test_a_transpose_serves_who_reads_it_or_who_was_turned_before_it() -> None:
 
 
 def test_a_transpose_serves_all_who_read_it() -> None:
-    b = Builder()
-    x = b.input((1, 4, 4, 3))
-    found = laid(b.finish([x], [b.relu(x), pooled(b, x), pooled(b, x)]))
+    found = laid(make_model(lambda b, x: [b.relu(x), pooled(b, x), pooled(b, x)], (1, 4, 4, 3)))
     place = kinds(found.model).index("TRANSPOSE")
     assert found.serves[place] == 1 and found.served()[place] == {1, 2}
 
 
 def test_what_was_laid_out_once_is_kept() -> None:
-    b = Builder()
-    x = b.input((1, 4, 4, 3))
-    model = b.finish([x], [pooled(b, x)])
+    model = make_model(pooled, (1, 4, 4, 3))
     assert with_layout(model, "nchw") is with_layout(model, "nchw")
     assert with_layout(model, "nhwc") == with_layout(model, "nhwc") == ModelInLayout(model, (0,))
     b = Builder()
@@ -515,41 +510,31 @@ def test_what_was_laid_out_once_is_kept() -> None:
 
 
 def test_a_model_without_layouts_is_left_alone() -> None:
-    b = Builder()
-    x = b.input((2, 3))
-    model = b.finish([x], [b.relu(turned_to(b, turned_to(b, x, 1, 0), 1, 0))])
+    model = make_model(lambda b, x: b.relu(turned_to(b, turned_to(b, x, 1, 0), 1, 0)), (2, 3))
     assert all(with_layout(model, layout).model is model for layout in LAYOUTS)
 
 
 def test_a_transpose_is_put_as_late_as_can_be_where_it_costs_the_same() -> None:
-    b = Builder()
-    x = b.input((1, 4, 4, 3))
-    found = laid(b.finish([x], [pooled(b, b.relu(x))]))
+    found = laid(make_model(lambda b, x: pooled(b, b.relu(x)), (1, 4, 4, 3)))
     assert kinds(found.model) == ["RELU", "TRANSPOSE", "MAX_POOL_2D", "TRANSPOSE"]
     assert len(found.turned) == 1
 
 
 def test_two_small_transposes_cost_more_than_one_larger() -> None:
-    b = Builder()
-    one, two = b.input((1, 8, 8, 1)), b.input((1, 1, 1, 64))
-    found = laid(b.finish([one, two], [b.add(pooled(b, one), pooled(b, two))]))
+    found = laid(make_model(lambda b, one, two: b.add(pooled(b, one), pooled(b, two)), (1, 8, 8, 1), (1, 1, 1, 64)))
     assert sizes_transposed(found) == [64, 64, 4096]
 
 
 @pytest.mark.parametrize(("depth", "transposed"), [(261, [64, 261, 16704]), (262, [64, 262, 64, 262])])
 def test_an_operation_more_costs_as_much_as_65536_bytes(depth: int, transposed: list[int]) -> None:
     """The sum has 256 bytes for each of its depth; the summands have 256 in all and 4 for each: even at 261.1."""
-    b = Builder()
-    one, two = b.input((1, 8, 8, 1)), b.input((1, 1, 1, depth))
-    found = laid(b.finish([one, two], [b.add(pooled(b, one), pooled(b, two))]))
+    found = laid(make_model(lambda b, one, two: b.add(pooled(b, one), pooled(b, two)), (1, 8, 8, 1), (1, 1, 1, depth)))
     assert sizes_transposed(found) == transposed
 
 
 def test_no_transpose_is_added_to_save_bytes() -> None:
     """The sum has 256 KiB, its summands 16 KiB and 64 bytes."""
-    b = Builder()
-    one, two = b.input((1, 64, 64, 1)), b.input((1, 1, 1, 16))
-    found = laid(b.finish([one, two], [pooled(b, b.add(one, two))]))
+    found = laid(make_model(lambda b, one, two: pooled(b, b.add(one, two)), (1, 64, 64, 1), (1, 1, 1, 16)))
     assert sizes_transposed(found) == [65536, 65536]
 
 
@@ -636,30 +621,22 @@ def test_what_two_outputs_are_transposed_of_is_transposed_before() -> None:
 
 
 def test_what_two_operations_with_a_layout_read_is_transposed_before_both() -> None:
-    b = Builder()
-    x = b.input((1, 4, 4, 3))
-    found = laid(b.finish([x], [pooled(b, kind(x)) for kind in (b.relu, b.neg)]))
+    found = laid(make_model(lambda b, x: [pooled(b, kind(x)) for kind in (b.relu, b.neg)], (1, 4, 4, 3)))
     assert found.transposes == 3 and kinds(found.model)[0] == "TRANSPOSE"
 
 
 def test_a_vector_that_is_added_to_pictures_is_turned_with_them() -> None:
-    b = Builder()
-    x = b.input((1, 4, 4, 3))
-    y = b.add(pooled(b, x), np.array([1, 2, 3], np.float32))
-    assert laid(b.finish([x], [pooled(b, y)])).transposes == 2
+    model = make_model(lambda b, x: pooled(b, b.add(pooled(b, x), np.array([1, 2, 3], np.float32))), (1, 4, 4, 3))
+    assert laid(model).transposes == 2
 
 
 def test_a_vector_that_is_only_given_at_execution_stays_and_so_does_who_adds_it() -> None:
-    b = Builder()
-    x, v = b.input((1, 4, 4, 3)), b.input((3,))
-    assert laid(b.finish([x, v], [pooled(b, b.add(pooled(b, x), v))])).transposes == 4
+    assert laid(make_model(lambda b, x, v: pooled(b, b.add(pooled(b, x), v)), (1, 4, 4, 3), (3,))).transposes == 4
 
 
 def test_truth_is_never_transposed() -> None:
     """TRANSPOSE takes no TENSOR_BOOL8: what gives one as an output works in the order of that."""
-    b = Builder()
-    x, y = b.input((1, 4, 4, 3)), b.input((1, 4, 4, 3))
-    found = laid(b.finish([x, y], [b.less(pooled(b, x), pooled(b, y))]))
+    found = laid(make_model(lambda b, x, y: b.less(pooled(b, x), pooled(b, y)), (1, 4, 4, 3), (1, 4, 4, 3)))
     assert found.transposes == 4
 
 
@@ -682,9 +659,7 @@ def test_what_was_left_out_before_the_layout_is_put_in_with_it() -> None:
     nchw = arg("nchw", OperandType.BOOL, since=V1_2, default=False)
     form, result = Form(picture, factor, nchw), replace(picture, name="output")
     register(Op("com.example.laid.TIMES", {F32: V1_2}, (form,), (result,), lambda a, x: x * np.float32(a.factor)))
-    b = Builder()
-    x = b.input((1, 4, 4, 3))
-    found = laid(b.finish([x], [b.operation("com.example.laid.TIMES", x)]))
+    found = laid(make_model(lambda b, x: b.operation("com.example.laid.TIMES", x), (1, 4, 4, 3)))
     (turned,) = [o for o in found.model.main.operations if o.type == extension.operation("TIMES")]
     _, given, other = (found.model.main.operands[i] for i in turned.inputs)
     assert found.model.constant(given) == 3 and found.model.constant(other)
@@ -734,9 +709,7 @@ def test_what_is_reduced_of_constants_alone_stands_alone() -> None:
 
 
 def test_dimensions_that_are_only_known_at_execution_do_not_keep_a_picture_from_being_turned() -> None:
-    b = Builder()
-    x = b.input((None, 4, 4, 3))
-    model = b.finish([x], [pooled(b, b.relu(pooled(b, x)))])
+    model = make_model(lambda b, x: pooled(b, b.relu(pooled(b, x))), (None, 4, 4, 3))
     found = with_layout(model, "nchw")
     assert found.transposes == 2
     assert same(model, found.model, [np.arange(96, dtype=np.float32).reshape(2, 4, 4, 3)])

@@ -19,6 +19,7 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import EdgeForm, Location, Model, Operand, State, consumers, describe, operation_label
 from nnhal.model.parts import extract_part, live_operands, without_defaults
 from nnhal.model.validate import level_needed, release_constants, shape_of, validate, validate_outline
+from tests.models import make_model, make_subgraph, one_operation
 
 F32, F16, I32, Q8 = Type.TENSOR_FLOAT32, Type.TENSOR_FLOAT16, Type.TENSOR_INT32, Type.TENSOR_QUANT8_ASYMM
 PER_CHANNEL = Type.TENSOR_QUANT8_SYMM_PER_CHANNEL
@@ -366,10 +367,8 @@ def test_the_level_is_the_newest_of_all_and_its_reasons_stand_once() -> None:
         V1_0,
         ("TENSOR_FLOAT32 exists since 1.0", "FLOOR #0: FLOOR exists since 1.0"),
     )
-    half = ModelBuilder()
-    x, y = (half.operand(F16, (2,)) for _ in range(2))
-    half.operation("FLOOR", [x], [y])
-    assert validate(half.finish([x], [y])).reasons[0] == "TENSOR_FLOAT16 exists since 1.2"
+    model = one_operation("FLOOR", (F16, (2,)), output=(F16, (2,)))
+    assert validate(model).reasons[0] == "TENSOR_FLOAT16 exists since 1.2"
 
 
 def test_types_of_what_only_says_a_default_do_not_count() -> None:
@@ -412,9 +411,7 @@ def test_constants_are_let_go_of_and_shapes_stay() -> None:
 
 
 def test_what_a_builder_bound_is_kept_until_validation_alone() -> None:
-    b = nnhal.Builder()
-    x = b.input((2,))
-    built = b.finish([x], [b.relu(x)])
+    built = make_model(lambda b, x: b.relu(x), (2,))
     validate(built)
     assert "bounds" not in built._memo
 
@@ -422,18 +419,13 @@ def test_what_a_builder_bound_is_kept_until_validation_alone() -> None:
 def test_an_operation_needs_the_level_of_all_that_it_refers_to() -> None:
     b = nnhal.Builder()
     condition, x = b.input((1,), "TENSOR_BOOL8"), b.input((2, 2))
-    s = b.subgraph()
-    y = s.input((2, 2))
-    newest = s.finish_subgraph([y], [s.relu(s.batch_matmul(s.relu(y), y))])
-    s = b.subgraph()
-    y = s.input((2, 2))
-    oldest = s.finish_subgraph([y], [s.relu(y)])
-    s = b.subgraph()
-    c, y = s.input((1,), "TENSOR_BOOL8"), s.input((2, 2))
-    nested = s.finish_subgraph([c, y], [s.relu(s.if_(c, newest, oldest, [y], out_type="TENSOR_FLOAT32"))])
-    s = b.subgraph()
-    c, y = s.input((1,), "TENSOR_BOOL8"), s.input((2, 2))
-    flat = s.finish_subgraph([c, y], [s.relu(y)])
+    flag, square = ((1,), "TENSOR_BOOL8"), (2, 2)
+    newest = make_subgraph(b, lambda s, y: s.relu(s.batch_matmul(s.relu(y), y)), square)
+    oldest = make_subgraph(b, lambda s, y: s.relu(y), square)
+    nested = make_subgraph(
+        b, lambda s, c, y: s.relu(s.if_(c, newest, oldest, [y], out_type="TENSOR_FLOAT32")), flag, square
+    )
+    flat = make_subgraph(b, lambda s, c, y: s.relu(y), flag, square)
     deep = b.if_(condition, nested, flat, [condition, x], out_type="TENSOR_FLOAT32")
     near = b.if_(condition, oldest, newest, [x], out_type="TENSOR_FLOAT32")
     old = b.if_(condition, oldest, oldest, [x], out_type="TENSOR_FLOAT32")
@@ -622,11 +614,7 @@ def test_a_part_leaves_open_what_is_not_known() -> None:
 def test_only_a_part_that_refers_to_subgraphs_has_some() -> None:
     b = nnhal.Builder()
     flag, x = b.input((1,), "TENSOR_BOOL8"), b.input((1,))
-    branches = []
-    for name in ("neg", "abs"):
-        s = b.subgraph()
-        given = s.input((1,))
-        branches.append(s.finish_subgraph([given], [getattr(s, name)(given)]))
+    branches = make_subgraph(b, lambda s, y: s.neg(y), (1,)), make_subgraph(b, lambda s, y: s.abs(y), (1,))
     model = b.finish([flag, x], [b.exp(b.if_(flag, *branches, [x], out_type="TENSOR_FLOAT32"))])
     assert [len(extract_part(model, [n]).model.referenced) for n in (0, 1)] == [2, 0]
 

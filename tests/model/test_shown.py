@@ -13,6 +13,7 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 from nnhal.model.outline import Node, Outline, ShownTensor, attribute_text, outline, shape_text
 from nnhal.model.text import dot, listing, text
+from tests.models import make_model
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +89,8 @@ def test_text_tells_of_quantisation_branches_states_and_long_constants() -> None
     lines = text(b.finish([x], [z])).splitlines()
     assert lines[0] == "model (unnamed): level 1.0, 2 operations"
     assert "  input %0: quant8_asymm[2, 2] scale 0.5 zero 3" in lines
-    b = nnhal.Builder()
-    x = b.input((1, 10))
-    y = b.mul(x, np.arange(10, dtype=np.float32).reshape(1, 10))
-    (line,) = [s for s in text(b.finish([x], [y])).splitlines() if "constant" in s and "f32" in s]
+    model = make_model(lambda b, x: b.mul(x, np.arange(10, dtype=np.float32).reshape(1, 10)), (1, 10))
+    (line,) = [s for s in text(model).splitlines() if "constant" in s and "f32" in s]
     assert "= [0, 1, 2, 3, 4, 5, 6, 7, ...]" in line
 
 
@@ -193,9 +192,7 @@ def test_operations_are_counted_by_kind_and_small_constants_are_attributes(model
     assert found.kinds() == {"CONV_2D": 1, "SLICE": 1, "AVERAGE_POOL_2D": 1}
     assert found.level == "1.2" and found.reasons == ("SLICE #1: SLICE exists since 1.2",)
     assert 4 not in found.tensors and found.tensors[2].constant and not found.tensors[0].constant
-    b = nnhal.Builder()
-    x = b.input((1,) * 4)
-    shown = outline(b.finish([x], [b.tile(x, np.ones(4, np.int32)), b.reshape(x, [1] * 8)]))
+    shown = outline(make_model(lambda b, x: [b.tile(x, np.ones(4, np.int32)), b.reshape(x, [1] * 8)], (1,) * 4))
     assert [node.attributes for node in shown.nodes] == ["multiples [1,1,1,1]", "shape [1,1,1,1,1,1,1,1]"]
 
 

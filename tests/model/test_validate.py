@@ -15,6 +15,7 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Location, Model, Operand, Operation
 from nnhal.model.parts import extract_part
 from nnhal.model.validate import level_of, optional_inputs, validate
+from tests.models import make_model
 
 
 def pooled(times: int = 1) -> Model:
@@ -133,10 +134,8 @@ def test_negative_dimension():
 
 
 def test_rank_nine():
-    b = Builder()
-    x = b.input((1,) * 9)
     with pytest.raises(InvalidModel, match=r"rank|has shape"):
-        b.finish([x], [b.floor(x)])
+        make_model(lambda b, x: b.floor(x), (1,) * 9)
 
 
 def test_scalar_with_dimensions():

@@ -1,7 +1,5 @@
 """The table of operations loads a family when one of its records is asked for, and shows no difference."""
 
-import subprocess
-import sys
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -10,10 +8,11 @@ import pytest
 import nnhal.ops
 from nnhal.ops import OPS
 from nnhal.ops.families import FAMILIES
+from tests.execution import run_python
 
 
 def printed(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    return run_python(code).stdout
 
 
 def test_each_record_lies_in_the_family_that_the_table_names() -> None:

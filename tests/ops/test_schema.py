@@ -1,7 +1,5 @@
 """The schema language: forms, types, dimensions, levels, deferral, and what errors say."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +26,7 @@ from nnhal.ops.schema import (
     register,
     show,
 )
+from tests.execution import run_python
 
 PICTURE = Value(Type.TENSOR_FLOAT32, (1, 8, 8, 3))
 RESULT = Value(Type.TENSOR_FLOAT32, None)
@@ -241,7 +240,7 @@ def test_an_operation_of_nnapi_is_not_registered_by_others_before_its_family_is_
         "except ValueError as error:\n    print(error)\n"
         "print(OPS['MUL'].name, OPS['SUB'].name)"
     )
-    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    said = run_python(program).stdout
     assert said == "MUL is registered twice\nMUL SUB\n"
 
 

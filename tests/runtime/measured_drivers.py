@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.frontends.python import Builder
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery, execute, isolation, tuning
 from nnhal.runtime.measured import location, record
 from nnhal.runtime.measured.background_write import wait_for_writes
 from nnhal.runtime.measured.profile import CrossingCost, DeviceProfile, LinearCost, MachineProfile
 from nnhal.runtime.placer import identity_of
+from tests import models
 from tests.waiting import Clock
 
 US = 1e-6
@@ -85,11 +85,7 @@ def driver(folder: Path, device: str, **given: Any) -> str:
 
 
 def chain(length: int = 2) -> Model:
-    b = Builder("learnt")
-    x = y = b.input((1, 4))
-    for _ in range(length):
-        y = b.neg(y)
-    return b.finish([x], [y])
+    return models.chain("neg", length, (1, 4), name="learnt")
 
 
 def profiled(**each: float) -> None:

@@ -8,6 +8,7 @@ import pytest
 import nnhal
 from nnhal.base.errors import OperationFailed
 from nnhal.hal.request import Timing
+from tests.models import make_model
 from tests.runtime.devices import Fake, Wrapped, failing
 from tests.runtime.graphs import counter, sums
 from tests.waiting import until
@@ -66,9 +67,8 @@ def test_results_are_the_same(isolation, devices):
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
 def test_unknown_shapes_and_memory_that_is_too_small_are_told(isolation):
-    b = nnhal.Builder("open")
-    x = b.input((0,), name="x")
-    compiled = nnhal.compile(b.finish([x], [b.relu(x, name="y")]), devices="reference", isolation=isolation)
+    model = make_model(lambda b, x: b.relu(x, name="y"), name="open", x=(0,))
+    compiled = nnhal.compile(model, devices="reference", isolation=isolation)
     assert compiled(-X).tolist() == [0, 0, 0, 0]
     with pytest.raises(nnhal.OutputInsufficientSize) as caught:
         compiled(X, out=np.empty(7, np.uint8))

@@ -17,6 +17,7 @@ from nnhal.hal.wrappers import WithHalLevel
 from nnhal.runtime import discovery
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import counter, sums
+from tests.waiting import together
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 LIMIT = 20  # seconds after which something counts as hanging
@@ -74,11 +75,7 @@ def test_a_burst_runs_one_execution_at_a_time(isolation):
                 except nnhal.BadState as error:
                     refused.append(str(error))
 
-        threads = [threading.Thread(target=again) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        together([again] * 2)
         assert refused and all("must be one at a time" in text for text in refused)
         assert (run(array) == 21).all()
 

@@ -30,27 +30,15 @@ from nnhal.ops.schema import Form, Op, T, arg, out, register
 from nnhal.runtime.cache import wanted
 from nnhal.runtime.cache.folder import CacheFolder
 from nnhal.runtime.cache.tokens import token_of
+from tests.models import doubling, make_model
 
-pytestmark = pytest.mark.cache
+pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("state")]
 
 X = np.array([1, -2, 3, 4], np.float32)
 
 
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
 def scaled(by: float = 2.0, name: str = "m") -> Model:
-    b = nnhal.Builder(name)
-    x = b.input((4,))
-    return b.finish([x], [b.mul(x, b.constant(np.full(4, by, np.float32)))])
+    return make_model(lambda b, x: b.mul(x, b.constant(np.full(4, by, np.float32))), (4,), name=name)
 
 
 def run(model: Model, folder: Path | None, devices: Any = None, by: float = 2.0, **settings: Any) -> str:
@@ -85,9 +73,7 @@ def test_nothing_is_kept_unasked(monkeypatch, folder, tmp_path):
 def test_other_weights_another_structure_and_another_relaxation_are_other_models(folder):
     assert run(scaled(2), folder) == MISS
     assert run(scaled(3), folder, by=3) == MISS
-    b = nnhal.Builder("m")
-    x = b.input((4,))
-    assert run(b.finish([x], [b.add(x, x)]), folder) == MISS
+    assert run(doubling(4, name="m"), folder) == MISS
     assert run(scaled(2), folder, relaxed=True) == MISS
     assert run(scaled(2), folder) == HIT
 
@@ -172,9 +158,7 @@ def multiplied(by: int) -> Model:
     register(
         Op(f"{name}.TIMES", kind, (Form(operand),), (out("output", kind, "batch length"),), lambda a, x: x * by, doc="")
     )
-    b = nnhal.Builder("extended")
-    x = b.input((1, 4))
-    return b.finish([x], [b.operation(f"{name}.TIMES", x)])
+    return make_model(lambda b, x: b.operation(f"{name}.TIMES", x), (1, 4), name="extended")
 
 
 def test_another_kernel_of_an_extension_is_a_miss(folder):
@@ -185,9 +169,7 @@ def test_another_kernel_of_an_extension_is_a_miss(folder):
 
 
 def test_each_part_of_a_model_has_an_entry(folder):
-    b = nnhal.Builder("parts")
-    x = b.input((4,))
-    model = b.finish([x], [b.floor(b.mul(x, b.constant(np.full(4, 2, np.float32))))])
+    model = make_model(lambda b, x: b.floor(b.mul(x, b.constant(np.full(4, 2, np.float32)))), (4,), name="parts")
     second = FullV1_3()
     second.name = "second"
     devices = [Limited(FullV1_3(), lambda m, n: n == 0), Limited(second, lambda m, n: n == len(m.main.operations) - 1)]

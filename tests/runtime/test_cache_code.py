@@ -9,6 +9,7 @@ import pytest
 import nnhal
 from nnhal.model.graph import Model
 from nnhal.runtime import isolation
+from tests.models import make_model
 
 pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("new_start")]
 PLACES = pytest.mark.parametrize("place", ["none", "process"])
@@ -71,9 +72,7 @@ def driver(path: Path, factor: int, kind: str = "D") -> Path:
 
 
 def model() -> Model:
-    b = nnhal.Builder("m")
-    x = b.input((2,))
-    return b.finish([x], [b.mul(x, np.float32([2, 2]))])
+    return make_model(lambda b, x: b.mul(x, np.float32([2, 2])), (2,), name="m")
 
 
 def used(tmp_path: Path, place: Any) -> tuple[float, str]:

@@ -15,6 +15,7 @@ from nnhal.runtime.cache import manifest
 from nnhal.runtime.cache.folder import MAKING, CacheFolder
 from nnhal.runtime.cache.making import EntryBeingWritten, NewEntry, NothingCached
 from nnhal.runtime.cache.manifest import Manifest, NoEntry
+from tests.execution import run_python
 
 pytestmark = pytest.mark.cache
 
@@ -302,7 +303,7 @@ def test_what_is_being_made_is_not_tidied_away(folder, elsewhere):
     os.write(entry.files.cache(TOKEN).files[0], b"x")
     publish(folder, TWO)
     if elsewhere:
-        subprocess.run([sys.executable, "-c", PRUNE, folder.path], check=True)
+        run_python(PRUNE, folder.path)
     else:
         folder.prune(0)
     assert [entry.key for entry in folder.entries()] == []
@@ -320,7 +321,7 @@ def test_a_forked_child_keeps_nothing_of_what_its_parent_was_making(folder):
         os._exit(0)
     try:
         entry._mark.close()  # as the parent's death does
-        subprocess.run([sys.executable, "-c", PRUNE, folder.path], check=True)
+        run_python(PRUNE, folder.path)
         assert left(folder) == []
     finally:
         os.close(end)

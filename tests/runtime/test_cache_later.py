@@ -11,6 +11,7 @@ import nnhal
 from nnhal.hal.cache.locks import exclusive_files
 from nnhal.runtime import isolation
 from nnhal.runtime.cache.folder import CacheFolder
+from tests.models import make_model
 
 pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("new_start")]
 ISOLATIONS = pytest.mark.parametrize("place", ["none", "process"])
@@ -97,9 +98,7 @@ def compiled_by(tmp_path: Path, kind: str, place: Any) -> nnhal.Compiled:
     """What an application compiles when it starts."""
     (tmp_path / "drv.py").write_text(textwrap.dedent(DEVICE).replace("{kind}", kind))
     nnhal.load_driver(tmp_path / "drv.py")
-    b = nnhal.Builder("doubled")
-    x = b.input((2,))
-    model = b.finish([x], [b.mul(x, np.float32([2, 2]))])
+    model = make_model(lambda b, x: b.mul(x, np.float32([2, 2])), (2,), name="doubled")
     return nnhal.compile(model, devices=["later"], isolation=place, cache_dir=tmp_path / "c")
 
 

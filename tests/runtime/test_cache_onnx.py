@@ -1,25 +1,19 @@
 """Imported `.onnx` models are kept as `.tflite` ones are; the files beside them that weights lie in belong to the entry."""
 
 import os
-import subprocess
-import sys
 
 import numpy as np
 import onnx
 import pytest
 
 import nnhal
+from tests.execution import run_python
 from tests.frontends.onnx_models import model, node, saved
 
 MISS = "miss: there is no entry"
 RNG = np.random.default_rng(4)
 
-pytestmark = pytest.mark.cache
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path, monkeypatch):
-    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
+pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("state")]
 
 
 def real(*shape):
@@ -86,9 +80,6 @@ def test_a_hit_loads_no_importer(tmp_path):
         f"c = nnhal.compile({str(path)!r}, devices='reference', cache_dir={str(tmp_path / 'cache')!r})\n"
         "print(str(c.cache[0]), [m for m in sys.modules if m.startswith(('nnhal.frontends.onnx', 'onnx'))])"
     )
-    _, second = (
-        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-        for _ in range(2)
-    )
+    _, second = (run_python(program).stdout for _ in range(2))
     assert second == "hit []\n"
     assert onnx.load(str(path)).graph.node

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import subprocess
 import sys
 from itertools import count, takewhile
 from pathlib import Path
@@ -28,6 +27,7 @@ from nnhal.runtime.cache.folder import CacheFolder
 from nnhal.runtime.cache.making import NewEntry
 from nnhal.runtime.cache.runtime_entries import RuntimeEntries
 from nnhal.zoo.by_name import path
+from tests.execution import run_python
 from tests.waiting import Opened
 
 MISS = "miss: there is no entry"
@@ -38,11 +38,6 @@ MADE = "add4", "tiny_conv", "tiny_conv_int8", "tiny_dynamic", "tiny_lstm"  # by 
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(runtime_entries, "CUSTOM_OPERATORS", {})  # whatever other tests registered
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
 
 
 def file_of(name: str) -> Path:
@@ -113,10 +108,7 @@ def test_a_hit_loads_neither_importer_nor_records_of_operations(folder: Path) ->
         "loaded = [m for m in sys.modules if m.startswith(('nnhal.frontends.tflite', 'nnhal.ops.conv', 'nnhal.ipc'))]\n"
         "print([str(o) for o in c.cache], loaded)"
     )
-    first, second = (
-        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-        for _ in range(2)
-    )
+    first, second = (run_python(program).stdout for _ in range(2))
     assert first.startswith(f"['{MISS}', '{MISS}'] ['nnhal.")
     assert second == "['hit', 'hit'] []\n"
 
@@ -129,10 +121,7 @@ def test_a_hit_loads_the_engine_that_runs_it_and_no_other_that_was_asked(folder:
         "engines = ['onnxruntime', 'openvino', 'ai_edge_litert.interpreter']\n"
         "print({s.device for s in c.placement.steps}, [m for m in engines if m in sys.modules])"
     )
-    first, second = (
-        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-        for _ in range(2)
-    )
+    first, second = (run_python(program).stdout for _ in range(2))
     assert first == "{'litert'} ['openvino', 'ai_edge_litert.interpreter']\n"  # OpenVINO says what it takes by trying
     assert second == "{'litert'} ['ai_edge_litert.interpreter']\n"
 
@@ -188,12 +177,7 @@ def test_a_device_whose_code_is_in_no_file_is_asked_each_time(file: Path, folder
         "except nnhal.UnsupportedModel:\n"
         "    print('refused')\n"
     )
-    first, second = (
-        subprocess.run(
-            [sys.executable, "-c", program.format(answer=answer)], check=True, capture_output=True, text=True
-        ).stdout
-        for answer in (True, False)
-    )
+    first, second = (run_python(program.format(answer=answer)).stdout for answer in (True, False))
     assert (first, second) == ("taken\n", "refused\n")
 
 

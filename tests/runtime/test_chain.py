@@ -16,9 +16,9 @@ from nnhal.base.memory import Memory
 from nnhal.hal import request as request_module
 from nnhal.hal.background import ExecutionInfo, FencedExecution
 from nnhal.hal.device import YES, Device, Hints, Prepared, Verdict
-from nnhal.hal.memory import Buffer
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.runtime import fenced as chains
+from tests.hal.devices import OwnBuffer
 from tests.runtime.devices import Fake, for_nothing
 from tests.runtime.graphs import SHAPE, sums
 from tests.runtime.test_arguments import WIDE, N, formed
@@ -64,7 +64,7 @@ class Launching(Device):
     def prepare(self, model: nnhal.Model, hints: Hints) -> Prepared:
         device = self
 
-        class Mine(Prepared):
+        class OwnBuffer(Prepared):
             changeable = device.changeable
 
             def run(self, request: Request, control: Control) -> None:
@@ -78,7 +78,7 @@ class Launching(Device):
             def close(self) -> None:
                 device.closed += 1
 
-        return Mine()
+        return OwnBuffer()
 
 
 def two_steps(monkeypatch: pytest.MonkeyPatch) -> tuple[nnhal.Compiled, Launching, Launching]:
@@ -241,22 +241,9 @@ def test_after_a_failure_requests_take_nothing_and_outputs_have_no_contents(monk
     assert (room == -7).all()
 
 
-class Mine(Buffer):
-    """Memory of a driver's own."""
-
-    contents: Any = None
-    shape = property(lambda self: None if self.contents is None else self.contents.shape)
-
-    def copy_to(self, memory: Memory) -> None:
-        memory.view(0, 16, np.float32)[:] = self.contents
-
-    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
-        self.contents = memory.view(0, 16, np.float32).copy()
-
-
 def with_buffers() -> tuple[nnhal.Compiled, Launching]:
     device = Launching()
-    device.allocate = Mine  # type: ignore[assignment]
+    device.allocate = OwnBuffer  # type: ignore[assignment]
     return nnhal.compile(sums(), devices=[device]), device
 
 

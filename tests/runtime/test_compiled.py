@@ -19,6 +19,7 @@ import nnhal
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import State
 from nnhal.runtime import inflight
+from tests.models import make_model
 from tests.runtime.devices import Fake, failing
 from tests.waiting import LIMIT, pass_time, until
 
@@ -108,9 +109,7 @@ def test_unknown_dimensions_are_known_with_each_call():
 
 
 def test_an_output_of_unknown_shape_does_not_share_memory_with_its_input():
-    b = nnhal.Builder()
-    x = b.input((None, 4))
-    compiled = nnhal.compile(b.finish([x], [b.reshape(x, [-1])]), devices="reference")
+    compiled = nnhal.compile(make_model(lambda b, x: b.reshape(x, [-1]), (None, 4)), devices="reference")
     given = np.ones((2, 4), np.float32)
     assert not np.shares_memory(compiled(given), given)
 
@@ -465,9 +464,7 @@ def public(thing):
 
 
 def test_an_application_sees_what_is_documented_and_nothing_else():
-    b = nnhal.Builder()
-    x = b.input((2,))
-    compiled = nnhal.compile(b.finish([x], [b.relu(x)]), devices="reference")
+    compiled = nnhal.compile(make_model(lambda b, x: b.relu(x), (2,)), devices="reference")
     given = np.zeros(2, np.float32)
     assert public(compiled) == {
         *(
@@ -499,9 +496,8 @@ def test_an_application_sees_what_is_documented_and_nothing_else():
 
 
 def added(**how) -> nnhal.Compiled:
-    b = nnhal.Builder("added")
-    x, y = b.input((4,), name="x"), b.input((4,), name="y")
-    return nnhal.compile(b.finish([x, y], [b.add(x, y)]), **{"devices": "reference", **how})
+    model = make_model(lambda b, x, y: b.add(x, y), name="added", x=(4,), y=(4,))
+    return nnhal.compile(model, **{"devices": "reference", **how})
 
 
 F = np.float32([1, 2, 3, 4])

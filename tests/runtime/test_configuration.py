@@ -11,7 +11,7 @@ from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import UNLIMITED, Control, Request
 from nnhal.model.graph import Model
 from nnhal.runtime.configuration import Configuration, Configured
-from tests.ipc.support import doubling
+from tests.models import doubling
 from tests.runtime.devices import Fake
 
 

@@ -9,14 +9,7 @@ from nnhal.frontends.python import Builder
 from nnhal.hal.device import Capabilities, Verdict
 from nnhal.model.graph import Model
 from nnhal.runtime.partition import Offer, Partition, partition
-
-
-def equal(length: int, size: int) -> Model:
-    b = Builder()
-    x = y = b.input((size,))
-    for _ in range(length):
-        y = b.relu(y)
-    return b.finish([x], [y])
+from tests.models import make_model, relus
 
 
 def offer(name: str, time: float, takes, **more) -> Offer:
@@ -28,7 +21,7 @@ def of(found: Partition) -> str:
 
 
 def test_small_operations_between_others_stay_with_them():
-    found = partition(equal(9, 100), [offer("a", 0.05, [1] * 9), offer("b", 0.01, [0, 0, 1] * 3)])
+    found = partition(relus(9, 100), [offer("a", 0.05, [1] * 9), offer("b", 0.01, [0, 0, 1] * 3)])
     assert of(found) == "a" * 9
     choice = found.choices[2]
     assert choice.reason == (
@@ -42,25 +35,25 @@ def test_small_operations_between_others_stay_with_them():
 
 
 def test_large_operations_are_worth_a_step():
-    found = partition(equal(3, 10_000_000), [offer("a", 1.0, [1, 1, 1]), offer("b", 0.01, [0, 1, 0])])
+    found = partition(relus(3, 10_000_000), [offer("a", 1.0, [1, 1, 1]), offer("b", 0.01, [0, 1, 0])])
     assert of(found) == "aba"
 
 
 def test_several_together_are_worth_what_one_is_not():
-    assert of(partition(equal(22, 100), [offer("a", 0.5, [1] * 22), offer("b", 0.05, [0, 1, *[0] * 20])])) == "a" * 22
+    assert of(partition(relus(22, 100), [offer("a", 0.5, [1] * 22), offer("b", 0.05, [0, 1, *[0] * 20])])) == "a" * 22
     many = [0, *[1] * 20, 0]
-    assert of(partition(equal(22, 100), [offer("a", 0.5, [1] * 22), offer("b", 0.05, many)])) == "a" + "b" * 20 + "a"
+    assert of(partition(relus(22, 100), [offer("a", 0.5, [1] * 22), offer("b", 0.05, many)])) == "a" + "b" * 20 + "a"
 
 
 def test_what_a_step_costs_is_the_devices():
     takes = [0, *[1] * 4, 0]
-    near = partition(equal(6, 100), [offer("a", 1.0, [1] * 6), offer("b", 0.2, takes, step=20e-6)])
-    far = partition(equal(6, 100), [offer("a", 1.0, [1] * 6), offer("b", 0.2, takes, step=500e-6)])
+    near = partition(relus(6, 100), [offer("a", 1.0, [1] * 6), offer("b", 0.2, takes, step=20e-6)])
+    far = partition(relus(6, 100), [offer("a", 1.0, [1] * 6), offer("b", 0.2, takes, step=500e-6)])
     assert (of(near), of(far)) == ("abbbba", "aaaaaa")
 
 
 def test_what_no_other_device_takes_stays_where_it_is():
-    found = partition(equal(3, 10), [offer("a", 0.05, [1, 0, 1]), offer("b", 0.01, [0, 1, 0])])
+    found = partition(relus(3, 10), [offer("a", 0.05, [1, 0, 1]), offer("b", 0.01, [0, 1, 0])])
     assert of(found) == "aba"
 
 
@@ -79,7 +72,7 @@ def price(model: Model, offers, devices) -> float:
 def test_the_price_is_near_the_least_that_there_is(seed):
     rng = random.Random(seed)
     length = 7
-    model = equal(length, 10 ** rng.randint(1, 6))
+    model = relus(length, 10 ** rng.randint(1, 6))
     offers = [
         offer("a", 1.0, [1] * length),
         offer("b", rng.choice([0.1, 0.5]), [rng.random() < 0.7 for _ in range(length)]),
@@ -110,7 +103,5 @@ def test_branches_and_several_readers():
 
 
 def test_unknown_shapes_and_types_without_elements_have_a_price():
-    b = Builder()
-    x = b.input((None, 4))
-    model = b.finish([x], [b.relu(b.relu(b.relu(x)))])
+    model = make_model(lambda b, x: b.relu(b.relu(b.relu(x))), (None, 4))
     assert of(partition(model, [offer("a", 0.5, [1, 1, 1]), offer("b", 0.4, [0, 1, 0])])) == "aaa"

@@ -1,7 +1,6 @@
 """What devices there are: each driver loads once and alone, has an identity, and may be in a process of its own."""
 
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from nnhal.runtime.measured import record
 from nnhal.runtime.measured.profile import DeviceProfile, LinearCost, MachineProfile
 from nnhal.runtime.placer import identity_of
+from tests.execution import run_python
 from tests.runtime.devices import Fake, failing, to_be_killed
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
@@ -94,7 +94,7 @@ def test_compiling_for_the_reference_imports_no_engine():
         "nnhal.compile(b.finish([x], [b.add(x, x)]), devices='reference')\n"
         "print([name for name in ('ai_edge_litert', 'nnhal.drivers.litert') if name in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout == "[]\n"
+    assert run_python(program).stdout == "[]\n"
 
 
 def test_what_is_installed_is_looked_up_once_in_a_process(install, monkeypatch):

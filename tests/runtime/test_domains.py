@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,11 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import State
 from nnhal.runtime import discovery
 from nnhal.runtime.allocation import Allocation, PoolBuffer
+from tests.hal.devices import OwnBuffer
+from tests.models import make_model
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import FLOATS, SHAPE, counter, sums
-from tests.waiting import LIMIT, NS, pass_time, until
+from tests.waiting import LIMIT, NS, pass_time, together, until
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 HOLDING = Path(__file__).parent / "drivers" / "holding.py"
@@ -68,9 +69,8 @@ def test_allocations_are_bound_and_submitted_like_arrays(compiled, method):
 @WAYS
 @pytest.mark.parametrize("narrow", [0, 1])
 def test_where_one_result_is_not_of_its_allocations_shape_no_allocation_has_contents(isolation, narrow):
-    b = nnhal.Builder()
-    x = b.input((0, 0))
-    compiled = nnhal.compile(b.finish([x], [b.relu(x), b.relu6(x)]), devices="reference", isolation=isolation)
+    model = make_model(lambda b, x: [b.relu(x), b.relu6(x)], (0, 0))
+    compiled = nnhal.compile(model, devices="reference", isolation=isolation)
     both = [nnhal.allocate([(compiled, "output", n)], shape=[3, 0] if n == narrow else None) for n in range(2)]
     compiled(np.ones((3, 4), np.float32), out=both)
     assert [each.shape for each in both] == [(3, 4), (3, 4)]
@@ -90,9 +90,7 @@ def test_bytes_go_in_and_out_through_memories(compiled):
 
 
 def test_open_dimensions_change_from_use_to_use():
-    b = nnhal.Builder("open")
-    x = b.input((0,), name="x")
-    compiled = nnhal.compile(b.finish([x], [b.relu(x, name="y")]), devices="reference")
+    compiled = nnhal.compile(make_model(lambda b, x: b.relu(x, name="y"), name="open", x=(0,)), devices="reference")
     allocation = nnhal.allocate([(compiled, "input", 0)])
     for size in (3, 5):
         allocation.write(np.full(size, -1, np.float32))
@@ -313,11 +311,7 @@ def test_many_readers_of_one_allocation_agree(compiled):
     def read():
         right.append(all((compiled(a, B) == X + 1).all() and (a.read() == X).all() for _ in range(50)))
 
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together([read] * 4)
     assert right == [True] * 4
 
 
@@ -529,24 +523,6 @@ def test_a_buffer_that_is_read_and_one_that_is_written_are_told_apart_where_an_i
 # ------------------------------------------------------------------------------------------------ what a driver is asked
 
 
-class Note(Buffer):
-    """Memory of a driver's own, which counts how often it is closed."""
-
-    contents: Any = None
-    closed = 0
-    shape = property(lambda self: None if self.contents is None else self.contents.shape)
-
-    def copy_to(self, memory: nnhal.Memory) -> None:
-        memory.view(0, self.contents.nbytes, np.float32, self.contents.shape)[:] = self.contents
-
-    def copy_from(self, memory: nnhal.Memory, dimensions: tuple[int, ...] = ()) -> None:
-        shape = dimensions or self.facts.fixed
-        self.contents = memory.view(0, 4 * int(np.prod(shape)), np.float32, shape).copy()
-
-    def close(self) -> None:
-        self.closed += 1
-
-
 class Noting(Fake):
     """Grants memory of its own, and keeps what it was asked for."""
 
@@ -556,7 +532,7 @@ class Noting(Fake):
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         self.asked.append((desc, list(roles)))
-        return Note(desc, roles)
+        return OwnBuffer(desc, roles)
 
 
 def told(device: Noting) -> list[tuple[int, bool, float]]:
@@ -605,9 +581,7 @@ def test_an_output_that_a_later_step_reads_has_a_role_in_both(monkeypatch):
 
 def test_an_input_that_no_step_reads_lies_in_a_pool(monkeypatch):
     for_nothing(monkeypatch)
-    b = nnhal.Builder()
-    x, unread = b.input(SHAPE, name="x"), b.input(SHAPE, name="unread")
-    model = b.finish([x, unread], [b.relu(b.relu(x))])
+    model = make_model(lambda b, x, unread: b.relu(b.relu(x)), x=SHAPE, unread=SHAPE)
     compiled = nnhal.compile(model, devices=[Noting(takes=lambda n: n == 0), "reference"])
     a = nnhal.allocate([(compiled, "input", "unread")])
     assert (a.device, a.reason) == (None, "no operation reads it")

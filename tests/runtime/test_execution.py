@@ -17,10 +17,11 @@ from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.base.extensions import ExtensionType, register_extension
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.device import YES, Device, Hints, Prepared
-from nnhal.hal.memory import Buffer
 from nnhal.hal.request import Control, Request
 from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery
+from tests.hal.devices import OwnBuffer
+from tests.models import make_model
 from tests.runtime.devices import Fake, failing
 from tests.runtime.graphs import sums
 from tests.waiting import LIMIT, jitter, pass_time, until
@@ -65,9 +66,7 @@ def add(request: Request, control: Control) -> None:
 
 
 def relued(*shape: int | None) -> nnhal.Model:
-    b = nnhal.Builder("open")
-    x = b.input(shape, name="x")
-    return b.finish([x], [b.relu(x, name="y")])
+    return make_model(lambda b, x: b.relu(x, name="y"), name="open", x=shape)
 
 
 def two_outputs() -> nnhal.Model:
@@ -145,9 +144,8 @@ def test_an_input_that_may_be_left_out_is_left_out_with_none():
 
 @pytest.mark.parametrize("value", [[1.7, -2.9], [2**40, 1], [None, 1], [True, False], ["1", "2"], [[1], [2, 3]]])
 def test_numbers_that_an_input_cannot_hold_are_refused(value):
-    b = nnhal.Builder("integers")
-    x = b.input((2,), "TENSOR_INT32", name="x")
-    compiled = nnhal.compile(b.finish([x], [b.abs(x)]), devices="reference")
+    model = make_model(lambda b, x: b.abs(x), name="integers", x=((2,), "TENSOR_INT32"))
+    compiled = nnhal.compile(model, devices="reference")
     assert compiled([-3, 4]).tolist() == [3, 4]
     with pytest.raises(nnhal.InvalidRequest, match=r"input 0 \(x\)"):
         compiled(value)
@@ -509,16 +507,6 @@ def test_an_array_of_another_class_is_taken_for_the_array_that_it_is():
 
 
 def test_a_buffer_of_the_drivers_own_has_to_be_said_to_be_filled():
-    class Mine(Buffer):
-        contents: Any = None
-        shape = property(lambda self: None if self.contents is None else self.contents.shape)
-
-        def copy_to(self, memory: nnhal.Memory) -> None:
-            memory.view(0, 16, np.float32)[:] = self.contents
-
-        def copy_from(self, memory: nnhal.Memory, dimensions: tuple[int, ...] = ()) -> None:
-            self.contents = memory.view(0, 16, np.float32).copy()
-
     def run(request: Request, control: Control, how: str) -> None:
         result = request.inputs[0] + request.inputs[1]  # type: ignore[operator]
         if how == "write":
@@ -529,7 +517,7 @@ def test_a_buffer_of_the_drivers_own_has_to_be_said_to_be_filled():
 
     for how in ("fill", "write", "nothing"):
         device = Own(lambda request, control, how=how: run(request, control, how))
-        device.allocate = Mine  # type: ignore[assignment]
+        device.allocate = OwnBuffer  # type: ignore[assignment]
         compiled = nnhal.compile(sums(), devices=[device])
         out = nnhal.allocate([(compiled, "output", 0)])
         out.write(np.full(4, -100, np.float32))

@@ -19,6 +19,7 @@ from nnhal.runtime import discovery
 from nnhal.runtime import fenced as fenced_
 from nnhal.runtime.fenced import Fenced
 from nnhal.runtime.isolation import isolated
+from tests.models import make_model
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import counter, sums
 from tests.runtime.test_execution import relued, two_outputs
@@ -250,9 +251,7 @@ def test_a_fence_that_is_in_error_is_refused_and_one_that_fails_later_fails_the_
 
 
 def test_an_output_of_unknown_shape_is_refused():
-    b = nnhal.Builder("open")
-    x = b.input((0,), name="x")
-    compiled = nnhal.compile(b.finish([x], [b.relu(x, name="y")]), devices="reference")
+    compiled = nnhal.compile(make_model(lambda b, x: b.relu(x, name="y"), name="open", x=(0,)), devices="reference")
     with pytest.raises(nnhal.InvalidArgument, match="must have one that is fully specified"):
         compiled.execute_fenced(X)
 

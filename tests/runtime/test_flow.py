@@ -4,6 +4,7 @@ import pickle  # noqa: TID251 (as applications do)
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,16 @@ from nnhal.base.errors import (
     OutputInsufficientSize,
     UnsupportedModel,
 )
+from nnhal.base.operands import SubgraphFacts
 from nnhal.base.records import replace
 from nnhal.hal.device import Capabilities, Device, Verdict, each_operation
 from nnhal.hal.wrappers import Limited
 from nnhal.model.graph import Model
 from nnhal.runtime import costs, execute, interpreter
 from nnhal.runtime.isolation import isolated
+from tests.models import counted_loop, make_model, make_subgraph
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
+from tests.waiting import together
 
 I32, F32 = "TENSOR_INT32", "TENSOR_FLOAT32"
 X = np.arange(4, dtype=np.float32)
@@ -55,6 +59,9 @@ def two() -> list[str | Device]:
     return [Some("adder", "ADD LESS"), Some("multiplier", "MUL CONCATENATION NEG")]
 
 
+TIMES, FLAG = ((1,), I32), ((1,), "TENSOR_BOOL8")
+
+
 def times_of(count: int) -> Any:
     return np.array([count], np.int32)
 
@@ -66,79 +73,54 @@ def doubling(
 ) -> Model:
     """x is doubled so many times: while n < times: n = n + 1, x = x + x. stated: its shape, as the subgraphs have it."""
     stated = shape if stated is None else stated
-    b = nnhal.Builder("doubling")
-    x, times = b.input(shape, name="x"), b.input((1,), I32, name="times")
-    condition, body = b.subgraph(), b.subgraph()
-    n, _, most = condition.input((1,), I32), condition.input(stated), condition.input((1,), I32)
-    first = condition.finish_subgraph([n, _, most], [condition.less(n, most)])
-    n, y, most = body.input((1,), I32), body.input(stated), body.input((1,), I32)
-    second = body.finish_subgraph([n, y, most], [body.add(n, [1]), more(body, y)])
-    _, z = b.while_(first, second, [b.constant(times_of(0)), x, times], out_type=[I32, F32], outputs=2)
-    return b.finish([x, times], [z])
+    return make_model(
+        lambda b, x, times: counted_loop(b, x, times, lambda s, y, *_: more(s, y), stated),
+        name="doubling",
+        x=shape,
+        times=TIMES,
+    )
 
 
 def branching() -> Model:
     """x + x, or x · x where the condition does not hold."""
-    b = nnhal.Builder("branching")
-    condition, x = b.input((1,), "TENSOR_BOOL8"), b.input((4,))
-    then, other = b.subgraph(), b.subgraph()
-    one, two = then.input((4,)), other.input((4,))
-    first, second = (
-        then.finish_subgraph([one], [then.add(one, one)]),
-        other.finish_subgraph([two], [other.mul(two, two)]),
+    return make_model(
+        lambda b, condition, x: b.if_(condition, *added_or_squared(b), [x], out_type=F32), FLAG, (4,), name="branching"
     )
-    return b.finish([condition, x], [b.if_(condition, first, second, [x], out_type=F32)])
+
+
+def added_or_squared(b: nnhal.Builder) -> list[SubgraphFacts]:
+    """The branches x + x and x · x."""
+    return [make_subgraph(b, lambda s, x: s.add(x, x), (4,)), make_subgraph(b, lambda s, x: s.mul(x, x), (4,))]
 
 
 def growing() -> Model:
     """x gets as many zeros behind it: while n < times: n = n + 1, x = x, 0."""
-    b = nnhal.Builder("growing")
-    x, times = b.input((2,)), b.input((1,), I32)
-    condition, body = b.subgraph(), b.subgraph()
-    n, rest, most = condition.input((1,), I32), condition.input((None,)), condition.input((1,), I32)
-    first = condition.finish_subgraph([n, rest, most], [condition.less(n, most)])
-    n, y, most = body.input((1,), I32), body.input((None,)), body.input((1,), I32)
-    longer = body.concatenation([y, body.constant(np.zeros(1, np.float32))], 0)
-    second = body.finish_subgraph([n, y, most], [body.add(n, [1]), longer])
-    _, z = b.while_(first, second, [b.constant(times_of(0)), x, times], out_type=[I32, F32], outputs=2)
-    return b.finish([x, times], [b.mul(z, [2.0])])
+
+    def longer(s: nnhal.Builder, y: Any, *_: Any) -> Any:
+        return s.concatenation([y, s.constant(np.zeros(1, np.float32))], 0)
+
+    return make_model(
+        lambda b, x, times: b.mul(counted_loop(b, x, times, longer, (None,)), [2.0]), (2,), TIMES, name="growing"
+    )
 
 
 def nested() -> Model:
     """A loop in a branch of a loop: while n < 3: if n < times: x = x · 2 twice, else x = x + 1."""
-    b = nnhal.Builder("nested")
-    x, times = b.input((4,)), b.input((1,), I32)
-    condition, body = b.subgraph(), b.subgraph()
-    n, _, most = condition.input((1,), I32), condition.input((4,)), condition.input((1,), I32)
-    first = condition.finish_subgraph([n, _, most], [condition.less(n, [3])])
-    n, y, most = body.input((1,), I32), body.input((4,)), body.input((1,), I32)
-    then, other = body.subgraph(), body.subgraph()
-    inner, turns = then.subgraph(), then.subgraph()
-    k, _ = inner.input((1,), I32), inner.input((4,))
-    goes_on = inner.finish_subgraph([k, _], [inner.less(k, [2])])
-    k, w = turns.input((1,), I32), turns.input((4,))
-    turn = turns.finish_subgraph([k, w], [turns.add(k, [1]), turns.mul(w, [2.0])])
-    v = then.input((4,))
-    zero = then.constant(times_of(0))
-    twice = then.while_(goes_on, turn, [zero, v], out_type=[I32, F32], outputs=2)[1]
-    one = then.finish_subgraph([v], [twice])
-    u = other.input((4,))
-    two = other.finish_subgraph([u], [other.add(u, [1.0])])
-    found = body.if_(body.less(n, most), one, two, [y], out_type=F32)
-    second = body.finish_subgraph([n, y, most], [body.add(n, [1]), found])
-    z = b.while_(first, second, [b.constant(times_of(0)), x, times], out_type=[I32, F32], outputs=2)[1]
-    return b.finish([x, times], [z])
+
+    def body(s: nnhal.Builder, y: Any, n: Any, times: Any) -> Any:
+        one = make_subgraph(s, lambda t, v: counted_loop(t, v, 2, lambda u, w, _: u.mul(w, [2.0])), (4,))
+        two = make_subgraph(s, lambda t, v: t.add(v, [1.0]), (4,))
+        return s.if_(s.less(n, times), one, two, [y], out_type=F32)
+
+    return make_model(lambda b, x, times: counted_loop(b, x, times, body, most=3), (4,), TIMES, name="nested")
 
 
 def endless() -> Model:
     """while 0 < 1: n = n + x."""
     b = nnhal.Builder("endless")
     x = b.input((1,), I32)
-    condition, body = b.subgraph(), b.subgraph()
-    n = condition.input((1,), I32)
-    first = condition.finish_subgraph([n], [condition.less(condition.constant(times_of(0)), [1])])
-    m = body.input((1,), I32)
-    second = body.finish_subgraph([m], [body.add(m, m)])
+    first = make_subgraph(b, lambda s, n: s.less(s.constant(times_of(0)), [1]), TIMES)
+    second = make_subgraph(b, lambda s, n: s.add(n, n), TIMES)
     return b.finish([x], [b.while_(first, second, [x], out_type=I32)])
 
 
@@ -194,30 +176,19 @@ def test_what_is_saved_within_control_flow_within_control_flow_counts():
 
 @pytest.mark.parametrize("placement", ["stated", "measured"])
 def test_what_is_saved_within_has_to_be_worth_the_steps_around_it(placement, monkeypatch):
-    b = nnhal.Builder("an IF between others")
-    x, times = b.input((4,)), b.input((1,), I32)
-    condition, body = b.subgraph(), b.subgraph()
-    n, _, most = condition.input((1,), I32), condition.input((4,)), condition.input((1,), I32)
-    first = condition.finish_subgraph([n, _, most], [condition.less(n, most)])
-    n, y, most = body.input((1,), I32), body.input((4,)), body.input((1,), I32)
-    graphs = []
-    for _ in range(2):
-        sub = body.subgraph()
-        u = sub.input((4,))
-        graphs.append(sub.finish_subgraph([u], [sub.mul(u, u)]))
-    middle = body.if_(body.less(n, most), *graphs, [body.neg(y)], out_type=F32)
-    second = body.finish_subgraph([n, y, most], [body.add(n, [1]), body.neg(middle)])
-    z = b.while_(first, second, [b.constant(times_of(0)), x, times], out_type=[I32, F32], outputs=2)[1]
-    model, devices = b.finish([x, times], [z]), [Some("multiplier", "MUL"), "reference"]
+    def body(s: nnhal.Builder, y: Any, n: Any, times: Any) -> Any:
+        graphs = [make_subgraph(s, lambda t, v: t.mul(v, v), (4,)) for _ in range(2)]
+        return s.neg(s.if_(s.less(n, times), *graphs, [s.neg(y)], out_type=F32))
+
+    model = make_model(lambda b, x, times: counted_loop(b, x, times, body), (4,), TIMES, name="an IF between others")
+    devices = [Some("multiplier", "MUL"), "reference"]
     assert where(nnhal.compile(model, devices=devices, placement=placement)) == "runtime"
     monkeypatch.setattr(costs, "STEP", 30e-6)
     assert where(nnhal.compile(model, devices=devices, placement=placement)) == "reference"
 
 
 def test_a_model_without_control_flow_knows_nothing_of_the_runtime():
-    b = nnhal.Builder()
-    x = b.input((4,))
-    compiled = nnhal.compile(b.finish([x], [b.add(x, x)]), devices=two())
+    compiled = nnhal.compile(make_model(lambda b, x: b.add(x, x), (4,)), devices=two())
     assert list(compiled.placement.choices[0].others) == ["multiplier"]
     assert "runtime" not in compiled.placement.keys
 
@@ -242,7 +213,7 @@ def test_the_placement_shows_what_is_inside_below_what_refers_to_it():
     (condition, body) = compiled.placement.to_dict()["inside"]
     assert (condition["operation"], condition["branch"], body["branch"]) == (0, "condition", "body")
     assert [each["branch"] for each in body["inside"]] == ["then", "else"]
-    assert body["inside"][0]["inside"][1]["operations"][1]["device"] == "multiplier"
+    assert body["inside"][0]["inside"][1]["operations"][0]["device"] == "multiplier"
 
 
 def test_a_placement_with_what_is_inside_can_be_sent():
@@ -281,10 +252,8 @@ def test_what_a_turn_may_change_of_a_shape_is_not_known_inside():
 def test_a_subgraph_that_cannot_be_given_what_it_would_be_is_an_error_only_where_it_runs():
     b = nnhal.Builder()
     condition, x = b.input((1,), "TENSOR_BOOL8"), b.input((4,))
-    then, other = b.subgraph(), b.subgraph()
-    one, two_ = then.input((4,)), other.input((None,))
-    first = then.finish_subgraph([one], [then.add(one, one)])
-    second = other.finish_subgraph([two_], [other.reshape(two_, [3])])
+    first = make_subgraph(b, lambda s, y: s.add(y, y), (4,))
+    second = make_subgraph(b, lambda s, y: s.reshape(y, [3]), (None,))
     model = b.finish([condition, x], [b.if_(condition, first, second, [x], out_type=F32)])
     compiled = nnhal.compile(model, devices=[Some("adder", "ADD RESHAPE")])
     assert compiled(np.array([True]), X).tolist() == [0, 2, 4, 6]
@@ -295,13 +264,9 @@ def test_a_subgraph_that_cannot_be_given_what_it_would_be_is_an_error_only_where
 def test_subgraphs_that_refer_to_one_another_again_and_again_are_left_to_who_takes_them_whole():
     b = nnhal.Builder()
     condition, x = b.input((1,), "TENSOR_BOOL8"), b.input((4,))
-    sub = b.subgraph()
-    _, y = sub.input((1,), "TENSOR_BOOL8"), sub.input((4,))
-    last = sub.finish_subgraph([_, y], [sub.add(y, y)])
+    last = make_subgraph(b, lambda s, _, y: s.add(y, y), FLAG, (4,))
     for _ in range(40):
-        sub = b.subgraph()
-        c, y = sub.input((1,), "TENSOR_BOOL8"), sub.input((4,))
-        last = sub.finish_subgraph([c, y], [sub.if_(c, last, last, [c, y], out_type=F32)])
+        last = make_subgraph(b, lambda s, c, y, f=last: s.if_(c, f, f, [c, y], out_type=F32), FLAG, (4,))
     model = b.finish([condition, x], [b.if_(condition, last, last, [condition, x], out_type=F32)])
     device = Some("adder", "ADD")
     compiled = nnhal.compile(model, devices=[device], fallback="allow")
@@ -315,10 +280,7 @@ def test_subgraphs_that_refer_to_one_another_again_and_again_are_left_to_who_tak
 def test_control_flow_of_which_nobody_reads_anything_is_not_asked_about():
     b = nnhal.Builder()
     x, condition = b.input((4,)), b.input((1,), "TENSOR_BOOL8")
-    then, other = b.subgraph(), b.subgraph()
-    one, two_ = then.input((4,)), other.input((4,))
-    branches = then.finish_subgraph([one], [then.add(one, one)]), other.finish_subgraph([two_], [other.neg(two_)])
-    b.if_(condition, *branches, [x], out_type=F32)
+    b.if_(condition, *added_or_squared(b), [x], out_type=F32)
     model = b.finish([x, condition], [b.add(x, x)])
     device = Some("adder", "ADD")
     compiled = nnhal.compile(model, devices=[device])
@@ -497,11 +459,7 @@ def test_any_number_of_threads_run_the_same_loop():
             if not (y == x * 2**count).all():
                 wrong.append(f"{number} after {count}")
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
+    together([partial(work, n) for n in range(6)])
     assert not wrong
 
 
@@ -509,16 +467,14 @@ def test_what_a_loop_made_stays_as_it_is_until_its_execution_has_ended(monkeypat
     """Two loops are one step; in the middle of the second one another execution goes through both."""
     monkeypatch.setattr(execute, "LARGE", 1)
     monkeypatch.setattr(interpreter, "LARGE", 1)
-    b = nnhal.Builder()
-    x, times = b.input((4,)), b.input((1,), I32)
-    ends = []
-    for more in ("add", "mul"):
-        condition, body = b.subgraph(), b.subgraph()
-        n, _, most = condition.input((1,), I32), condition.input((4,)), condition.input((1,), I32)
-        first = condition.finish_subgraph([n, _, most], [condition.less(n, most)])
-        n, y, most = body.input((1,), I32), body.input((4,)), body.input((1,), I32)
-        second = body.finish_subgraph([n, y, most], [body.add(n, [1]), getattr(body, more)(y, y)])
-        ends.append(b.while_(first, second, [b.constant(times_of(0)), x, times], out_type=[I32, F32], outputs=2)[1])
+    model = make_model(
+        lambda b, x, times: [
+            counted_loop(b, x, times, lambda s, y, *_: s.add(y, y)),
+            counted_loop(b, x, times, lambda s, y, *_: s.mul(y, y)),
+        ],
+        (4,),
+        TIMES,
+    )
     begun = list[None]()
 
     def beside() -> None:
@@ -528,7 +484,7 @@ def test_what_a_loop_made_stays_as_it_is_until_its_execution_has_ended(monkeypat
             other.start()
             other.join(LONG)
 
-    compiled = nnhal.compile(b.finish([x, times], ends), devices=[two()[0], Some("multiplier", "MUL", on_run=beside)])
+    compiled = nnhal.compile(model, devices=[two()[0], Some("multiplier", "MUL", on_run=beside)])
     assert len(compiled.placement.steps) == 1
     doubled, squared = compiled(X, times_of(2))
     assert (doubled.tolist(), squared.tolist()) == ([0, 4, 8, 12], [0, 1, 16, 81]) and len(begun) == 4

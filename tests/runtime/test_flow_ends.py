@@ -38,9 +38,24 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery, interpreter
 from nnhal.runtime.allocate import allocate
+from tests.models import counted_loop, make_model, make_subgraph
 from tests.runtime.devices import failing, for_nothing, to_be_killed
-from tests.runtime.test_flow import LONG, Some, X, branching, doubling, endless, growing, nested, times_of, two, where
-from tests.waiting import Clock
+from tests.runtime.test_flow import (
+    LONG,
+    TIMES,
+    Some,
+    X,
+    added_or_squared,
+    branching,
+    doubling,
+    endless,
+    growing,
+    nested,
+    times_of,
+    two,
+    where,
+)
+from tests.waiting import Clock, together
 
 CONTROL = "IF", "WHILE"
 
@@ -301,10 +316,7 @@ def test_a_step_beside_control_flow_is_launched_with_it_in_the_background():
     resilient = to_be_killed()
     b = nnhal.Builder()
     condition, x = b.input((1,), "TENSOR_BOOL8"), b.input((4,))
-    then, other = b.subgraph(), b.subgraph()
-    one, two = then.input((4,)), other.input((4,))
-    branches = then.finish_subgraph([one], [then.add(one, one)]), other.finish_subgraph([two], [other.mul(two, two)])
-    y = b.if_(condition, *branches, [b.add(x, [1.0])], out_type="TENSOR_FLOAT32")
+    y = b.if_(condition, *added_or_squared(b), [b.add(x, [1.0])], out_type="TENSOR_FLOAT32")
     compiled = nnhal.compile(b.finish([condition, x], [y]), devices=[Whole(resilient)])
     fenced = compiled.execute_fenced(np.array([True]), X)
     assert fenced.result(LONG).tolist() == [2, 4, 6, 8]
@@ -548,11 +560,9 @@ def test_what_a_loop_only_reads_goes_to_the_device_once(device, copies):
     x = np.arange(2048, dtype=np.float32)
     b = nnhal.Builder()
     y, step = b.input(x.shape), b.input(x.shape)
-    condition, body = b.subgraph(), b.subgraph()
-    n, *rest = condition.input((1,), "TENSOR_INT32"), condition.input(x.shape), condition.input(x.shape)
-    first = condition.finish_subgraph([n, *rest], [condition.less(n, [5])])
-    n, z, more = body.input((1,), "TENSOR_INT32"), body.input(x.shape), body.input(x.shape)
-    second = body.finish_subgraph([n, z, more], [body.add(n, [1]), body.add(z, more)])
+    kinds = TIMES, x.shape, x.shape
+    first = make_subgraph(b, lambda s, n, *_: s.less(n, [5]), *kinds)
+    second = make_subgraph(b, lambda s, n, z, more: [s.add(n, [1]), s.add(z, more)], *kinds)
     found = b.while_(
         first, second, [b.constant(times_of(0)), y, step], out_type=["TENSOR_INT32", "TENSOR_FLOAT32"], outputs=2
     )
@@ -577,18 +587,13 @@ def test_an_execution_that_ends_early_leaves_no_buffer_for_the_next(device, copi
 
 def test_where_a_later_loop_fails_an_earlier_one_gives_its_buffers_back(device, copies):
     x = np.arange(2048, dtype=np.float32)
-    b = nnhal.Builder()
-    start, *times = b.input(x.shape), b.input((1,), "TENSOR_INT32"), b.input((1,), "TENSOR_INT32")
-    found: Any = start
-    for most in times:
-        condition, body = b.subgraph(), b.subgraph()
-        k, _, m = condition.input((1,), "TENSOR_INT32"), condition.input(x.shape), condition.input((1,), "TENSOR_INT32")
-        first = condition.finish_subgraph([k, _, m], [condition.less(k, m)])
-        k, y, m = body.input((1,), "TENSOR_INT32"), body.input(x.shape), body.input((1,), "TENSOR_INT32")
-        second = body.finish_subgraph([k, y, m], [body.add(k, [1]), body.add(y, y)])
-        given = [b.constant(times_of(0)), found, most]
-        found = b.while_(first, second, given, out_type=["TENSOR_INT32", "TENSOR_FLOAT32"], outputs=2)[1]
-    compiled = nnhal.compile(b.finish([start, *times], [found]), devices=[device])
+
+    def loops(b: nnhal.Builder, found: Any, *times: Any) -> Any:
+        for most in times:
+            found = counted_loop(b, found, most, lambda s, y, *_: s.add(y, y), x.shape)
+        return found
+
+    compiled = nnhal.compile(make_model(loops, x.shape, TIMES, TIMES), devices=[device])
     assert len(compiled.placement.steps) == 1
     with pytest.raises(LoopTimeout):
         compiled.run(x, times_of(2), times_of(1 << 30), loop_timeout=0.2)
@@ -655,11 +660,7 @@ def test_threads_have_buffers_of_their_own(device, copies):
             if not (y == (x + number) * 2**count).all():
                 wrong.append((number, count))
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
+    together([partial(work, n) for n in range(4)])
     assert not wrong and 2 <= len(device.buffers) <= 8
     compiled.close()
 

@@ -16,9 +16,12 @@ from nnhal.model.parts import live_operands
 from nnhal.runtime import costs
 from nnhal.runtime.partition import Offer, Partition, partition
 from nnhal.runtime.placement import Placement
+from tests.models import make_model, relus
 
 NO = Verdict(False, "not by itself")
 SPEEDS = [0.02, 0.2, 0.5, 1.0, 3.0]
+
+LARGE = 1_000_000  # elements
 
 
 def offer(name: str, time: float, takes: str, *groups: OperationGroup, power: float = 1.0, **more) -> Offer:
@@ -30,14 +33,6 @@ def group(cost: float, *operations: int, at_least: int = 0, power: float = 1.0) 
     return OperationGroup(operations, Performance(cost, power), at_least)
 
 
-def chain(length: int, size: int = 1_000_000) -> Model:
-    b = Builder()
-    x = y = b.input((size,))
-    for _ in range(length):
-        y = b.relu(y)
-    return b.finish([x], [y])
-
-
 def steps(found: Partition) -> list[tuple[str, tuple[int, ...]]]:
     return [(s.device, s.operations) for s in found.steps]
 
@@ -46,7 +41,7 @@ def steps(found: Partition) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def test_what_is_taken_in_a_group_only_goes_there_with_the_others():
-    found = partition(chain(4), [offer("cpu", 1.0, "yyyy"), offer("npu", 1.0, "nnnn", group(0.01, 1, 2))])
+    found = partition(relus(4, LARGE), [offer("cpu", 1.0, "yyyy"), offer("npu", 1.0, "nnnn", group(0.01, 1, 2))])
     assert steps(found) == [("cpu", (0,)), ("npu", (1, 2)), ("cpu", (3,))]
     choice = found.choices[1]
     assert choice.reason == "fused: npu runs 2 operations as one, declared 0.01x reference time"
@@ -57,62 +52,58 @@ def test_what_is_taken_in_a_group_only_goes_there_with_the_others():
 
 def test_a_placement_lists_each_group_that_stands_with_what_is_stated_for_it():
     groups = group(0.01, 1, 2, power=0.5), group(0.02, 4, 5, 6, at_least=2, power=0.25)
-    found = partition(chain(8), [offer("cpu", 1.0, "yyyyyyyy"), offer("npu", 1.0, "n" * 8, *groups, power=9.0)])
+    found = partition(relus(8, LARGE), [offer("cpu", 1.0, "yyyyyyyy"), offer("npu", 1.0, "n" * 8, *groups, power=9.0)])
     assert [(g.device, g.operations, g.stated) for g in Placement(found).groups] == [
         ("npu", (1, 2), 0.01),
         ("npu", (4, 5, 6), 0.02),
     ]
-    alone = partition(chain(8), [offer("cpu", 1.0, "yyyyyyyy")])
+    alone = partition(relus(8, LARGE), [offer("cpu", 1.0, "yyyyyyyy")])
     assert Placement(alone).groups == () and Placement(alone).to_dict()["groups"] == []
 
 
 def test_a_group_that_is_not_worth_a_step_stays_with_its_neighbours():
-    found = partition(chain(4, 100), [offer("cpu", 0.05, "yyyy"), offer("npu", 1.0, "nnnn", group(0.01, 1, 2))])
+    found = partition(relus(4, 100), [offer("cpu", 0.05, "yyyy"), offer("npu", 1.0, "nnnn", group(0.01, 1, 2))])
     assert steps(found) == [("cpu", (0, 1, 2, 3))]
     assert found.choices[1].others == {"npu": "supports it only fused in a group of 2 or more"}
 
 
 def test_a_group_with_an_operation_that_is_elsewhere_is_no_group():
     held = offer("npu", 1.0, "nnn", group(0.01, 0, 1, 2), excluded=frozenset((1,)), excluded_why="failed")
-    found = partition(chain(3), [offer("cpu", 1.0, "yyy"), held])
+    found = partition(relus(3, LARGE), [offer("cpu", 1.0, "yyy"), held])
     assert steps(found) == [("cpu", (0, 1, 2))] and found.choices[1].others == {"npu": "failed"}
 
 
 def test_enough_of_a_group_are_enough():
     held = offer("npu", 1.0, "nnnnn", group(0.01, 0, 1, 2, 3, 4, at_least=2), excluded=frozenset((2,)))
-    found = partition(chain(5), [offer("cpu", 1.0, "yyyyy"), held])
+    found = partition(relus(5, LARGE), [offer("cpu", 1.0, "yyyyy"), held])
     assert steps(found) == [("npu", (0, 1)), ("cpu", (2,)), ("npu", (3, 4))]
     assert found.choices[0].reason == "fused: npu runs 2 operations as one, declared 0.01x reference time"
 
 
 def test_too_few_of_a_group_are_not():
     held = offer("npu", 1.0, "nnnnn", group(0.01, 0, 1, 2, 3, 4, at_least=3), excluded=frozenset((2,)))
-    assert steps(partition(chain(5), [offer("cpu", 1.0, "yyyyy"), held])) == [("cpu", (0, 1, 2, 3, 4))]
+    assert steps(partition(relus(5, LARGE), [offer("cpu", 1.0, "yyyyy"), held])) == [("cpu", (0, 1, 2, 3, 4))]
 
 
 def test_what_is_taken_alone_too_has_its_own_price_without_the_others():
     ours = offer("npu", 0.5, "yyy", group(0.01, 0, 1))
-    assert partition(chain(3), [ours]).choices[2].reason == "the only device asked"
+    assert partition(relus(3, LARGE), [ours]).choices[2].reason == "the only device asked"
     lost = offer("npu", 0.5, "yyy", group(0.01, 0, 1), excluded=frozenset((1,)))
-    found = partition(chain(3), [offer("cpu", 1.0, "yyy"), lost])
+    found = partition(relus(3, LARGE), [offer("cpu", 1.0, "yyy"), lost])
     assert [c.device for c in found.choices] == ["npu", "cpu", "npu"]
     assert found.choices[0].reason == "declared 0.5x reference time, the fastest" and not found.choices[0].together
 
 
 def test_what_only_a_group_takes_brings_the_others_along():
     """Nobody else has a RELU; the operations before it would be faster elsewhere."""
-    model = chain(3)
+    model = relus(3, LARGE)
     found = partition(model, [offer("cpu", 0.1, "yyn"), offer("npu", 1.0, "nnn", group(2.0, 1, 2))])
     assert steps(found) == [("cpu", (0,)), ("npu", (1, 2))]
 
 
 def test_a_group_waits_for_what_one_of_it_needs():
     """Whatever is ready first: `left` of the group could run at once, `right` only after the CPU's."""
-    b = Builder()
-    x = b.input((1_000_000,))
-    left = b.relu(x)
-    right = b.tanh(b.floor(x))
-    model = b.finish([x], [b.add(left, right)])
+    model = make_model(lambda b, x: b.add(b.relu(x), b.tanh(b.floor(x))), (1_000_000,))
     (tanh,) = (n for n, o in enumerate(model.main.operations) if o.inputs[0] == model.main.operations[n - 1].outputs[0])
     takes = ["y"] * 4
     takes[0] = takes[tanh] = "n"
@@ -126,8 +117,8 @@ def test_a_group_around_something_else_cannot_stand_and_says_so():
     with pytest.raises(
         UnsupportedModel, match=r"no device supports 2 of 3 operations: RELU #0, RELU #2: cpu: not by itself, npu: s"
     ):
-        partition(chain(3), [offer("cpu", 1.0, "nyn"), offer("npu", 1.0, "nnn", group(0.01, 0, 2))])
-    found = partition(chain(3), [offer("cpu", 1.0, "yyy"), offer("npu", 1.0, "nnn", group(0.01, 0, 2))])
+        partition(relus(3, LARGE), [offer("cpu", 1.0, "nyn"), offer("npu", 1.0, "nnn", group(0.01, 0, 2))])
+    found = partition(relus(3, LARGE), [offer("cpu", 1.0, "yyy"), offer("npu", 1.0, "nnn", group(0.01, 0, 2))])
     assert steps(found) == [("cpu", (0, 1, 2))]
 
 
@@ -146,9 +137,7 @@ def test_of_two_groups_that_wait_for_each_other_one_stands():
 
 def test_devices_that_each_need_of_what_others_want_share_it():
     """Only npu takes 0, only dsp takes 2, only gpu takes 4; both need one more, and npu has enough without those."""
-    b = Builder()
-    x = b.input((1000,))
-    model = b.finish([x], [b.relu(x) for _ in range(6)])
+    model = make_model(lambda b, x: [b.relu(x) for _ in range(6)], (1000,))
     npu = offer("npu", 1.0, "nnnnnn", group(0.01, 0, 1, 3, 5, at_least=2))
     dsp, gpu = (offer(name, 1.0, "nnnnnn", group(0.02, *g)) for name, g in (("dsp", (1, 2)), ("gpu", (3, 4))))
     assert steps(partition(model, [npu, dsp, gpu])) == [("npu", (0, 5)), ("dsp", (1, 2)), ("gpu", (3, 4))]
@@ -156,14 +145,14 @@ def test_devices_that_each_need_of_what_others_want_share_it():
 
 def test_low_power_asks_for_the_power_of_the_group():
     frugal = offer("npu", 1.0, "nn", group(5.0, 0, 1, power=0.1))
-    found = partition(chain(2), [offer("cpu", 1.0, "yy"), frugal], Preference.LOW_POWER)
+    found = partition(relus(2, LARGE), [offer("cpu", 1.0, "yy"), frugal], Preference.LOW_POWER)
     assert found.choices[0].reason == "fused: npu runs 2 operations as one, declared 0.1x reference power"
-    assert steps(partition(chain(2), [offer("cpu", 1.0, "yy"), frugal])) == [("cpu", (0, 1))]
+    assert steps(partition(relus(2, LARGE), [offer("cpu", 1.0, "yy"), frugal])) == [("cpu", (0, 1))]
 
 
 def test_one_operation_is_explained_with_its_group():
     groups = group(0.01, 0, 1), group(0.01, 2, 3)
-    found = Placement(partition(chain(4), [offer("npu", 1.0, "nnnn", *groups)]))
+    found = Placement(partition(relus(4, LARGE), [offer("npu", 1.0, "nnnn", *groups)]))
     assert (
         found.why(2)
         == "RELU #2 -> npu (partition 0): fused: npu runs 2 operations as one, declared 0.01x reference time"

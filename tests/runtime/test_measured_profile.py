@@ -20,6 +20,7 @@ from nnhal.runtime.measured.profile import (
     decoded,
     encoded,
 )
+from tests.models import doubling
 
 US = 1e-6
 
@@ -74,9 +75,7 @@ def test_a_sequence_takes_a_turn_for_each_of_its_steps(
 
 
 def test_what_is_no_sequence_takes_one_turn() -> None:
-    b = Builder()
-    x = b.input((7, 7, 7))
-    assert work_of_operations(b.finish([x], [b.add(x, x)]))[0].turns == 1
+    assert work_of_operations(doubling(7, 7, 7))[0].turns == 1
 
 
 def test_a_sequence_of_which_an_execution_says_how_it_lies_counts_the_longer_way() -> None:

@@ -15,6 +15,7 @@ from nnhal.runtime import discovery
 from nnhal.runtime.model_memory import ModelMemory, StepMemory, memory_of
 from nnhal.runtime.placement import WHOLE
 from tests.hal.devices import LITERT, device_of
+from tests.models import make_model
 from tests.runtime.devices import Fake, for_nothing
 
 KINDS = "none", "process"
@@ -61,9 +62,7 @@ def test_a_constant_that_several_operations_read_counts_once():
 
 @pytest.mark.parametrize(("shape", "known"), [((2, 8), 2 * 8 * 4), ((0, 8), None)])
 def test_intermediates_of_open_shapes_are_not_known(shape, known):
-    b = nnhal.Builder()
-    x = b.input(shape)
-    compiled = nnhal.compile(b.finish([x], [b.relu(x)]), devices="reference")
+    compiled = nnhal.compile(make_model(lambda b, x: b.relu(x), shape), devices="reference")
     assert compiled.memory.total.per_execution == known
 
 
@@ -99,9 +98,8 @@ def test_a_driver_that_says_nothing_knows_nothing():
 
 def test_what_is_between_steps_is_the_runtimes(monkeypatch):
     for_nothing(monkeypatch)
-    b = nnhal.Builder()
-    x = b.input((300, 300))
-    compiled = nnhal.compile(b.finish([x], [b.neg(b.abs(x))]), devices=[Fake(lambda n: n == 0), "reference"])
+    model = make_model(lambda b, x: b.neg(b.abs(x)), (300, 300))
+    compiled = nnhal.compile(model, devices=[Fake(lambda n: n == 0), "reference"])
     assert compiled.memory.between == 0
     compiled(np.ones((300, 300), np.float32))
     assert compiled.memory.between == 300 * 300 * 4

@@ -14,14 +14,12 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.runtime.partition import Offer, Partition, partition
 from nnhal.runtime.partition import _stated as stated_for
+from tests import models
+from tests.models import make_model, make_subgraph, relus
 
 
 def chain(length: int) -> Model:
-    b = Builder()
-    x = y = b.input((1, 8, 8, 3))
-    for _ in range(length):
-        y = b.average_pool_2d(y, padding="same", filter_size=2)
-    return b.finish([x], [y])
+    return models.chain("average_pool_2d", length, (1, 8, 8, 3), padding="same", filter_size=2)
 
 
 def offer(name: str, time: float, takes: str, power: float = 1.0, level=FL8) -> Offer:
@@ -63,9 +61,7 @@ def test_low_power_asks_for_power():
 
 
 def test_a_device_below_the_level_of_an_operation_does_not_get_it():
-    b = Builder()
-    x = b.input((1, 8, 8, 3), "TENSOR_FLOAT16")
-    model = b.finish([x], [b.max_pool_2d(x, padding="same", filter_size=2)])
+    model = make_model(lambda b, x: b.max_pool_2d(x, padding="same", filter_size=2), ((1, 8, 8, 3), "TENSOR_FLOAT16"))
     found = partition(model, [offer("old", 0.1, "y", level=V1_0), offer("new", 1.0, "y", level=V1_2)])
     assert found.steps[0].device == "new"
     assert found.choices[0].others["old"] == "needs level 1.2, the device is at 1.0"
@@ -74,13 +70,11 @@ def test_a_device_below_the_level_of_an_operation_does_not_get_it():
 def test_a_device_below_the_level_of_what_a_branch_does_does_not_get_the_branch():
     b = Builder()
     x = b.input((2,), "TENSOR_INT32")
-    branches = []
-    for _ in range(2):
-        sub, deep = b.subgraph(), b.subgraph()
-        z = deep.input((2,), "TENSOR_INT32")
-        late = deep.finish_subgraph([z], [deep.reshape(z, [2])])
-        y = sub.input((2,), "TENSOR_INT32")
-        branches.append(sub.finish_subgraph([y], [sub.if_([True], late, late, [y], out_type="TENSOR_INT32")]))
+    kind = (2,), "TENSOR_INT32"
+    late = make_subgraph(b, lambda s, y: s.reshape(y, [2]), kind)
+    branches = [
+        make_subgraph(b, lambda s, y: s.if_([True], late, late, [y], out_type="TENSOR_INT32"), kind) for _ in range(2)
+    ]
     model = b.finish([x], [b.if_([True], *branches, [x], out_type="TENSOR_INT32")])
     found = partition(model, [offer("old", 0.1, "y", level=V1_3), offer("new", 1.0, "y")])
     assert [step.device for step in found.steps] == ["new"]
@@ -155,14 +149,6 @@ def test_what_crosses_only_to_be_forgotten_is_no_transfer():
 # --------------------------------------------------------------------------------------------------- who may have what
 
 
-def equal(length: int, size: int = 100) -> Model:
-    b = Builder()
-    x = y = b.input((size,))
-    for _ in range(length):
-        y = b.relu(y)
-    return b.finish([x], [y])
-
-
 def saying(name: str, capabilities: Capabilities, takes: str = "y", **more) -> Offer:
     return Offer(name, FL8, capabilities, [Verdict(c == "y") for c in takes], **more)
 
@@ -172,7 +158,9 @@ def others(found: Partition, operation: int = 0) -> dict[str, str]:
 
 
 def test_a_refusal_without_a_reason_names_the_operation():
-    found = partition(equal(1), [saying("a", Capabilities.uniform(1.0)), saying("b", Capabilities.uniform(0.1), "n")])
+    found = partition(
+        relus(1, 100), [saying("a", Capabilities.uniform(1.0)), saying("b", Capabilities.uniform(0.1), "n")]
+    )
     assert others(found) == {"b": "does not support RELU"}
 
 
@@ -180,11 +168,11 @@ def test_what_is_excluded_says_why():
     a = offer("a", 1.0, "yy")
     for why, said in (("failed to prepare", "failed to prepare"), ("", "is excluded")):
         b = replace(offer("b", 0.1, "yy"), excluded=frozenset((0, 1)), excluded_why=why)
-        found = partition(equal(2), [a, b])
+        found = partition(relus(2, 100), [a, b])
         assert others(found, 0) == others(found, 1) == {"b": said}
         assert [c.device for c in found.choices] == ["a", "a"]
     half = replace(offer("b", 0.0001, "yy"), excluded=frozenset((1,)))
-    assert [c.device for c in partition(equal(2, 10_000_000), [a, half]).choices] == ["b", "a"]
+    assert [c.device for c in partition(relus(2, 10_000_000), [a, half]).choices] == ["b", "a"]
 
 
 def test_an_operation_of_an_extension_goes_to_devices_that_have_it():
@@ -203,28 +191,28 @@ def test_an_operation_of_an_extension_goes_to_devices_that_have_it():
 
 
 def test_an_operation_needs_its_level_and_no_more():
-    model = equal(1)
+    model = relus(1, 100)
     assert partition(model, [offer("a", 1.0, "y", level=V1_0)]).choices[0].reason == "the only device asked"
 
 
 def test_of_equal_devices_the_first_named_has_it():
     for names in ("ab", "ba"):
-        found = partition(equal(1), [offer(name, 0.5, "y") for name in names])
+        found = partition(relus(1, 100), [offer(name, 0.5, "y") for name in names])
         assert found.choices[0].device == names[0]
         assert found.choices[0].reason == "declared 0.5x reference time, the fastest"
         assert others(found) == {names[1]: "declared 0.5x reference time"}
 
 
 def test_the_only_one_that_takes_it_is_told_from_the_only_one_asked():
-    alone = partition(equal(1), [offer("a", 0.5, "y")])
-    only = partition(equal(1), [offer("a", 0.5, "y"), offer("b", 0.1, "n")])
+    alone = partition(relus(1, 100), [offer("a", 0.5, "y")])
+    only = partition(relus(1, 100), [offer("a", 0.5, "y"), offer("b", 0.1, "n")])
     assert [f.choices[0].reason for f in (alone, only)] == ["the only device asked", "the only device that supports it"]
     assert dict(alone.choices[0].costs) == dict(only.choices[0].costs) == {"a": 0.5}
 
 
 def test_power_is_told_as_such():
     offers = [offer("fast", 0.1, "y", power=5.0), offer("frugal", 1.0, "y", power=0.5)]
-    choice = partition(equal(1), offers, Preference.LOW_POWER).choices[0]
+    choice = partition(relus(1, 100), offers, Preference.LOW_POWER).choices[0]
     assert choice.reason == "declared 0.5x reference power, the lowest"
     assert dict(choice.others) == {"fast": "declared 5x reference power"}
 
@@ -232,19 +220,19 @@ def test_power_is_told_as_such():
 def test_for_low_power_steps_are_not_weighed():
     """What crosses costs time; nobody knows the power."""
     offers = [offer("a", 1.0, "yyy", power=1.0), offer("b", 1.0, "nyn", power=0.99)]
-    assert [s.device for s in partition(equal(3), offers, Preference.LOW_POWER).steps] == ["a", "b", "a"]
+    assert [s.device for s in partition(relus(3, 100), offers, Preference.LOW_POWER).steps] == ["a", "b", "a"]
     for preference in (Preference.FAST_SINGLE_ANSWER, Preference.SUSTAINED_SPEED):
         fast = [offer("a", 1.0, "yyy"), offer("b", 0.99, "nyn")]
-        assert [s.device for s in partition(equal(3), fast, preference).steps] == ["a"]
+        assert [s.device for s in partition(relus(3, 100), fast, preference).steps] == ["a"]
 
 
 def test_who_states_nothing_comes_last_and_is_weighed_as_the_cpu():
     silent, stated = saying("a", Capabilities(), "yyyyyyy"), offer("b", 9.0, "yyyyyyy")
-    assert partition(equal(7), [silent, stated]).choices[0].device == "b"
-    assert partition(equal(7), [silent]).choices[0].device == "a"
+    assert partition(relus(7, 100), [silent, stated]).choices[0].device == "b"
+    assert partition(relus(7, 100), [silent]).choices[0].device == "a"
     first = saying("a", Capabilities(), "ynnnnnn")
     better = [offer("b", 0.05, "nyyyyyy"), offer("c", 0.01, "nnnyynn")]
-    assert "".join(c.device for c in partition(equal(7), [first, *better]).choices) == "abbbbbb"
+    assert "".join(c.device for c in partition(relus(7, 100), [first, *better]).choices) == "abbbbbb"
 
 
 def table(**types: float) -> Capabilities:
@@ -259,23 +247,19 @@ def test_the_type_that_decides_is_that_of_the_first_operand_that_carries_weight(
     other = saying("b", table(TENSOR_INT32=0.1, TENSOR_FLOAT16=0.6, TENSOR_FLOAT32=0.1))
     choice = partition(model, [ours, other]).choices[0]
     assert (choice.device, dict(choice.costs)) == ("a", {"a": 0.5, "b": 0.6})
-    b = Builder()
-    n = b.input((2,), "TENSOR_INT32")
-    choice = partition(b.finish([n], [b.abs(n)]), [ours, other]).choices[0]
+    choice = partition(make_model(lambda b, n: b.abs(n), ((2,), "TENSOR_INT32")), [ours, other]).choices[0]
     assert dict(choice.costs) == {"a": 9.0, "b": 0.1}
 
 
 def test_operations_of_one_kind_and_different_types_are_judged_apart():
-    b = Builder()
-    x, h = b.input((4,)), b.input((4,), "TENSOR_FLOAT16")
-    model = b.finish([x, h], [b.relu(x), b.relu(h)])
+    model = make_model(lambda b, x, h: [b.relu(x), b.relu(h)], (4,), ((4,), "TENSOR_FLOAT16"))
     ours = saying("a", table(TENSOR_FLOAT32=0.5, TENSOR_FLOAT16=0.25), "yy")
     assert [dict(c.costs) for c in partition(model, [ours]).choices] == [{"a": 0.5}, {"a": 0.25}]
 
 
 def test_relaxed_models_have_a_performance_of_their_own():
     stated = replace(table(TENSOR_FLOAT32=0.5), relaxed_tensor=Performance(0.125, 1.0))
-    model = equal(1)
+    model = relus(1, 100)
     for relaxed, cost in ((False, 0.5), (True, 0.125)):
         found = partition(replace(model, relaxed=relaxed), [saying("a", stated)])
         assert dict(found.choices[0].costs) == {"a": cost}
@@ -287,7 +271,7 @@ def test_control_flow_has_a_performance_of_its_own():
         if_performance=Performance(0.25, 1.0),
         while_performance=Performance(0.5, 1.0),
     )
-    operation = equal(1).main.operations[0]
+    operation = relus(1, 100).main.operations[0]
     for kind, expected in ((OperationType.IF, 0.25), (OperationType.WHILE, 0.5), (OperationType.RELU, 9.0)):
         found = stated_for(stated, replace(operation, type=kind), OperandType.TENSOR_FLOAT32, False)
         assert found is not None and found.exec_time == expected

@@ -8,13 +8,12 @@ import numpy as np
 import nnhal
 from nnhal.runtime.partition import Partition
 from nnhal.runtime.placement import WHOLE, ExecutionStats, Placement, StepLayout
+from tests.models import doubling, make_model
 from tests.runtime.devices import Fake, failing
 
 
 def compiled() -> nnhal.Compiled:
-    b = nnhal.Builder()
-    x = b.input((4,))
-    model = b.finish([x], [b.add(b.add(x, x), x)])
+    model = make_model(lambda b, x: b.add(b.add(x, x), x), (4,))
     return nnhal.compile(model, devices=[Fake(takes=lambda n: n == 0), "reference"])
 
 
@@ -112,9 +111,7 @@ def test_a_placement_as_json_has_every_choice():
 
 
 def test_a_placement_as_text_is_a_table_and_what_came_of_it():
-    b = nnhal.Builder()
-    x = b.input((4,))
-    model = b.finish([x], [b.add(x, x)])
+    model = doubling(4)
     failing_ = nnhal.compile(model, devices=[Fake(on_prepare=failing(RuntimeError("no room")))], fallback="allow")
     lines = str(failing_.placement).splitlines()
     assert lines[0] == "1 op -> 1 partition, 0 device transfers (declared performance)"

@@ -15,6 +15,7 @@ from nnhal.runtime.measured import location, record
 from nnhal.runtime.measured.background_write import wait_for_writes
 from nnhal.runtime.measured.profile import MachineProfile
 from nnhal.runtime.placer import identity_of
+from tests.models import make_model
 from tests.runtime.devices import Fake, failing
 from tests.runtime.measured_drivers import X, chain, clock, driver, profiled, two, where  # noqa: F401
 from tests.waiting import LIMIT, Clock
@@ -116,9 +117,7 @@ def failures_of(device: str) -> list[str]:
 def test_what_the_cpu_fails_at_too_is_not_kept_against_the_device(tmp_path: Path) -> None:
     """Inputs that do not fit were: the device was not asked for the model again."""
     driver(tmp_path, "picky", on_run="raise ValueError('shapes differ')")
-    b = nnhal.Builder()
-    x, y = b.input((4,)), b.input((None,))
-    model = b.finish([x, y], [b.add(x, y)])
+    model = make_model(lambda b, x, y: b.add(x, y), (4,), (None,))
     with nnhal.compile(model, devices=["picky"], fallback="allow", cache_dir=False) as compiled:
         with pytest.raises(nnhal.NnhalError):
             compiled(np.ones(4, np.float32), np.ones(3, np.float32))

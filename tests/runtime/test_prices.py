@@ -17,7 +17,7 @@ from nnhal.model.layouts import with_layout
 from nnhal.runtime import costs
 from nnhal.runtime.costs import Prices, layout_transposition, operand_transposition, seconds
 from nnhal.runtime.schedule import Claimed, FusionGroup, Schedule
-from tests.runtime.test_costs import equal
+from tests.models import chain, make_model, relus
 
 US, NS = 1e-6, 1e-9
 CHAIN = 1000  # elements
@@ -31,16 +31,12 @@ def near(*expected: float) -> object:
 
 
 def test_an_operation_takes_50_us_and_a_nanosecond_for_each_element_that_it_touches():
-    b = Builder()
-    x, y = b.input((1000,)), b.input((3, 1))
-    model = b.finish([x, y], [b.relu(x), b.add(y, y)])
+    model = make_model(lambda b, x, y: [b.relu(x), b.add(y, y)], (1000,), (3, 1))
     assert seconds(model) == near(50 * US + 2000 * NS, 50 * US + (3 + 3 + 1 + 3) * NS)  # ADD has an activation too
 
 
 def test_a_dimension_that_is_not_known_counts_as_one_and_so_does_a_rank():
-    b = Builder()
-    x = b.input((None, 40))
-    assert seconds(b.finish([x], [b.relu(x)])) == near(50 * US + 80 * NS)
+    assert seconds(make_model(lambda b, x: b.relu(x), (None, 40))) == near(50 * US + 80 * NS)
     m = ModelBuilder()
     u, v = (m.operand(OperandType.TENSOR_FLOAT32, ()) for _ in "uv")
     m.operation("RELU", [u], [v])
@@ -73,11 +69,7 @@ def test_an_operation_of_an_extension_touches_elements_as_well():
 
 
 def pooled(times: int = 1) -> Model:
-    b = Builder()
-    x = y = b.input((1, 4, 4, 3))
-    for _ in range(times):
-        y = b.max_pool_2d(y, padding="same", filter_size=2, stride=1)
-    return b.finish([x], [y])
+    return chain("max_pool_2d", times, (1, 4, 4, 3), padding="same", filter_size=2, stride=1)
 
 
 def test_a_transpose_reads_and_writes_and_counts_for_what_it_serves():
@@ -119,7 +111,7 @@ CROSSING = 2 * US + 4 * CHAIN * 0.2 * NS
 
 
 def test_the_price_is_operations_and_steps_and_crossings():
-    found = prices(equal(3, CHAIN), [{"a": 1, "b": 10}, {"a": 2, "b": 20}, {"a": 4, "b": 40}], {"a": 100, "b": 1000})
+    found = prices(relus(3, CHAIN), [{"a": 1, "b": 10}, {"a": 2, "b": 20}, {"a": 4, "b": 40}], {"a": 100, "b": 1000})
     assert of(found, "aaa") == 7 + 100
     assert of(found, "bbb") == 70 + 1000
     assert of(found, "aab") == pytest.approx(1 + 2 + 40 + 1100 + CROSSING, rel=1e-12)
@@ -147,9 +139,7 @@ def test_an_operand_crosses_once_to_each_other_device(devices, times):
 
 
 def test_an_input_of_the_model_does_not_cross():
-    b = Builder()
-    x = b.input((CHAIN,))
-    model = b.finish([x], [b.relu(x), b.relu6(x)])
+    model = make_model(lambda b, x: [b.relu(x), b.relu6(x)], (CHAIN,))
     assert cost_of_crossing(model, "ab") == 0
 
 
@@ -189,7 +179,7 @@ def test_what_is_in_another_order_there_is_transposed_where_it_crosses():
 
 
 def test_what_runs_as_one_has_the_price_for_that():
-    model = equal(3, CHAIN)
+    model = relus(3, CHAIN)
     together = FusionGroup("b", (0, 1), 2, 0.25)
     claimed = {"b": dict.fromkeys((0, 1), together)}
     found = Prices(
@@ -208,7 +198,7 @@ def test_what_runs_as_one_has_the_price_for_that():
 
 
 def test_operations_go_where_they_save_most_and_what_nobody_takes_alone_goes_first():
-    model = equal(6, CHAIN)
+    model = relus(6, CHAIN)
     little, much, only = (
         FusionGroup("b", (0, 1, 2), 2, 0.5),
         FusionGroup("c", (2, 3), 2, 0.25),
@@ -223,18 +213,18 @@ def test_operations_go_where_they_save_most_and_what_nobody_takes_alone_goes_fir
     found = prices(model, alone, dict.fromkeys("abcd", 0.0), claimed)
     assert found.packed(["a"] * 4 + ["", ""]) == list("bbccdd")
     dear = FusionGroup("b", (0, 1), 2, 1.0)  # saves nothing
-    found = prices(equal(2, CHAIN), [{"a": 1.0}] * 2, {"a": 0, "b": 0}, {"b": dict.fromkeys((0, 1), dear)})
+    found = prices(relus(2, CHAIN), [{"a": 1.0}] * 2, {"a": 0, "b": 0}, {"b": dict.fromkeys((0, 1), dear)})
     assert found.packed(["a", "a"]) == ["a", "a"]
     too_few = FusionGroup("b", (0, 1, 2), 3, 0.1), FusionGroup("c", (2, 3), 2, 0.01)
     claimed = {"b": dict.fromkeys((0, 1, 2), too_few[0]), "c": dict.fromkeys((2, 3), too_few[1])}
-    found = prices(equal(4, CHAIN), [{"a": 1.0}] * 4, dict.fromkeys("abc", 0.0), claimed)
+    found = prices(relus(4, CHAIN), [{"a": 1.0}] * 4, dict.fromkeys("abc", 0.0), claimed)
     assert found.packed(["a"] * 4) == list("aacc") or found.packed(["a"] * 4) == list("bbba")
 
 
 def test_what_stands_without_the_others_goes_where_it_is_best_alone():
     together = FusionGroup("b", (0, 2), 2, 0.1)  # 1 is between them
     found = prices(
-        equal(3, CHAIN),
+        relus(3, CHAIN),
         [{"a": 2.0, "c": 1.0}, {"a": 1.0}, {"a": 1.0, "c": 2.0}],
         dict.fromkeys("abc", 0.0),
         {"b": dict.fromkeys((0, 2), together)},
@@ -246,11 +236,11 @@ def test_what_stands_without_the_others_goes_where_it_is_best_alone():
 def test_where_nobody_takes_it_alone_the_others_join_it_or_nothing_leads_anywhere():
     both = FusionGroup("b", (0, 1), 2, 0.1)
     claimed = {"b": dict.fromkeys((0, 1), both)}
-    found = prices(equal(3, CHAIN), [{}, {"a": 1.0}, {"a": 1.0}], {"a": 0, "b": 0}, claimed)
+    found = prices(relus(3, CHAIN), [{}, {"a": 1.0}, {"a": 1.0}], {"a": 0, "b": 0}, claimed)
     devices, steps = found.settled(["b", "a", "a"])
     assert devices == ["b", "b", "a"] and [s.operations for s in steps] == [(0, 1), (2,)]
     around = FusionGroup("b", (0, 2), 2, 0.1)
-    stuck = prices(equal(3, CHAIN), [{}, {"a": 1.0}, {}], {"a": 0, "b": 0}, {"b": dict.fromkeys((0, 2), around)})
+    stuck = prices(relus(3, CHAIN), [{}, {"a": 1.0}, {}], {"a": 0, "b": 0}, {"b": dict.fromkeys((0, 2), around)})
     assert stuck.settled(["b", "a", "b"]) is None
     assert stuck.lowered(["b", "a", "b"]) == (math.inf, ["b", "a", "b"])
 
@@ -259,7 +249,7 @@ def improvable(seed: int) -> bool:
     """Whether some step of what is found would be better with a neighbour; and that the price is that of what is found."""
     rng = random.Random(seed)
     length = 8
-    model = equal(length, CHAIN)
+    model = relus(length, CHAIN)
     alone = [
         {d: rng.uniform(1, 40) * US for d in "abc" if d == "a" or rng.random() < 0.6} for _ in range(length)
     ]  # fmt: skip
@@ -292,7 +282,7 @@ def test_the_search_hardly_ever_ends_where_a_step_of_a_chain_is_better_with_a_ne
 def test_a_step_that_joins_its_neighbours_gives_up_one_start_for_each():
     """Two starts of 20 us and two crossings are worth 15 us of work, though each alone is not."""
     work = {"a": 40 * US, "b": 1 * US}
-    found = prices(equal(3, CHAIN), [{"a": 1 * US}, work, {"a": 1 * US}], {"a": 20 * US, "b": 0.0})
+    found = prices(relus(3, CHAIN), [{"a": 1 * US}, work, {"a": 1 * US}], {"a": 20 * US, "b": 0.0})
     assert found.lowered(["a", "b", "a"])[1] == ["a", "b", "a"]
     work["a"] = (20 + 1 + 2 * CROSSING / US - 0.5) * US
     assert found.lowered(["a", "b", "a"])[1] == ["a", "a", "a"]

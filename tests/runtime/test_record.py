@@ -3,8 +3,6 @@
 import multiprocessing
 import os
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import nnhal
 from nnhal.runtime.measured import location, record
 from nnhal.runtime.measured.profile import MachineProfile
+from tests.execution import run_python
 from tests.interrupts import interrupted_at
 from tests.runtime.test_measured_profile import whole
 from tests.waiting import Opened
@@ -214,7 +213,5 @@ def test_who_reads_does_not_end_the_lock_of_another_thread_that_writes() -> None
     with closing(sqlite3.connect(location.path())) as writing:
         writing.execute("begin immediate")
         assert record.tuned_times("m") == [("[]", "[]", 1.0)]
-        other = subprocess.run(
-            [sys.executable, "-c", TAKE, str(location.path())], check=False, capture_output=True, text=True
-        )
+        other = run_python(TAKE, str(location.path()), check=False)
         assert "database is locked" in other.stderr

@@ -1,7 +1,6 @@
 """Drivers under development: found wherever they are named, of one file or several, and what they import is their own."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,9 @@ import pytest
 import nnhal
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.runtime import discovery, isolation
+from tests.execution import run_nnhal
+from tests.models import doubling
+from tests.runtime.test_source import written
 
 ROOT = Path(__file__).parents[2]
 X = np.float32([1, 2, 3, 4])
@@ -37,13 +39,6 @@ device = Mine
 """
 
 
-def written(folder: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
-
-
 def driver(name: str, imports: str = "", factor: str = "2", late: str = "pass") -> str:
     return DRIVER.format(name=name, imports=imports, factor=factor, late=late)
 
@@ -51,9 +46,7 @@ def driver(name: str, imports: str = "", factor: str = "2", late: str = "pass") 
 def doubled(path: Path | str, way: str) -> list[float]:
     """What a driver makes of X, by its path."""
     device = nnhal.load_driver(path)
-    b = nnhal.Builder()
-    x = b.input((4,))
-    with nnhal.compile(b.finish([x], [b.add(x, x)]), devices=[device.name], isolation=way) as compiled:
+    with nnhal.compile(doubling(4), devices=[device.name], isolation=way) as compiled:
         return compiled(X).tolist()
 
 
@@ -197,9 +190,7 @@ def beside(tmp_path, monkeypatch):
 def test_a_relative_path_holds_when_the_application_goes_elsewhere(beside, way, path):
     nnhal.load_driver(path)
     os.chdir("elsewhere")
-    b = nnhal.Builder()
-    x = b.input((4,))
-    with nnhal.compile(b.finish([x], [b.add(x, x)]), devices=["m"], isolation=way) as compiled:
+    with nnhal.compile(doubling(4), devices=["m"], isolation=way) as compiled:
         assert compiled(X).tolist() == [3, 6, 9, 12]
 
 
@@ -216,10 +207,5 @@ COMMANDS = [
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("path", ["some/mine.py", "pack"])
 def test_every_verb_takes_a_relative_path(beside, command, path):
-    done = subprocess.run(
-        [sys.executable, "-m", "nnhal.cli.main", *command, "--driver", path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_nnhal(*command, "--driver", path)
     assert done.returncode == 0 and "is not a file" not in done.stdout, done.stdout + done.stderr

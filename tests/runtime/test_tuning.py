@@ -15,6 +15,7 @@ from nnhal.frontends.python import Builder
 from nnhal.runtime.measured import location, record
 from nnhal.runtime.partition import Expectation, Forecast
 from nnhal.runtime.tuning import _chosen
+from tests.models import make_model
 from tests.runtime.devices import Fake, failing
 from tests.runtime.measured_drivers import X, chain, clock, driver, profiled, tuned_rows, two, used, where  # noqa: F401
 from tests.waiting import LIMIT, pass_time
@@ -193,10 +194,8 @@ def test_interrupted_it_closes_what_it_had() -> None:
 
 
 def test_a_shape_that_is_not_known_cannot_be_measured() -> None:
-    b = Builder()
-    x = b.input((None, 4))
     with pytest.raises(nnhal.InvalidArgument, match=r"tune: input 0 is .*, must have a shape that is known"):
-        nnhal.compile(b.finish([x], [b.neg(x)]), devices=["reference"], tune=True)
+        nnhal.compile(make_model(lambda b, x: b.neg(x), (None, 4)), devices=["reference"], tune=True)
 
 
 @pytest.mark.parametrize("tune", [0, -1, float("nan"), float("inf"), "long", None, [1]])

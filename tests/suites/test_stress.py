@@ -1,4 +1,4 @@
-"""The suites stress and crash: the reference passes a sample, and planted faults are found where they must be."""
+"""The suites stress and crash: the reference passes a sample, and faults are found where they must be."""
 
 import ctypes
 import os
@@ -7,34 +7,48 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
+from nnhal.base.codes import OperandType
 from nnhal.conformance.suites import crash, stress
 from nnhal.conformance.suites.crash import processes
 from nnhal.conformance.suites.run import run_suite
 from nnhal.conformance.suites.stress import SUITE, drift
 from nnhal.conformance.suites.stress.graphs import FLOAT
 from nnhal.conformance.suites.stress.growth import BLOCKS, grows
-from nnhal.conformance.suites.suite import Case, CaseFailed, CaseOutcome, Context, NotApplicable, Suite, SuiteRun
-from nnhal.hal.device import Device
+from nnhal.conformance.suites.suite import (
+    Case,
+    CaseFailed,
+    CaseOutcome,
+    Context,
+    NotApplicable,
+    NotSupported,
+    Suite,
+    SuiteRun,
+)
+from nnhal.hal.device import Device, Verdict
+from nnhal.hal.request import Control, Request, Timing
+from nnhal.ops.schema import Bound
 from nnhal.runtime import discovery
-from tests.suites.planted import VARIABLE, Planted
+from tests.suites.faulty.application import DRIVER
+from tests.suites.faulty.driver import VARIABLE
+from tests.suites.faulty.driver.faults import made
+from tests.suites.faulty.driver.healthy import Engine, Healthy
 from tests.waiting import Clock
 
-DRIVER = str(Path(__file__).parent / "planted.py")
 SMALL = SuiteRun(scale=0.05)
-UPWARD = 0x800  # FE_UPWARD of x86-64
 _libc = ctypes.CDLL(None)
 
 
 def outcomes(
     suite: str, fault: str, pattern: str, monkeypatch: pytest.MonkeyPatch, **more: object
 ) -> list[CaseOutcome]:
-    """Run cases on a planted driver, in processes of the suite."""
+    """Run cases on a driver with a fault, in processes of the suite."""
     monkeypatch.setenv(VARIABLE, fault)
-    run = SuiteRun(drivers=(DRIVER,), scale=0.05, pattern=pattern, **more)  # type: ignore[arg-type]
+    run = SuiteRun(drivers=(str(DRIVER),), scale=0.05, pattern=pattern, **more)  # type: ignore[arg-type]
     return [outcome for progress in run_suite(suite, run, 1) for outcome in progress.outcomes]
 
 
@@ -56,13 +70,13 @@ def test_the_reference_passes_a_sample() -> None:
 
 @pytest.mark.parametrize("isolate", [False, True])
 def test_4_kib_that_an_execution_keeps_are_found(isolate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = outcomes("stress", "leak", "growth/run/float32", monkeypatch, isolate=isolate)
+    (found,) = outcomes("stress", "leaks-little", "growth/run/float32", monkeypatch, isolate=isolate)
     assert found.verdict == "failed" and "KiB of resident memory" in found.reason, found
     assert "each execution (" in found.reason
 
 
 def test_a_descriptor_that_an_execution_keeps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = outcomes("stress", "descriptors", "growth/run/float32", monkeypatch)
+    (found,) = outcomes("stress", "leaks-descriptors", "growth/run/float32", monkeypatch)
     assert found.verdict == "failed" and "1 descriptors" in found.reason, found
 
 
@@ -72,55 +86,67 @@ def test_the_healthy_driver_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_device_without_quantised_operations_does_not_support_their_cases() -> None:
-    (found,) = [
-        o for p in run_suite("stress", SuiteRun(drivers=(DRIVER,), pattern="drift/quant8"), 1) for o in p.outcomes
-    ]
-    assert found.verdict == "unsupported"
+    class OnlyFloat(Healthy):
+        def judged(self, a: Bound | None) -> Verdict:
+            return super().judged(a) if a is not None and a.T == OperandType.TENSOR_FLOAT32 else Verdict(False)
+
+    with pytest.raises(NotSupported):
+        ran(OnlyFloat(), "drift/quant8")
 
 
 @pytest.mark.parametrize("name", ["threads/execute/float32", "threads/mixed/float32"])
 def test_an_arena_that_threads_share_is_found(name: str) -> None:
     with pytest.raises(CaseFailed, match=r"results with 8 threads are wrong.*as when it ran alone"):
-        ran(Planted("arena"), name)
+        ran(made("arena-shared"), name)
 
 
 def test_constants_that_models_share_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stress, "GROUP", 9)
     monkeypatch.setattr(stress, "KINDS", (FLOAT,))
     with pytest.raises(CaseFailed, match="open models"):
-        ran(Planted("shared-constants"), "models/000")
+        ran(made("shared-weights"), "models/000")
 
 
 def test_constants_known_by_their_first_bytes_are_found() -> None:
     with pytest.raises(CaseFailed, match="of models whose constants differ in one element are wrong"):
-        ran(Planted("constants-by-head"), "constants/float32")
+        ran(made("constants-by-head"), "constants/float32")
 
 
 def test_constants_read_at_a_boundary_of_the_mapped_file_are_found() -> None:
     with pytest.raises(CaseFailed, match="models in mapped memory"):
-        ran(Planted("aligned"), "mapped/float32")
+        ran(made("constants-aligned"), "mapped/float32")
+
+
+def drifting(clock: Clock, growth: int) -> Healthy:
+    """A driver that works a nanosecond longer in each execution, or `growth` of them."""
+
+    class Drift(Engine):
+        runs = 0
+
+        def run(self, request: Request, control: Control) -> Timing | None:
+            self.runs += 1
+            clock.advance((1000 + growth * self.runs) / 1e9)
+            return super().run(request, control)
+
+    device = Healthy()
+    device.engine = Drift
+    return device
 
 
 @pytest.mark.parametrize("growth", [0, 1, 10])  # 1: the first of the series alone shows a rise that is too small
 def test_latency_that_drifts_is_found_by_a_clock_that_counts_work(growth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, device = Clock(), Planted("drift")
+    clock = Clock()
     monkeypatch.setattr(drift, "_now", clock.monotonic_ns)
     monkeypatch.setattr(drift, "waited", lambda: None)  # the clock does not depend on the machine's load
-    device.tick, device.growth = (lambda units: clock.advance(units / 1e9)), growth
-    if not growth:
-        ran(device, "drift/float32")
-        return
-    with pytest.raises(CaseFailed, match="the least latency rose by"):
-        ran(device, "drift/float32")
+    with pytest.raises(CaseFailed, match="the least latency rose by") if growth else nullcontext():
+        ran(drifting(clock, growth), "drift/float32")
 
 
 def test_latency_on_a_busy_machine_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(drift, "waited", lambda: (clock.monotonic_ns(), 2 * clock.monotonic_ns()))
-    device = Planted("drift")
-    device.tick, device.growth = (lambda units: clock.advance(units / 1e9)), 0
     with pytest.raises(NotApplicable, match="the machine is busy: threads waited for a core 67% of the time"):
-        ran(device, "drift/float32")
+        ran(drifting(clock, 0), "drift/float32")
 
 
 def test_latencies_with_noise_or_a_new_level_do_not_drift() -> None:
@@ -149,61 +175,61 @@ def test_growth_is_a_leak_only_if_it_goes_on(values: list[int], leaks: bool) -> 
 
 @pytest.fixture
 def as_before() -> Iterator[None]:
-    """Restore what the planted driver changes of this process."""
-    folder, mask, handler = os.getcwd(), os.umask(0o022), signal.getsignal(signal.SIGUSR1)
+    """Restore what faults change in this process."""
+    folder, mask, handler = os.getcwd(), os.umask(0o022), signal.getsignal(signal.SIGTERM)
     os.umask(mask)
     yield
     os.chdir(folder)
     os.umask(mask)
-    signal.signal(signal.SIGUSR1, handler)
+    signal.signal(signal.SIGTERM, handler)
     _libc.fesetround(0)
 
 
-CHANGES: dict[str, Callable[[], object]] = {
-    "working directory": lambda: os.chdir("/"),
-    "umask": lambda: os.umask(0o777),
-    "handled signals": lambda: signal.signal(signal.SIGUSR1, lambda *_: None),
-    "rounding mode": lambda: _libc.fesetround(UPWARD if os.uname().machine == "x86_64" else 0x400000),
-}
-
-
-@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize(
+    ("fault", "what"),
+    [
+        ("leaves-folder", "working directory"),
+        ("leaves-umask", "umask"),
+        ("leaves-handler", "handled signals"),
+        ("leaves-rounding", "rounding mode"),
+    ],
+)
 @pytest.mark.usefixtures("as_before")
-def test_a_process_that_is_left_changed_is_found(what: str) -> None:
-    device = Planted("changes")
-    device.change = CHANGES[what]
+def test_a_process_that_is_left_changed_is_found(fault: str, what: str) -> None:
     with pytest.raises(CaseFailed, match=rf"the process is left changed: .*{what}"):
-        ran(device, "growth/run/float32")
+        ran(made(fault), "growth/run/float32")
 
 
 # ---------------------------------------------------------------------------------------------------------------- crash
 
 
 @pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Device]:
-    """A planted driver, which a service can be started of."""
+def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Run the case that kills clients, on a driver with a fault."""
     monkeypatch.setattr(crash, "SETTLING", 0.2)
 
-    def load(fault: str) -> Device:
+    def run(fault: str) -> Any:
         monkeypatch.setenv(VARIABLE, fault)
-        return discovery.load_driver(DRIVER)
+        return ran(discovery.load_driver(str(DRIVER)), "killed/execute", crash.SUITE)
 
-    return load
+    return run
 
 
-def test_the_healthy_driver_goes_on_when_clients_die(planted: Callable[[str], Device]) -> None:
-    found = ran(planted(""), "killed/execute", crash.SUITE)
+def test_the_healthy_driver_goes_on_when_clients_die(killed: Callable[[str], Any]) -> None:
+    found = killed("")
     assert isinstance(found, dict) and found["killed clients"] == 4 and found["executions"] >= 8
 
 
-def test_a_service_that_ends_with_its_client_is_found(planted: Callable[[str], Device]) -> None:
-    with pytest.raises(CaseFailed, match="the driver's service has ended after a client died"):
-        ran(planted("dies-with-client"), "killed/execute", crash.SUITE)
-
-
-def test_what_a_dead_client_leaves_is_found(planted: Callable[[str], Device]) -> None:
-    with pytest.raises(CaseFailed, match=r"each killed client leaves .* descriptors"):
-        ran(planted("keeps-clients"), "killed/execute", crash.SUITE)
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("dies-with-client", "the driver's service has ended after a client died"),
+        ("keeps-clients", r"each killed client leaves .* descriptors"),
+    ],
+)
+def test_what_a_dead_client_leaves_is_found(fault: str, found: str, killed: Callable[[str], Any]) -> None:
+    with pytest.raises(CaseFailed, match=found):
+        killed(fault)
 
 
 def test_a_lock_that_a_dead_client_leaves_hangs_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:

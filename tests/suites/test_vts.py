@@ -1,4 +1,4 @@
-"""The suite vts: the reference and a healthy driver pass, and each planted fault is found by the promise that it breaks."""
+"""The suite vts: the reference and a healthy driver pass, and each fault is found by the promise that it breaks."""
 
 import ctypes
 import os
@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -28,7 +27,6 @@ from nnhal.conformance.suites.vts.promise import PROMISES, Probe
 from nnhal.conformance.suites.worker import outcome_of
 from nnhal.conformance.validate.trial import Drawing, RequirementNotMet
 from nnhal.hal.background import ExecutionInfo, FencedExecution
-from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.fence import Fence, fence_pair
 from nnhal.hal.host import HostBuffer
@@ -40,8 +38,11 @@ from nnhal.ipc.transport.packets import pack
 from nnhal.model.graph import Model
 from nnhal.ops.schema import Bound
 from nnhal.runtime import discovery, isolation
+from tests.suites.faulty.application import DRIVER
+from tests.suites.faulty.driver import VARIABLE
+from tests.suites.faulty.driver.faults import made
+from tests.suites.faulty.driver.graphs import Timed
 from tests.suites.faulty.driver.healthy import Arithmetic, Engine, Healthy
-from tests.suites.faulty.driver.kept import Keeping
 
 OPERATION = "ADD"
 RUN = SuiteRun(device="reference", scale=0.25)
@@ -114,13 +115,6 @@ def test_what_a_driver_does_not_have_is_unsupported_or_skipped_with_the_reason()
 # ----------------------------------------------------------------------------------------------------------------- models
 
 
-class SupportsUnseen(Healthy):
-    """Says yes without a look at the model."""
-
-    def supports(self, model: Model) -> Any:
-        return [YES] * len(model.main.operations)
-
-
 class SupportsByTable(Healthy):
     """Looks operations up in a table, without a default."""
 
@@ -130,7 +124,7 @@ class SupportsByTable(Healthy):
 
 def test_a_driver_that_accepts_invalid_models_is_found_with_the_operand() -> None:
     for kind in ("operand-type", "operand-lifetime", "input-index", "removed-output", "execution-order"):
-        finds(f"models/{kind}", SupportsUnseen(), f"supports() accepts a model with {kind.replace('-', ' ')}: ")
+        finds(f"models/{kind}", made("yes-to-all"), f"supports() accepts a model with {kind.replace('-', ' ')}: ")
 
 
 def test_a_driver_that_raises_keyerror_for_an_unknown_operation_is_found() -> None:
@@ -416,19 +410,7 @@ def test_a_failing_fence_that_is_ignored_is_found(name: str, engine: Any, words:
 
 
 def test_an_execution_that_does_not_wait_for_its_fences_is_found() -> None:
-    class AtOnce(Fenced):
-        def waits(self, wait_for: Sequence[Fence]) -> ErrorStatus:
-            return ErrorStatus.NONE
-
-        def execute_fenced(self, request: Any, control: Any, wait_for: Any = (), after: Any = None) -> Any:
-            launched = super().execute_fenced(request, control, wait_for, after)
-            assert launched.fence is not None
-            launched.fence.wait()
-            return launched
-
-    device = Healthy()
-    device.engine = AtOnce
-    finds("fences/all", device, "has ended after 0 of 3 fences were signalled")
+    finds("fences/all", made("fences-ignored"), "has ended after 0 of 3 fences were signalled")
 
 
 def test_execution_info_before_the_end_is_found() -> None:
@@ -529,58 +511,18 @@ def test_answers_that_change_with_a_restart_are_found(driver: Callable[[str, str
 # ------------------------------------------------------------------------------------------------------------------- files
 
 
-RESTORES_HERE = """
-from tests.suites.faulty.driver.kept import KeptEngine, Keeping
-MADE = {}
-class Engine(KeptEngine):
-    def save(self, files):
-        MADE[id(self)] = self.whole
-        files.model[0]["number"] = str(id(self)).encode()
-        return True
-class Here(Keeping):
-    name, engine = "here", Engine
-    def restore(self, files, token, hints):
-        return self.prepare(MADE[int(bytes(files.model[0]["number"]))], hints)
-def device(): return Here()
-"""
-
-
-def test_a_compilation_that_only_its_own_process_can_restore_is_found(driver: Callable[[str, str], SuiteRun]) -> None:
-    run = driver("here", RESTORES_HERE)
-    device = discovery.load_driver(run.drivers[0])
+def test_a_compilation_that_only_its_own_process_can_restore_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "restores-here")
+    run = SuiteRun(drivers=(str(DRIVER),), scale=0.25)
     group = next(f"files/elsewhere-{n + 1}-of-6" for n in range(6) if OPERATION in NAMES[n::6])
-    verdict, reason = looked(group, device, run=run)
+    verdict, reason = looked(group, discovery.load_driver(str(DRIVER)), run=run)
     assert verdict == "failed" and "saved here and restored in a fresh process" in reason, reason
-    assert "KeyError" in reason
-
-
-class Trusting(Keeping):
-    """Restores whatever is in the files, whatever their token."""
-
-    def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
-        assert hints.cache is not None
-        data = os.pread(hints.cache.files[0], os.fstat(hints.cache.files[0]).st_size, 0)
-        if not data:
-            raise OperationFailed("nothing was saved")
-        content = CacheContent.empty(CacheFiles(1))
-        content.model[0].update(msgspec.msgpack.decode(data))
-        return self.restore(content, hints.cache.token, hints)
-
-    def prepare(self, model: Model, hints: Hints) -> Prepared:
-        prepared: Any = super().prepare(model, hints)
-        if hints.cache is not None and hints.cache.files:
-            content = CacheContent.empty(CacheFiles(1))
-            prepared.save(content)
-            os.pwrite(
-                hints.cache.files[0], msgspec.msgpack.encode({k: bytes(v) for k, v in content.model[0].items()}), 0
-            )
-            prepared.save = lambda files: False
-        return prepared
+    assert "saved it" in reason
 
 
 def test_files_that_are_trusted_whatever_is_in_them_are_found() -> None:
-    finds("files/swapped", Trusting(), "with file 0 of another compilation are accepted, must be a miss")
-    finds("files/number", Trusting(), "are accepted, must be a miss")
+    finds("files/swapped", made("cache-trusts"), "with file 0 of another compilation are accepted, must be a miss")
+    finds("files/number", made("cache-trusts"), "are accepted, must be a miss")
 
 
 # ------------------------------------------------------------------------------------------------------------ surroundings
@@ -671,28 +613,18 @@ def test_the_state_of_another_process_has_what_the_kernel_tells() -> None:
 # ------------------------------------------------------------------------------------------------------------------- times
 
 
-class Timed(Engine):
-    """Measures its time. unit: the nanoseconds of one unit of its times."""
-
-    unit = 1
-
-    def run(self, request: Request, control: Control) -> Timing | None:
-        begin = time.monotonic_ns()
-        super().run(request, control)
-        taken = (time.monotonic_ns() - begin) // self.unit if self.unit > 0 else (time.monotonic_ns() - begin) * 1000
-        return Timing(None, taken) if control.measure else None
-
-
 @pytest.mark.parametrize(
-    ("unit", "words"),
-    [(1, ""), (1000, "they may be in microseconds"), (1_000_000, "microseconds"), (-1, "of a call of")],
+    ("fault", "words"),
+    [("times-in-microseconds", "they may be in microseconds"), ("times-in-picoseconds", "of a call of")],
 )
-def test_times_in_another_unit_are_found(unit: int, words: str) -> None:
-    engine = type("Unit", (Timed,), {"unit": unit})
+def test_times_in_another_unit_are_found(fault: str, words: str) -> None:
+    finds("times", made(fault), words)
+
+
+def test_times_in_nanoseconds_pass() -> None:
     device = Healthy()
-    device.engine = engine
-    verdict, reason = looked("times", device)
-    assert (verdict, reason) == ("passed", "") if unit == 1 else verdict == "failed" and words in reason
+    device.engine = Timed
+    assert looked("times", device) == ("passed", "")
 
 
 def test_times_of_operations_outside_the_execution_are_found() -> None:
@@ -766,15 +698,7 @@ def test_a_driver_that_changes_the_process_while_it_loads_is_found(
 
 
 def test_a_driver_that_ignores_deadlines_is_found() -> None:
-    class Ignores(Engine):
-        def run(self, request: Request, control: Control) -> Timing | None:
-            if control.deadline is not None:
-                threading.Event().wait(0.4)
-            return super().run(request, Control())
-
-    device = Healthy()
-    device.engine = Ignores
-    finds("deadlines/execute", device, "s after its deadline, must poll control.check()")
+    finds("deadlines/execute", made("deadline-ignored"), "s after its deadline, must poll control.check()")
 
 
 class Silent(HostBuffer):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nnhal
-from tests.ipc.support import doubling
+from tests.models import doubling
 from tests.trace.opened import BEGIN, COUNTER, END, ISOLATED, Opened, decoded, opened, wrong
 
 X = np.arange(4, dtype=np.float32)

@@ -16,7 +16,8 @@ from nnhal.ipc.names import connect
 from nnhal.runtime.tracing.summary import summary
 from nnhal.runtime.tracing.timeline import Timeline
 from tests.faults.support import service
-from tests.ipc.support import PROBE, doubling
+from tests.ipc.support import PROBE
+from tests.models import doubling
 from tests.trace.test_session import named, seen
 
 X = np.arange(4, dtype=np.float32)

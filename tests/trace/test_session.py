@@ -26,8 +26,9 @@ from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.tracing import perfetto, session
 from nnhal.runtime.tracing.perfetto import read
 from nnhal.runtime.tracing.timeline import Timeline
+from tests.execution import run_python
 from tests.interrupts import interrupted_at
-from tests.ipc.support import doubling
+from tests.models import doubling
 from tests.trace.opened import ALWAYS, decoded, opened, wrong
 from tests.waiting import Opened, pass_time, until
 
@@ -484,14 +485,7 @@ def test_a_driver_that_does_not_tell_gets_no_profile_for_the_sake_of_a_trace(pat
 
 
 def run(code: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        text=True,
-        capture_output=True,
-        timeout=100,
-        env={**os.environ, **environment},
-        check=False,
-    )
+    return run_python(code, check=False, timeout=100, env=environment)
 
 
 PROGRAM = """

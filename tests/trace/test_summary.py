@@ -11,7 +11,7 @@ from nnhal.runtime.tracing.perfetto import read
 from nnhal.runtime.tracing.summary import summary
 from nnhal.runtime.tracing.timeline import Span, Timeline
 from tests.cli.test_cli import nnhal as command
-from tests.ipc.support import doubling
+from tests.models import doubling
 
 X = np.arange(4, dtype=np.float32)
 

@@ -14,15 +14,10 @@ from nnhal.hal.device import Hints
 from nnhal.hal.hidl.adapters import adapt
 from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder
+from tests.models import doubling
 
 NONE, FAILED = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
-
-
-def added(shape=(3, 4)) -> nnhal.Model:
-    b = nnhal.Builder("added")
-    x = b.input(shape, name="x")
-    return b.finish([x], [b.add(x, x)])
 
 
 def reshaped(inner: bool) -> nnhal.Model:
@@ -50,7 +45,7 @@ def tiled() -> nnhal.Model:
 
 
 def prepared(driver, model=None, **hints):
-    return adapt(driver).prepare(model or added(), Hints(**hints))
+    return adapt(driver).prepare(model or doubling(3, 4), Hints(**hints))
 
 
 def run(driver, control=None):

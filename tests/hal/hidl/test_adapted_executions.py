@@ -1,6 +1,7 @@
 """Executions of drivers written against NN HAL 1.0, 1.1 and 1.2: memory, deadlines, shapes, timing, wrong answers."""
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,7 +26,6 @@ from tests.hal.hidl.old_drivers import (
     FAILED,
     NONE,
     X,
-    added,
     answering,
     executing,
     prepared,
@@ -35,7 +35,8 @@ from tests.hal.hidl.old_drivers import (
     soon,
     tiled,
 )
-from tests.waiting import LIMIT
+from tests.models import doubling
+from tests.waiting import LIMIT, together
 
 # ---------------------------------------------------------------------------------------------- executing
 
@@ -128,11 +129,7 @@ def test_many_executions_at_once():
     def one(n):
         results[n] = requests.run(model, [X + n], Control(deadline=soon(30))).results[0]
 
-    threads = [threading.Thread(target=one, args=(n,)) for n in range(16)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    together([partial(one, n) for n in range(16)])
     for n in range(16):
         np.testing.assert_array_equal(results[n], 2 * (X + n))
 
@@ -204,7 +201,7 @@ def test_a_driver_that_never_has_enough_room_is_given_up():
 def test_the_environment_chooses_between_synchronous_and_callback(monkeypatch, value, form):
     monkeypatch.setenv("NNHAL_SYNC_EXEC", value)
     calls: list[str] = []
-    model = adapt(full.FullV1_2(), trace=calls.append).prepare(added(), Hints())
+    model = adapt(full.FullV1_2(), trace=calls.append).prepare(doubling(3, 4), Hints())
     request = model.request([X])
     timing = request.execute(model.run, Control(measure=True))
     np.testing.assert_array_equal(request.results[0], 2 * X)
@@ -273,7 +270,7 @@ def act_of_the_driver(*_):
 )
 def test_the_stack_under_what_a_drivers_method_raises_is_the_drivers(driver):
     with pytest.raises(OperationFailed, match="raised KeyError") as told:
-        model = checked_prepared(adapt(driver), added(), Hints())
+        model = checked_prepared(adapt(driver), doubling(3, 4), Hints())
         model.request([X]).execute(model.run, Control())
     assert "in act_of_the_driver" in told.value.stack and told.value.stack.endswith("KeyError: 'conv_weights'")
     assert isinstance(told.value.__cause__, KeyError) and "adapters.py" not in told.value.stack

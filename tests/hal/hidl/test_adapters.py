@@ -26,7 +26,8 @@ from nnhal.hal.utilities import OldCapabilities
 from nnhal.ipc.protocol import wire
 from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery
-from tests.hal.hidl.old_drivers import FAILED, NONE, Plain, X, added, prepared, preparing, reshaped, run, soon
+from tests.hal.hidl.old_drivers import FAILED, NONE, Plain, X, prepared, preparing, reshaped, run, soon
+from tests.models import doubling, make_model
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "my_hal_driver.py"
 # ---------------------------------------------------------------------------------------------- under the runtime
@@ -36,9 +37,7 @@ def test_a_driver_of_1_0_in_40_lines_runs_unchanged():
     assert len(EXAMPLE.read_text().splitlines()) <= 40
     device = nnhal.load_driver(EXAMPLE)
     assert (device.name, device.level, device.status()) == ("my_hal_driver", V1_0, DeviceStatus.AVAILABLE)
-    b = nnhal.Builder()
-    x, y = b.input((3, 4)), b.input((4,))
-    model = b.finish([x, y], [b.mul(b.add(x, y), y)])
+    model = make_model(lambda b, x, y: b.mul(b.add(x, y), y), (3, 4), (4,))
     compiled = nnhal.compile(model, devices=device)
     other = np.float32([1, 2, 3, 4])
     np.testing.assert_array_equal(compiled(X, other), (X + other) * other)
@@ -46,9 +45,7 @@ def test_a_driver_of_1_0_in_40_lines_runs_unchanged():
 
 def test_what_a_driver_of_1_0_refuses_goes_elsewhere():
     device = nnhal.load_driver(EXAMPLE)
-    b = nnhal.Builder()
-    x = b.input((3, 4))
-    compiled = nnhal.compile(b.finish([x], [b.abs(b.add(x, x))]), devices=[device, "reference"])
+    compiled = nnhal.compile(make_model(lambda b, x: b.abs(b.add(x, x)), (3, 4)), devices=[device, "reference"])
     assert [c.device for c in compiled.placement.choices] == ["my_hal_driver", "reference"]
     assert "needs level 1.2" in compiled.placement.choices[1].others["my_hal_driver"]
     np.testing.assert_array_equal(compiled(-X), 2 * X)
@@ -201,9 +198,9 @@ def test_verdicts_that_cannot_be_leave_the_driver_out(answer, message):
             return answer
 
     with pytest.raises(nnhal.NnhalError, match=message):
-        adapt(Lying()).supports(added())
+        adapt(Lying()).supports(doubling(3, 4))
     with pytest.raises(nnhal.UnsupportedModel, match=message):
-        nnhal.compile(added(), devices=adapt(Lying()))
+        nnhal.compile(doubling(3, 4), devices=adapt(Lying()))
 
 
 def test_an_old_driver_is_asked_only_about_what_its_level_has():
@@ -214,9 +211,7 @@ def test_an_old_driver_is_asked_only_about_what_its_level_has():
             asked.append([o.type for o in model.operations])
             return NONE, [True] * len(model.operations)
 
-    b = nnhal.Builder()
-    x = b.input((3, 4))
-    model = b.finish([x], [b.mul(b.abs(b.add(x, x)), x)])
+    model = make_model(lambda b, x: b.mul(b.abs(b.add(x, x)), x), (3, 4))
     verdicts = adapt(Curious()).supports(model)
     assert [v.ok for v in verdicts] == [True, False, True]
     assert verdicts[1].reason == "needs level 1.2: ABS exists since 1.2; the device is at 1.0"
@@ -362,10 +357,8 @@ def test_what_a_method_raises_is_an_error_of_the_driver():
 
 
 def test_a_model_above_the_level_is_not_prepared():
-    b = nnhal.Builder()
-    x = b.input((3, 4))
     with pytest.raises(InvalidModel, match=r"needs level 1\.2"):
-        prepared(full.FullV1_0(), b.finish([x], [b.abs(x)]))
+        prepared(full.FullV1_0(), make_model(lambda b, x: b.abs(x), (3, 4)))
 
 
 def test_relaxed_precision_is_computed_in_full_below_1_1():
@@ -390,5 +383,5 @@ def test_an_invalid_argument_of_prepare_model_is_about_the_model_and_falls_back(
 
     with pytest.raises(InvalidModel, match="INVALID_ARGUMENT"):
         prepared(preparing(refuse))
-    compiled = nnhal.compile(added(), devices=adapt(preparing(refuse)), fallback="allow")
+    compiled = nnhal.compile(doubling(3, 4), devices=adapt(preparing(refuse)), fallback="allow")
     assert compiled.placement.devices() == {"reference": 1}

@@ -18,7 +18,8 @@ from nnhal.hal.hidl.arguments import (
     output_shapes,
     to_arrays,
 )
-from tests.hal.hidl.old_drivers import X, added, reshaped
+from tests.hal.hidl.old_drivers import X, reshaped
+from tests.models import doubling
 from tests.requests import request_of
 
 F32 = np.dtype(np.float32)
@@ -29,7 +30,7 @@ ROOM = OutputBuffer(F32, (3, 4), 48)
 
 def given_to(arrays):
     """A request that has these inputs, whatever its model is; its only output is left open."""
-    return request_of(added(), arrays)
+    return request_of(doubling(3, 4), arrays)
 
 
 @settings(max_examples=50)
@@ -51,7 +52,7 @@ def test_every_argument_lies_where_the_form_says(arguments):
 def test_results_are_copied_out_of_what_the_driver_may_write_again():
     y = np.zeros((3, 4), np.float32)
     for rooms in (None, [y]):
-        request = request_of(added(), [X], rooms)
+        request = request_of(doubling(3, 4), [X], rooms)
         laid = lay_out(request, [ROOM])
         laid.outputs[0][:] = X.reshape(-1)
         collect(laid, request, [ROOM])
@@ -61,7 +62,7 @@ def test_results_are_copied_out_of_what_the_driver_may_write_again():
 
 
 def test_an_output_that_was_not_filled_is_an_error_and_never_what_lay_there():
-    request = request_of(added(), [X])
+    request = request_of(doubling(3, 4), [X])
     with pytest.raises(
         ContractBroken, match="output 0 was taken to be filled in place and was not, must be filled wholly"
     ):
@@ -69,7 +70,7 @@ def test_an_output_that_was_not_filled_is_an_error_and_never_what_lay_there():
 
 
 def test_what_is_written_past_an_output_is_found():
-    request = request_of(added(), [X])
+    request = request_of(doubling(3, 4), [X])
     laid = lay_out(request, [ROOM])
     laid.outputs[0][:] = X.reshape(-1)
     ctypes.memset(laid.outputs[0].ctypes.data + 48, 0x11, 16)
@@ -79,7 +80,7 @@ def test_what_is_written_past_an_output_is_found():
 
 def test_a_driver_reads_the_form_as_arrays_over_the_pools():
     laid = lay_out(given_to([X]), [ROOM])
-    arrays = to_arrays(laid.request, added())
+    arrays = to_arrays(laid.request, doubling(3, 4))
     assert np.shares_memory(arrays.inputs[0], X)
     arrays.write(0, X + 1)
     np.testing.assert_array_equal(laid.outputs[0].view(np.float32).reshape(3, 4), X + 1)
@@ -117,4 +118,4 @@ def test_a_form_that_does_not_fit_is_refused_with_the_argument(inputs, outputs, 
     fixed.flags.writeable = False
     pools = Memory.wrap(fixed), Memory.allocate(48)
     with pytest.raises(InvalidRequest, match=message):
-        to_arrays(HalRequest(inputs, outputs, pools), added())
+        to_arrays(HalRequest(inputs, outputs, pools), doubling(3, 4))

@@ -20,8 +20,9 @@ from nnhal.hal.hidl.adapters import adapt
 from nnhal.hal.hidl.arguments import HalTiming
 from nnhal.hal.request import Control
 from nnhal.runtime import discovery, isolation
-from tests.hal.hidl.old_drivers import FAILED, NONE, X, added, tiled
-from tests.waiting import LIMIT, Clock, jitter, until
+from tests.hal.hidl.old_drivers import FAILED, NONE, X, tiled
+from tests.models import doubling
+from tests.waiting import LIMIT, Clock, jitter, together, until
 
 DRIVER = """
 import threading
@@ -106,7 +107,7 @@ def driver(**methods) -> Bursting:
 
 
 def model_of(made, model=None):
-    return checked_prepared(adapt(made), model or added(), Hints())
+    return checked_prepared(adapt(made), model or doubling(3, 4), Hints())
 
 
 def executed(prepared, burst, control=None):
@@ -143,7 +144,7 @@ def test_memories_are_freed_after_each_execution():
 
 def test_an_application_runs_bursts_on_such_a_driver():
     made = Bursting()
-    with nnhal.compile(added(), devices=[adapt(made)]) as run, run.burst() as burst:
+    with nnhal.compile(doubling(3, 4), devices=[adapt(made)]) as run, run.burst() as burst:
         assert burst(X).tolist() == (X + X).tolist()
     until(lambda: made.told == ["opened", "packet", "ended"], "its end")
 
@@ -153,7 +154,7 @@ def test_in_a_process_of_its_own_too(tmp_path, monkeypatch, caplog):
     (tmp_path / "bursting.py").write_text(DRIVER)
     nnhal.load_driver(tmp_path / "bursting.py")
     with caplog.at_level("INFO", "nnhal.driver"):
-        with nnhal.compile(added(), devices=["bursting"], isolation="process") as run, run.burst() as burst:
+        with nnhal.compile(doubling(3, 4), devices=["bursting"], isolation="process") as run, run.burst() as burst:
             for _ in range(3):
                 assert burst(X).tolist() == (X + X).tolist()
         isolation.close_all()
@@ -402,10 +403,6 @@ def test_one_at_a_time_holds_for_bursts():
     made = driver(answered=answered)
     made.one_at_a_time = True
     device = adapt(made)
-    models = [checked_prepared(device, added(), Hints()) for _ in range(4)]
-    threads = [threading.Thread(target=lambda m=m: executed(m, m.burst())) for m in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
+    models = [checked_prepared(device, doubling(3, 4), Hints()) for _ in range(4)]
+    together([lambda m=m: executed(m, m.burst()) for m in models])
     assert most == [1] * 4

@@ -17,6 +17,7 @@ from nnhal.hal.cache.files import CacheFiles
 from nnhal.hal.hidl.adapters import adapt
 from nnhal.model.graph import Model
 from nnhal.model.stored import pack_device_view, unpack_device_view
+from tests.models import make_model
 
 pytestmark = pytest.mark.cache
 
@@ -24,9 +25,7 @@ X = np.float32([1, -2])
 
 
 def model() -> Model:
-    b = nnhal.Builder()
-    x = b.input((2,))
-    return b.finish([x], [b.add(x, np.float32([1, 1]))])
+    return make_model(lambda b, x: b.add(x, np.float32([1, 1])), (2,))
 
 
 class Keeping(FullV1_2):
@@ -79,11 +78,6 @@ def run(driver: Any, folder: Path, **settings: Any) -> str:
     with nnhal.compile(model(), devices=[adapt(driver)], cache_dir=folder, **settings) as compiled:
         np.testing.assert_array_equal(compiled(X), X + 1)
         return str(compiled.cache[0])
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
 
 
 @pytest.mark.parametrize("kind", [Keeping, KeepingSince13])

@@ -41,7 +41,6 @@ from tests.hal.hidl.old_drivers import (
     NONE,
     Plain,
     X,
-    added,
     answering,
     executing,
     prepared,
@@ -51,6 +50,7 @@ from tests.hal.hidl.old_drivers import (
     soon,
     tiled,
 )
+from tests.models import doubling, one_operation
 
 TOO_SMALL = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
 
@@ -133,10 +133,10 @@ KEPT = [(), (), bytes(32)]
 def test_each_form_of_prepare_model_is_given_what_its_level_tells(form, level, given):
     driver = noting(form)
     assert hal_level(driver) == level and TOKEN_SIZE == 32
-    adapt(driver).prepare(added(), HINTS)
+    adapt(driver).prepare(doubling(3, 4), HINTS)
     model, *rest = driver.given
     assert rest == given and isinstance(model, InlinedModel) == (level < V1_3)
-    assert model.main.operations == added().main.operations
+    assert model.main.operations == doubling(3, 4).main.operations
 
 
 @pytest.mark.parametrize("way", ["1", "0"])
@@ -147,7 +147,7 @@ def test_each_form_of_prepare_model_is_given_what_its_level_tells(form, level, g
 def test_each_form_of_an_execution_is_told_what_its_level_tells(form, told, way, monkeypatch):
     monkeypatch.setenv("NNHAL_SYNC_EXEC", way)
     driver = noting(form)
-    model = adapt(driver).prepare(added(), Hints())
+    model = adapt(driver).prepare(doubling(3, 4), Hints())
     assert requests.run(model, [X], Control(2**62, 77, True)).results[0].tolist() == (X + X).tolist()
     assert driver.executed == told
     requests.run(model, [X])
@@ -176,7 +176,7 @@ def test_what_a_driver_since_1_2_says_of_itself_is_its_device():
 
 def test_an_inlined_model_has_the_fields_of_its_main_subgraph():
     driver = noting("prepareModel_1_2")
-    adapt(driver).prepare(added(), Hints())
+    adapt(driver).prepare(doubling(3, 4), Hints())
     model, main = driver.given[0], driver.given[0].main
     assert (model.operands, model.operations) == (main.operands, main.operations)
     assert (model.input_indexes, model.output_indexes) == (main.inputs, main.outputs)
@@ -194,7 +194,7 @@ def test_the_newest_form_up_to_the_level_is_taken():
     forms = {level: newest_method(Forms(), "execute", level) for level in (V1_0, V1_1, V1_2, V1_3)}
     assert [found and found[0] for found in forms.values()] == ["execute", "execute", "execute", "execute_1_3"]
     assert newest_method(Forms(), "allocate", V1_3) is None is newest_method(Forms(), "executeFenced", V1_3)
-    assert newest_method(full.PreparedV1_2(added()), "executeSynchronously", V1_1) is None
+    assert newest_method(full.PreparedV1_2(doubling(3, 4)), "executeSynchronously", V1_1) is None
 
 
 def test_methods_are_those_of_the_published_interfaces():
@@ -531,10 +531,7 @@ def test_of_two_outputs_the_one_that_lacks_room_gets_more(known_first):
 
 def unknown_rank() -> Model:
     """A RELU of an input of which not even the rank is known before the execution."""
-    b = ModelBuilder()
-    x, y = b.operand(Type.TENSOR_FLOAT32), b.operand(Type.TENSOR_FLOAT32)
-    b.operation(Op.RELU, [x], [y])
-    return b.finish([x], [y])
+    return one_operation(Op.RELU, (Type.TENSOR_FLOAT32, ()), output=(Type.TENSOR_FLOAT32, ()))
 
 
 @pytest.mark.parametrize("known_first", [False, True])
@@ -625,7 +622,7 @@ def test_a_driver_is_called_by_the_form_that_it_has(way, monkeypatch):
 
 def test_driver_buffers_at_1_3_are_nnhals_own():
     device = adapt(noting("prepareModel_1_3"))
-    model = checked_prepared(device, added(), Hints())
+    model = checked_prepared(device, doubling(3, 4), Hints())
     assert isinstance(device.allocate(BufferDesc(), [BufferRole(model, 0)]), HostBuffer)
 
 

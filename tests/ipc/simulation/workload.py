@@ -16,7 +16,6 @@ from nnhal.base.errors import DeadObject, DeviceUnavailable, MissedDeadline, Nnh
 from nnhal.base.levels import V1_0, V1_2, V1_3, Level
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
-from nnhal.frontends.python import Builder
 from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Hints
 from nnhal.hal.fence import fence_pair
@@ -31,6 +30,7 @@ from tests.ipc.simulation import kernel, threads
 from tests.ipc.simulation.driver import SimulatedDevice, f
 from tests.ipc.simulation.world import SECOND, Interrupt, Process, Violation, World
 from tests.ipc.support import a_table
+from tests.models import make_model
 
 SIZE = 4
 LONGEST = 60 * SECOND  # that any call of a client may take, whatever happens
@@ -57,9 +57,7 @@ RARE = {  # of a run; then at this rate
 
 def _model(name: str) -> Model:
     """y = x + x."""
-    b = Builder(name)
-    x = b.input((SIZE,))
-    return b.finish([x], [b.add(x, x)])
+    return make_model(lambda b, x: b.add(x, x), (SIZE,), name=name)
 
 
 _SMALL, _LARGE = _model(""), _model("")  # as messages

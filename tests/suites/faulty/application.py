@@ -14,6 +14,7 @@ import numpy as np
 import nnhal
 from nnhal.hal.device import Device
 from nnhal.ipc.client.process import ReconnectingDevice, start
+from tests.models import make_model
 from tests.suites.faulty import driver
 from tests.suites.faulty.driver.faults import Fault
 
@@ -28,10 +29,7 @@ RUNS = 4
 
 def model(name: str) -> nnhal.Model:
     """y = relu6(x * scale) + shift - x: the last operation is none of the driver's."""
-    b = nnhal.Builder(name)
-    x = b.input(X.shape, name="x")
-    scaled = b.mul(x, SCALE, activation="relu6")
-    return b.finish([x], [b.sub(b.add(scaled, SHIFT), x)])
+    return make_model(lambda b, x: b.sub(b.add(b.mul(x, SCALE, activation="relu6"), SHIFT), x), name=name, x=X.shape)
 
 
 def right(x: Any) -> Any:

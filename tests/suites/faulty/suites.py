@@ -13,7 +13,7 @@ from typing import Any
 from nnhal.conformance.suites.run import CONTRACT, VECTORS
 from tests.suites.faulty.application import DRIVER
 from tests.suites.faulty.driver import VARIABLE
-from tests.suites.faulty.driver.faults import CTS, RANDOM, STRESS, VTS, Fault
+from tests.suites.faulty.driver.faults import CRASH, CTS, RANDOM, STRESS, VTS, Fault
 
 FEW = "^V1_0/add_quant8"
 SOME = {  # vectors of each operation: those of its first specifications
@@ -28,7 +28,8 @@ CASES = {
     VTS: "^(?!queries/verdicts-restart)[a-z0-9/-]+(/{0})?$",
     CTS: "^(graph/|partition/forced/[0-5]$|(memory|cache|shapes|deadline|fence|burst|threads|measure)/[a-z/-]+/{0}$)",
     RANDOM: "^((single|long|broadcast|hard)/{0}/|graph/(2|3|5|8|13)/[0-4]$)",
-    STRESS: "^(threads/execute/(float32|quant8)|models/00[01]|constants/float32|growth/run/float32|drift/float32)$",
+    STRESS: "^(threads/execute/(float32|quant8)|models/00[01]|(constants|mapped)/float32|growth/run/float32|drift/float32)$",
+    CRASH: "^killed/execute$",
 }
 SUITES = VECTORS, CONTRACT, *CASES
 TOGETHER = VECTORS, CONTRACT  # none of the patterns of one matches a case of the other

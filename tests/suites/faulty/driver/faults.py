@@ -11,7 +11,7 @@ from nnhal.model.graph import Model
 
 from .healthy import Arithmetic, Engine, Healthy
 
-VTS, CTS, RANDOM, STRESS = "vts", "cts", "random", "stress"
+VTS, CTS, RANDOM, STRESS, CRASH = "vts", "cts", "random", "stress", "crash"
 BOTH = VECTORS, CONTRACT
 BY_MODEL = "by-model"
 
@@ -118,9 +118,9 @@ def made(name: str) -> Any:
 
 def table() -> Mapping[str, Fault]:
     """All of them, by module, in whatever order those were imported."""
-    from . import ends, graphs, hal, kept, memory, numbers, operations, queries, runs
+    from . import clients, ends, graphs, hal, kept, memory, numbers, operations, queries, runs
 
-    parts = ends, hal, kept, memory, numbers, queries, runs, graphs, operations
+    parts = ends, hal, kept, memory, numbers, queries, runs, graphs, operations, clients
     modules = [module.__name__ for module in parts]
     return dict(sorted(FAULTS.items(), key=lambda item: modules.index(item[1].module)))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from nnhal.base.codes import Lifetime, OperandType
 from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import address
 from nnhal.base.operands import Array
@@ -65,7 +66,7 @@ class ArenaShared(Arena):
 
     def place(self, arrays: dict[int, Any], step: int, index: int, result: Array) -> None:
         super().place(arrays, step, index, result)
-        os.sched_yield()
+        time.sleep(0.0005)  # others run meanwhile
 
 
 @fault("arena-early", "an intermediate's memory is given away after its first reader", "", (RANDOM,), numbers=True)
@@ -124,6 +125,17 @@ class Unaligned(Engine):
         if x is None or not x.size or address(x) % 16 == 0 or x.itemsize > 16:
             return x
         return np.roll(x.reshape(-1), (address(x) % 16) // x.itemsize).reshape(x.shape)
+
+
+@fault("constants-aligned", "constants of pools are read from the 64-byte boundary before them", "", (STRESS,))
+class ConstantsAligned(Engine):
+    def __init__(self, device: Healthy, model: Model) -> None:
+        super().__init__(device, model)
+        for place, operand in enumerate(self.main.operands):
+            at = operand.location
+            if operand.lifetime == Lifetime.CONSTANT_REFERENCE and operand.type == OperandType.TENSOR_FLOAT32:
+                raw = model.pools[at.pool].view(at.offset // 64 * 64, at.length)
+                self.constants[place] = raw.view(np.float32).reshape(operand.dimensions)
 
 
 @fault("leaks-little", "keeps 4 KiB of every execution", "", (STRESS,))

@@ -15,7 +15,7 @@ from nnhal.hal.device import Hints, Prepared
 from nnhal.model.graph import Model
 from nnhal.model.stored import pack_device_view, unpack_device_view
 
-from .faults import CONTRACT, fault
+from .faults import CONTRACT, CTS, fault
 from .healthy import Engine, Healthy
 
 
@@ -122,6 +122,27 @@ class LosesWeights(Keeping):
         assert isinstance(prepared, Engine)
         prepared.constants = {i: np.zeros_like(x) for i, x in prepared.constants.items()}
         return prepared
+
+
+@fault(
+    "cache-restores-last",
+    "restores the model that it prepared last",
+    "",
+    (CTS,),
+    alone=True,
+    numbers=True,
+    operation="MUL",
+)
+class RestoresLast(Keeping):
+    last: Model | None = None
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        self.last = model
+        return super().prepare(model, hints)
+
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Any:
+        assert self.last is not None
+        return super().prepare(self.last, hints)
 
 
 class OwnFiles(Keeping):

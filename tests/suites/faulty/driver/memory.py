@@ -20,6 +20,16 @@ CONTEXTS = 8
 _kept: list[Any] = []  # of the process, on purpose
 
 
+def release() -> None:
+    """Give back what executions kept: memory, descriptors, threads."""
+    for each in _kept:
+        if isinstance(each, int):
+            os.close(each)
+        elif isinstance(each, threading.Event):
+            each.set()
+    _kept.clear()
+
+
 @fault("leaks-memory", "keeps 1 MB of every execution", "growth", (CONTRACT,))
 class LeaksMemory(Engine):
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
@@ -37,7 +47,8 @@ class LeaksDescriptors(Engine):
 @fault("leaks-threads", "keeps a thread of every execution", "growth", (CONTRACT,))
 class LeaksThreads(Engine):
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
-        threading.Thread(target=threading.Event().wait, args=(60,), daemon=True).start()
+        _kept.append(threading.Event())
+        threading.Thread(target=_kept[-1].wait, args=(60,), daemon=True).start()
         return super().computed(inputs, control)
 
 

@@ -1,0 +1,181 @@
+"""Promises of every driver that has an engine: to its engine, to inputs and outputs, and at its end."""
+
+import importlib
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from nnhal.base.errors import Cancelled, Closed, DeviceUnavailable, InvalidArgument, InvalidRequest, MissedDeadline
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints, Prepared
+from nnhal.hal.request import Control
+from nnhal.model.graph import Model
+from tests import requests
+from tests.execution import run_python
+from tests.models import doubling
+from tests.waiting import together
+
+
+class Engine(NamedTuple):
+    """An engine. packages: what the driver imports. cached: the function that keeps the engine, by module and name."""
+
+    packages: tuple[str, ...]
+    cached: tuple[str, str]
+
+
+ENGINES = {
+    "litert": Engine(("ai_edge_litert",), ("nnhal.drivers.litert.engine", "engine")),
+    "onnxruntime": Engine(("onnxruntime", "onnx"), ("nnhal.drivers.onnxruntime.session", "engine")),
+    "openvino": Engine(("openvino",), ("nnhal.drivers.openvino.engine", "ov")),
+}
+X = np.arange(4, dtype=np.float32)
+
+
+@pytest.fixture(params=ENGINES)
+def name(request: pytest.FixtureRequest) -> str:
+    for package in ENGINES[request.param].packages:
+        pytest.importorskip(package)
+    return str(request.param)
+
+
+@pytest.fixture
+def device(name: str) -> Device:
+    made: Device = importlib.import_module(f"nnhal.drivers.{name}").device()
+    return made
+
+
+def prepared(device: Device, model: Model | None = None, **hints: Any) -> Prepared:
+    return checked_prepared(device, model or doubling(), Hints(**hints))
+
+
+def run(model: Prepared, x: Any, control: Control | None = None, room: Any = None) -> Any:
+    return requests.run(model, [x], control or Control(), None if room is None else [room]).results[0]
+
+
+# ----------------------------------------------------------------------------------------------------------- the engine
+
+
+def test_importing_the_driver_imports_no_engine(name: str) -> None:
+    found = f"[m for m in sys.modules if m.partition('.')[0] in {ENGINES[name].packages}]"
+    assert run_python(f"import sys, nnhal.drivers.{name}; print({found})").stdout == "[]\n"
+
+
+@pytest.fixture
+def no_engine(name: str) -> Iterator[None]:
+    """The engine is imported again, in the test and after it."""
+    module, function = ENGINES[name].cached
+    cached = getattr(importlib.import_module(module), function)
+    cached.cache_clear()
+    yield
+    cached.cache_clear()
+
+
+@pytest.mark.usefixtures("no_engine")
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_missing_engine_is_an_unavailable_device_that_says_how_to_install_it(
+    name: str, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = ENGINES[name].packages
+    package = packages[place % len(packages)]
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DeviceUnavailable, match=rf"{package}.* pip install 'nnhal\[{name}\]'"):
+        importlib.import_module(f"nnhal.drivers.{name}").device()
+
+
+def test_an_unknown_option_is_an_error_of_the_caller(device: Device) -> None:
+    with pytest.raises(InvalidArgument, match="option 'fast' is unknown"):
+        device.consider(doubling(), Hints(options={"fast": True}))
+
+
+def test_a_forked_child_ends_and_compiles_again(name: str) -> None:
+    """Threads of the engine are not there in it, and closing what they belong to would wait for them."""
+    program = f"""
+import os, signal, sys, numpy as np, nnhal
+from tests.models import doubling
+model, given = doubling(64, 64), np.ones((64, 64), np.float32)
+compiled = nnhal.compile(model, devices={name!r}, threads=2, cache_dir=False)
+compiled(given)
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    del compiled
+    with nnhal.compile(model, devices={name!r}, threads=2, cache_dir=False) as again:
+        assert (again(given) == 2).all()
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert run_python(program).stdout == "7\n"
+
+
+# ------------------------------------------------------------------------------------------------------------ executions
+
+
+@pytest.mark.parametrize("size", [4, 1 << 16])
+def test_inputs_are_read_anew_at_each_execution(device: Device, size: int) -> None:
+    model = prepared(device, doubling(size))
+    for number in (1, 2):
+        assert (run(model, np.full(size, number, np.float32)) == 2 * number).all()
+    every_other = np.arange(2 * size, dtype=np.float32)[::2]
+    assert (run(model, every_other) == 2 * every_other).all()
+
+
+def test_outputs_are_never_the_engines_own_memory(device: Device) -> None:
+    model = prepared(device)
+    first = run(model, X)
+    run(model, X + 9)
+    assert (first == 2 * X).all()
+
+
+def test_outputs_are_written_in_place_and_room_that_is_too_small_is_told(device: Device) -> None:
+    model, room, small = prepared(device), np.zeros(4, np.float32), np.zeros(8, np.uint8)
+    request = requests.run(model, [X], rooms=[room])
+    assert request.results[0] is room and (room == 2 * X).all()
+    assert request.shapes == [(4,)] and request.sufficient == [True]
+    request = requests.run(model, [X], rooms=[small])
+    assert request.shapes == [(4,)] and request.sufficient == [False] and not small.any()
+
+
+def test_the_wrong_input_shape_is_an_invalid_request(device: Device) -> None:
+    with pytest.raises(InvalidRequest, match=r"input 0 is of shape \[3\], must be of shape \[4\]"):
+        run(prepared(device), X[:3])
+
+
+def test_a_dimension_left_open_takes_any_size_and_forgotten_sizes_come_back(device: Device) -> None:
+    model = prepared(device, doubling(0, 4))
+    for batch in (1, 2, 3, 4, 5, 6, 1):
+        assert run(model, np.ones((batch, 4), np.float32)).tolist() == [[2] * 4] * batch
+    with pytest.raises(InvalidRequest, match=r"must be of shape \[\?, 4\]"):
+        run(model, np.zeros((2, 3), np.float32))
+    assert run(model, np.zeros((0, 4), np.float32)).shape == (0, 4)
+
+
+def test_threads_run_one_prepared_model_at_once_and_get_their_own_results(device: Device) -> None:
+    model, wrong = prepared(device, doubling(2000), threads=1), []
+
+    def work(number: int) -> None:
+        x = np.full(2000, number, np.float32)
+        wrong.extend(n for n in range(50) if (run(model, x) != 2 * number).any())
+
+    together([partial(work, n) for n in range(12)])
+    assert wrong == []
+
+
+def test_deadline_and_cancellation_are_looked_at_before_the_run(device: Device) -> None:
+    model, cancelled = prepared(device), threading.Event()
+    with pytest.raises(MissedDeadline):
+        run(model, X, Control(deadline=1))
+    cancelled.set()
+    with pytest.raises(Cancelled):
+        run(model, X, Control(cancelled=cancelled))
+
+
+def test_a_closed_model_does_not_run(device: Device) -> None:
+    model = prepared(device)
+    model.close()
+    with pytest.raises(Closed):
+        run(model, X)
