@@ -27,13 +27,11 @@ class Burst(ABC):
     """A series of executions; a context manager.
 
     Attributes:
-        of: The prepared model, if known.
         ended: Whether it cannot be used any more, although it was not closed.
         plain: Why executions were plain calls, and how many.
         way: A description for people.
     """
 
-    of: RequestExecutor | None = None
     ended = False
     way = "burst"
     plain: Mapping[str, int] = MappingProxyType({})

@@ -353,9 +353,8 @@ class LocalBurst(Burst):
     """A burst in the driver's own process."""
 
     def __init__(self, prepared: Bursts) -> None:
-        self.of = self._prepared = prepared
+        self._prepared = prepared
         self._run: Run = prepared.run
-        self._plain: Run = prepared.run
         self._turn = ExclusiveUse()
         self._end: Callable[[], object] | None = None
         self._closed, self._told = False, True  # the driver gets no end before it got the begin
@@ -365,7 +364,7 @@ class LocalBurst(Burst):
     def run(self, request: Request, control: Control) -> Timing | None:
         """As `Prepared.run`."""
         try:
-            run = self._run if self._turn.acquire_in_burst(request) else self._plain
+            run = self._run if self._turn.acquire_in_burst(request) else self._prepared.run
             if self._closed:
                 raise Closed("burst: used after close")
             if request.input_buffers or request.output_buffers:
@@ -392,8 +391,7 @@ class LocalBurst(Burst):
             outer: The wrapper.
             around: Wraps a function that executes, as the wrapper's `run` is wrapped.
         """
-        self.of = self._prepared = outer
-        self._run, self._plain = around(self._run), outer.run
+        self._prepared, self._run = outer, around(self._run)
 
     def close(self) -> None:
         """Ends the burst. The driver is notified at once, or when the burst's execution has ended."""

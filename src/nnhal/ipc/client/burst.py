@@ -27,7 +27,7 @@ class RemoteBurst(Burst):
 
     def __init__(self, prepared: Any, control: Control) -> None:
         """Open the burst. control: that of the execution that opens it; `UNLIMITED` if none does yet."""
-        self.of = self._prepared = prepared
+        self._prepared = prepared
         self._session, self._frames = prepared.session, prepared.frames
         self._lease = self._session.lease()
         self._number = self._lease.number

@@ -392,7 +392,7 @@ class ReconnectingBurst(Burst):
     """A burst that opens again after its process has died or its queues have ended."""
 
     def __init__(self, prepared: ReconnectingModel) -> None:
-        self.of = self._prepared = prepared
+        self._prepared = prepared
         self._target = prepared.remote
         self._inner = self._target.burst()
         self._closed = False
