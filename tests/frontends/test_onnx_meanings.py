@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from nnhal import InvalidArgument, InvalidRequest, OpenModel, OperationFailed, UnsupportedModel, allocate, compile, load
 from nnhal.base.records import replace
@@ -779,3 +780,24 @@ def test_features_are_scaled(kind, offset, scale):
         graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)], ir_version=9
     )
     check(made, inputs)
+
+
+# ----------------------------------------------------------------------------------------------------- normalisations
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(("shape", "axis"), [((3, 8), -1), ((2, 3, 4, 5), 2), ((2, 2, 3, 2, 5), -2), ((4,), 0)])
+def test_the_root_of_the_mean_of_squares_is_that_of_the_definition(shape, axis, dtype):
+    inputs, constants = {"x": real(*shape).astype(dtype)}, {"s": real(*shape[axis:]).astype(dtype)}
+    made = model([node("RMSNormalization", "x s", axis=axis, epsilon=0.01)], inputs, constants, opset=23)
+    (expected,) = ReferenceEvaluator(made).run(None, inputs)
+    (found,) = by_nnhal(made, inputs)
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6 if dtype == np.float32 else 6e-3)
+
+
+def test_a_scale_of_a_part_of_the_elements_is_repeated_in_a_root_mean_square_normalisation():
+    inputs, constants = {"x": real(2, 3, 4)}, {"s": real(4)}
+    made = model([node("RMSNormalization", "x s", axis=1)], inputs, constants, opset=23)
+    (expected,) = ReferenceEvaluator(made).run(None, inputs)
+    np.testing.assert_allclose(by_nnhal(made, inputs)[0], expected, rtol=0, atol=3e-6)

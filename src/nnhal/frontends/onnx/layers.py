@@ -348,25 +348,38 @@ def instance_normalisation(t: NodeTask) -> None:
     t.result(0, t.reshaped(t.make("ADD", scaled, per_channel(t, normal, bias), activation=0), shape))
 
 
+def rows_from(t: NodeTask, x: Term, others: Sequence[Term]) -> tuple[Term, Term, list[Term]]:
+    """Return a tensor whose dimensions from the axis on are normalised, those dimensions, and its factors and shifts."""
+    shape = t.shape(x)
+    axis = t.axis(t.attr("axis", -1), len(shape))
+    if len(shape) <= MOST_DIMENSIONS:
+        return x, t.integers(list(range(axis, len(shape)))), list(others)
+    sizes = t.known(x)
+    whole = all(t.known(other) == sizes[axis:] for other in others)
+    t.require(whole, f"of {len(shape)} dimensions must have a scale and bias for each element")
+    rows, inner = math.prod(sizes[:axis]), math.prod(sizes[axis:])
+    return t.reshaped(x, (rows, inner)), t.integers([1]), [t.reshaped(other, (1, inner)) for other in others]
+
+
 @operator("LayerNormalization", inputs=(2, 3), outputs=(1, 3), becomes="MEAN, SUB, MUL, SQRT, DIV, ADD")
 def layer_normalisation(t: NodeTask) -> None:
     """Normalise over the dimensions from an axis on."""
     x, r = single_floats(t), RealArithmetic(t)
-    shape = t.shape(x)
-    axis = t.axis(t.attr("axis", -1), len(shape))
-    axes, rows, others = list(range(axis, len(shape))), x, [t.x(n) for n in (1, 2) if t.given(n)]
-    if len(shape) > MOST_DIMENSIONS:
-        sizes = t.known(x)
-        whole = all(t.known(other) == sizes[axis:] for other in others)
-        t.require(whole, f"of {len(shape)} dimensions must have a scale and bias for each element")
-        axes, rows = [1], t.reshaped(x, (math.prod(sizes[:axis]), math.prod(sizes[axis:])))
-        others = [t.reshaped(other, (1, math.prod(sizes[axis:]))) for other in others]
-    mean = t.make("MEAN", rows, t.integers(axes), True)
-    centred = r("SUB", rows, mean)
-    variance = t.make("MEAN", r("MUL", centred, centred), t.integers(axes), True)
+    rows, axes, others = rows_from(t, x, [t.x(n) for n in (1, 2) if t.given(n)])
+    centred = r("SUB", rows, t.make("MEAN", rows, axes, True))
+    variance = t.make("MEAN", r("MUL", centred, centred), axes, True)
     deviation = t.make("SQRT", r("ADD", variance, t.attr("epsilon", 1e-5)))
     normal = r("MUL", in_own_type(t, r("DIV", centred, deviation)), others[0])
-    t.result(0, t.reshaped(r("ADD", normal, others[1]) if len(others) > 1 else normal, shape))
+    t.result(0, t.reshaped(r("ADD", normal, others[1]) if len(others) > 1 else normal, t.shape(x)))
+
+
+@operator("RMSNormalization", inputs=2, becomes="MUL, MEAN, ADD, SQRT, DIV, MUL")
+def root_mean_square_normalisation(t: NodeTask) -> None:
+    """Divide by the root of the mean of squares over the dimensions from an axis on."""
+    x, r = single_floats(t), RealArithmetic(t)
+    rows, axes, (scale,) = rows_from(t, x, [t.x(1)])
+    root = t.make("SQRT", r("ADD", t.make("MEAN", r("MUL", rows, rows), axes, True), t.attr("epsilon", 1e-5)))
+    t.result(0, t.reshaped(r("MUL", in_own_type(t, r("DIV", rows, root)), scale), t.shape(x)))
 
 
 @operator("GroupNormalization", inputs=3, becomes="INSTANCE_NORMALIZATION, in NCHW, of groups; MUL, ADD")
