@@ -56,7 +56,9 @@ CAUGHT = [
 
 @pytest.mark.parametrize(("fault", "name", "text"), CAUGHT)
 def test_a_fault_is_caught_and_the_same_case_passes_without_it(fault: str, name: str, text: str) -> None:
-    names = [each for each in CASES if each == name or each.rpartition("/")[0] == name]  # one of several graphs shows it
+    names = [
+        each for each in CASES if each == name or each.rpartition("/")[0] == name
+    ]  # one of several graphs shows it
     caught = next((each for each in names if re.search(text, outcome(each, made(fault)))), "")
     assert caught and outcome(caught, made("")) in ("", "-")
 
