@@ -81,7 +81,7 @@ def by_nnhal(made: Any, inputs: Mapping[str, Array], device: str = "reference", 
     """What a device computes of the imported model."""
     imported = nnhal.load(made.SerializeToString(), **how)
     compiled = nnhal.compile(imported, devices=[device], fallback="forbid")
-    results = compiled(*inputs.values(), loop_timeout=15)  # the longest that may be asked: the machine may be busy
+    results, _ = compiled.run(*inputs.values(), loop_timeout=15)  # the longest: the machine may be busy
     return [np.asarray(each) for each in (results if isinstance(results, tuple) else (results,))]
 
 
