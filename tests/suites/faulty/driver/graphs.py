@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import struct
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -61,12 +62,20 @@ class Arena(Engine):
 
 @fault("arena-shared", "executions of a graph share one arena", "", (RANDOM, STRESS), numbers=True)
 class ArenaShared(Arena):
+    """Every second execution takes longer, so that executions with the same inputs do not only meet one another."""
+
+    def __init__(self, device: Healthy, model: Model) -> None:
+        super().__init__(device, model)
+        self.own, self.number = threading.local(), 0
+
     def memory(self) -> dict[int, Any]:
+        self.number += 1
+        self.own.pause = (0.0005, 0.002)[self.number % 2]
         return self.arena
 
     def place(self, arrays: dict[int, Any], step: int, index: int, result: Array) -> None:
         super().place(arrays, step, index, result)
-        time.sleep(0.0005)  # others run meanwhile
+        time.sleep(self.own.pause)  # others run meanwhile
 
 
 @fault("arena-early", "an intermediate's memory is given away after its first reader", "", (RANDOM,), numbers=True)
