@@ -32,7 +32,7 @@ import nnhal
 from nnhal.base.errors import NnhalError
 from nnhal.ipc import names
 from nnhal.ipc.client.process import ReconnectingDevice, start
-from tests.faults.interrupted import SIZE, doubled, running_sum
+from tests.faults.interrupted import SIZE, running_sum
 from tests.faults.support import attempt, serve
 from tests.ipc.support import PROBE, wait_until
 
@@ -92,7 +92,7 @@ class Client:
         """Compile, and execute some hundred times."""
         options = {"probe": {"sleep": 0.002}} if self._dice.random() < 0.3 else {}
         compiled = stack.enter_context(
-            nnhal.compile(doubled(), devices=self._device, fallback="forbid", driver_options=options)
+            nnhal.compile(doubling(SIZE), devices=self._device, fallback="forbid", driver_options=options)
         )
         sums = stack.enter_context(nnhal.compile(running_sum(), devices=self._device, fallback="forbid"))
         burst = stack.enter_context(compiled.burst())

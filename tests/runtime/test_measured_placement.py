@@ -17,7 +17,7 @@ from nnhal.runtime.partition import Measured, Offer, Partition, expectations, pa
 from nnhal.runtime.placement import Placement
 from nnhal.runtime.schedule import Schedule, StepPlan
 from tests.effort import lines
-from tests.runtime.test_costs import equal
+from tests.models import relus
 
 MS, US = 1e-3, 1e-6
 FAST = Preference.FAST_SINGLE_ANSWER
@@ -34,8 +34,8 @@ def where(found: Partition) -> str:
 
 def test_the_device_of_the_least_predicted_time_has_it_whatever_others_state() -> None:
     offers = [says("a", [MS, MS], "yy", stated=0.0001), says("b", [0.1 * MS, 0.1 * MS], "yy", stated=1.0)]
-    assert where(partition(equal(2, 10), offers)) == "aa"
-    found = partition(equal(2, 10), offers, FAST, Measured())
+    assert where(partition(relus(2, 10), offers)) == "aa"
+    found = partition(relus(2, 10), offers, FAST, Measured())
     assert where(found) == "bb"
     assert found.choices[0].reason == "predicted 100 µs, the fastest" and found.choices[0].others == {
         "a": "predicted 1 ms"
@@ -46,13 +46,13 @@ def test_the_device_of_the_least_predicted_time_has_it_whatever_others_state() -
 
 def test_a_split_that_is_predicted_to_win_by_much_is_made() -> None:
     offers = [says("a", [9 * MS, MS], "yy"), says("b", [MS, 9 * MS], "yy")]
-    found = partition(equal(2, 10), offers, FAST, Measured())
+    found = partition(relus(2, 10), offers, FAST, Measured())
     assert where(found) == "ba" and len(found.forecasts) == 2
 
 
 def test_a_split_that_is_predicted_to_win_by_little_is_not() -> None:
     offers = [says("a", [1.1 * MS, MS], "yy"), says("b", [MS, 1.1 * MS], "yy")]
-    found = partition(equal(2, 10), offers, FAST, Measured())
+    found = partition(relus(2, 10), offers, FAST, Measured())
     assert where(found) in ("aa", "bb")
     assert any("would cost more than it saves" in choice.reason for choice in found.choices)
 
@@ -61,22 +61,22 @@ def test_a_split_that_was_measured_needs_no_margin() -> None:
     offers = [says("a", [1.1 * MS, MS], "yy"), says("b", [MS, 1.1 * MS], "yy")]
     split = (StepPlan("b", (0,)), StepPlan("a", (1,)))
     whole = (StepPlan("a", (0, 1)),)
-    assert where(partition(equal(2, 10), offers, FAST, Measured(tuned={split: 2.0 * MS, whole: 2.1 * MS}))) == "ba"
-    assert where(partition(equal(2, 10), offers, FAST, Measured(tuned={split: 2.1 * MS, whole: 2.0 * MS}))) == "aa"
-    assert where(partition(equal(2, 10), offers, FAST, Measured(tuned={split: 2.0 * MS, whole: 2.01 * MS}))) == "aa"
+    assert where(partition(relus(2, 10), offers, FAST, Measured(tuned={split: 2.0 * MS, whole: 2.1 * MS}))) == "ba"
+    assert where(partition(relus(2, 10), offers, FAST, Measured(tuned={split: 2.1 * MS, whole: 2.0 * MS}))) == "aa"
+    assert where(partition(relus(2, 10), offers, FAST, Measured(tuned={split: 2.0 * MS, whole: 2.01 * MS}))) == "aa"
 
 
 def test_what_crosses_counts_as_it_was_measured() -> None:
     offers = [says("a", [9 * MS, MS], "yy"), says("b", [MS, 9 * MS], "yy")]
     dear = Measured(crossings={("b", "a"): (20 * MS, 0.0), ("a", "b"): (20 * MS, 0.0)})
-    assert where(partition(equal(2, 10), offers, FAST, dear)) in ("aa", "bb")
+    assert where(partition(relus(2, 10), offers, FAST, dear)) in ("aa", "bb")
     bytes = Measured(crossings={("b", "a"): (0.0, 3 * MS), ("a", "b"): (0.0, 3 * MS)})
-    assert where(partition(equal(2, 1), offers, FAST, bytes)) in ("aa", "bb")  # of 4 bytes
+    assert where(partition(relus(2, 1), offers, FAST, bytes)) in ("aa", "bb")  # of 4 bytes
 
 
 def test_what_tuning_measured_counts_before_what_is_predicted() -> None:
     offers = [says("a", [MS, MS], "yy"), says("b", [2 * MS, 2 * MS], "yy")]
-    model = equal(2, 10)
+    model = relus(2, 10)
     took = {(StepPlan("a", (0, 1)),): 9 * MS}
     found = partition(model, offers, FAST, Measured(tuned=took))
     assert where(found) == "aa" and found.forecasts == ((9 * MS, True),)
@@ -91,25 +91,25 @@ def test_what_tuning_measured_counts_before_what_is_predicted() -> None:
 
 def test_a_device_that_was_not_measured_has_what_it_states_of_the_cpus_time_where_that_was_measured() -> None:
     offers = [says("a", [3 * MS], "y"), says("b", None, "y", stated=0.5)]
-    assert where(partition(equal(1, 10), offers, FAST, Measured(cpu=[5 * MS]))) == "b"
-    assert where(partition(equal(1, 10), offers, FAST, Measured(cpu=[7 * MS]))) == "a"
+    assert where(partition(relus(1, 10), offers, FAST, Measured(cpu=[5 * MS]))) == "b"
+    assert where(partition(relus(1, 10), offers, FAST, Measured(cpu=[7 * MS]))) == "a"
 
 
 def test_a_device_that_was_not_measured_has_what_it_states_of_the_cpus_guessed_time() -> None:
     offers = [says("a", [3 * MS], "y"), says("b", None, "y", stated=0.5)]  # of some 50 µs
-    assert where(partition(equal(1, 10), offers, FAST, Measured())) == "b"
+    assert where(partition(relus(1, 10), offers, FAST, Measured())) == "b"
     offers[1] = says("b", None, "y", stated=100.0)
-    assert where(partition(equal(1, 10), offers, FAST, Measured())) == "a"
+    assert where(partition(relus(1, 10), offers, FAST, Measured())) == "a"
 
 
 def test_what_a_device_refuses_it_does_not_get_however_fast_it_would_be() -> None:
     offers = [says("a", [MS, MS], "yy"), says("b", [1e-9, 1e-9], "nn")]
-    assert where(partition(equal(2, 10), offers, FAST, Measured())) == "aa"
+    assert where(partition(relus(2, 10), offers, FAST, Measured())) == "aa"
 
 
 def test_expectations_hold_all_on_each_device_and_the_best_comes_first() -> None:
     offers = [says("a", [9 * MS, MS], "yy"), says("b", [MS, 9 * MS], "yy"), says("c", [1.0, 1.0], "yy")]
-    found = expectations(equal(2, 10), offers, FAST, Measured())
+    found = expectations(relus(2, 10), offers, FAST, Measured())
     assert found == sorted(found, key=lambda each: each.seconds)
     devices = ["".join(each.devices) for each in found]
     assert devices[0] == "ba" and {"aa", "bb", "cc"} <= set(devices) and len(devices) == len(set(devices))
@@ -155,7 +155,7 @@ def test_where_one_operand_is_all_that_crosses_no_assignment_by_blocks_is_cheape
 
 
 def test_a_block_that_no_device_takes_whole_has_no_chain() -> None:
-    model = equal(3, 10)
+    model = relus(3, 10)
     prices = Prices(model, (), [{"a": US}, {}, {"a": US}], {"a": US}, Schedule(model, {}))
     assert prices.cheapest_chain() is None
 
@@ -182,7 +182,7 @@ def test_where_much_is_read_late_the_places_for_a_change_are_found_by_work_that_
 
 def test_many_operations_over_five_devices_are_placed_by_work_that_goes_with_their_number() -> None:
     def took(length: int) -> int:
-        r, model = random.Random(3), equal(length, 64)
+        r, model = random.Random(3), relus(length, 64)
         offers = []
         for name, speed in zip("abcde", (1, 0.5, 0.4, 0.3, 0.2), strict=True):
             takes = "".join("y" if name == "a" or r.random() < 0.9 else "n" for _ in range(length))
@@ -195,7 +195,7 @@ def test_many_operations_over_five_devices_are_placed_by_work_that_goes_with_the
 def test_a_tuned_placement_says_that_it_was_measured() -> None:
     offers = [says("a", [MS, MS], "yy"), says("b", [1.1 * MS, 1.1 * MS], "yy")]
     took = {(StepPlan("a", (0, 1)),): 3 * MS, (StepPlan("b", (0, 1)),): 2 * MS}
-    placement = Placement(partition(equal(2, 10), offers, FAST, Measured(tuned=took)))
+    placement = Placement(partition(relus(2, 10), offers, FAST, Measured(tuned=took)))
     assert {c.device for c in placement.choices} == {"b"}
     assert placement.choices[0].reason.endswith("the fastest of 2 measured placements has it on b")
     assert words.basis(placement) == " (tuned)" and words.headline(placement).endswith("measured 2 ms (tuned)")
@@ -208,7 +208,7 @@ def test_a_tuned_placement_says_that_it_was_measured() -> None:
 def test_measured_and_predicted_alternatives_of_a_tuned_placement_are_told_apart() -> None:
     offers = [says(name, [each, each], "yy") for name, each in (("a", MS), ("b", 1.1 * MS), ("c", 1.2 * MS))]
     took = {(StepPlan("a", (0, 1)),): 3 * MS, (StepPlan("b", (0, 1)),): 2 * MS}
-    lines = str(Placement(partition(equal(2, 10), offers, FAST, Measured(tuned=took)))).splitlines()
+    lines = str(Placement(partition(relus(2, 10), offers, FAST, Measured(tuned=took)))).splitlines()
     assert [re.split("  +", line.strip())[1] for line in lines[lines.index("") + 1 :][:3]] == [
         *("latency", "3 ms", "2.42 ms predicted"),
     ]
@@ -220,7 +220,7 @@ def test_alternatives_are_those_that_were_compared_with_why_they_were_not_chosen
         says("b", [0.9 * MS, 2 * MS, 0.9 * MS], "yyy"),
         says("c", [MS] * 3, "yny"),
     ]
-    placement = Placement(partition(equal(3, 10), offers, FAST, Measured()))
+    placement = Placement(partition(relus(3, 10), offers, FAST, Measured()))
     found = {each.name: each for each in words.alternatives(placement)}
     assert set(found) == {"all on b", "all on c", "split a + b"} and placement.devices() == {"a": 3}
     assert (found["all on b"].supported, found["all on b"].why) == (3, "slower")

@@ -13,8 +13,8 @@ from nnhal.hal.device import Capabilities, OperationGroup, Performance, Verdict
 from nnhal.model.graph import Model
 from nnhal.runtime import strategies
 from nnhal.runtime.partition import Offer
+from tests.models import relus
 from tests.runtime.devices import Fake
-from tests.runtime.test_costs import equal
 
 FAST = Preference.FAST_SINGLE_ANSWER
 
@@ -81,7 +81,7 @@ def offer(name: str, takes: str) -> Offer:
 
 
 def test_a_group_without_what_a_rule_takes_away_is_one_still_where_enough_is_left() -> None:
-    model, rule = equal(3, 10), nnhal.Rule("r", "#0")
+    model, rule = relus(3, 10), nnhal.Rule("r", "#0")
     group = OperationGroup((0, 1, 2), Performance(0.1, 0.1), at_least=2)
     refused = [Verdict(False, "only together")] * 3
     a = Offer("a", 9, Capabilities.uniform(1.0), refused, groups=[group])
