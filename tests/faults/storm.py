@@ -35,6 +35,7 @@ from nnhal.ipc.client.process import ReconnectingDevice, start
 from tests.faults.interrupted import SIZE, running_sum
 from tests.faults.support import attempt, serve
 from tests.ipc.support import PROBE, wait_until
+from tests.models import doubling
 
 THREADS = 4  # clients for each device
 STUCK = 45.0  # seconds for one execution after which its client counts as waiting for ever
@@ -45,7 +46,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts 
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
 from tests.ipc.support import prepare, run
-from tests.models import doubling
 device = RemoteDevice(names.connect(sys.argv[1]))
 model = prepare(device, doubling(16), sleep=0.01)
 def work():
