@@ -46,6 +46,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts 
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
 from tests.ipc.support import prepare, run
+from tests.models import doubling
 device = RemoteDevice(names.connect(sys.argv[1]))
 model = prepare(device, doubling(16), sleep=0.01)
 def work():
