@@ -18,8 +18,8 @@ from nnhal.conformance.device_under_test import ANY
 from nnhal.conformance.pool import LOADING
 from nnhal.conformance.suites.crash.client import BURST, COMPILE, EXECUTE, ClientOrders, connected
 from nnhal.conformance.suites.crash.processes import ClientProcess, ended, resources_of, service
-from nnhal.conformance.suites.stress.graphs import difference
-from nnhal.conformance.suites.stress.runs import PLAIN, SETS, ThreadJob, any_job, closed, executed
+from nnhal.conformance.suites.stress.graphs import SETS, difference
+from nnhal.conformance.suites.stress.runs import PLAIN, ThreadJob, any_job, closed, executed
 from nnhal.conformance.suites.suite import PREPARING, Case, CaseFailed, Context, NotApplicable, Suite, SuiteRun
 from nnhal.hal.chain import checked_prepared
 from nnhal.ipc import transport

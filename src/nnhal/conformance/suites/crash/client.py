@@ -16,8 +16,8 @@ from typing import Any
 from nnhal.base.errors import NnhalError, ResourceExhausted
 from nnhal.base.records import Record, field
 from nnhal.conformance.pool import LOADING
-from nnhal.conformance.suites.stress.graphs import difference
-from nnhal.conformance.suites.stress.runs import PLAIN, SETS, ThreadJob, any_job, closed, executed
+from nnhal.conformance.suites.stress.graphs import SETS, difference
+from nnhal.conformance.suites.stress.runs import PLAIN, ThreadJob, any_job, closed, executed
 from nnhal.conformance.suites.suite import Context, SuiteRun
 from nnhal.conformance.worker import end_with
 from nnhal.hal.chain import checked_prepared

@@ -20,17 +20,18 @@ from nnhal.conformance.suites.stress.graphs import (
     KINDS,
     NEARLY_EQUAL,
     QUANT,
+    SETS,
     StressGraph,
     difference,
     mapped,
     nearly_equal,
     supported,
     takes,
+    with_other_constants,
 )
 from nnhal.conformance.suites.stress.growth import growth
 from nnhal.conformance.suites.stress.runs import (
     PLAIN,
-    SETS,
     ThreadJob,
     alone,
     any_job,
@@ -233,9 +234,13 @@ def _constants(context: Context, kind: str) -> Found:
 
 
 def _models(context: Context, group: int) -> Found:
-    """Draw many models, keep some of them open, and execute those in random order."""
+    """Draw many models, keep some of them open, and execute those in random order.
+
+    Every second one is the model before with other constants.
+    """
     device, run = context.device, context.run
     rng = random.Random(f"{run.seed} {group}")
+    twin: StressGraph | None = None
     opened: list[tuple[PreparedChain, ThreadJob]] = []
     tally, unsupported = _Tally(), 0
 
@@ -246,13 +251,13 @@ def _models(context: Context, group: int) -> Found:
         context.at(PREPARING)
 
     for number in range(GROUP):
+        seed, kind = [run.seed, 200 + group, number], KINDS[number // 2 % len(KINDS)]
         try:
-            graph = supported(
-                device, KINDS[number % len(KINDS)], [run.seed, 200 + group, number], rng.randint(1, LONGEST), context.at
-            )
+            graph = twin or supported(device, kind, seed, rng.randint(1, LONGEST), context.at)
         except NotSupported:
             unsupported += 1
             continue
+        twin = None if twin is graph else with_other_constants(graph)
         inputs = [graph.inputs(n) for n in range(SETS)]
         one = ThreadJob(graph, inputs, alone(context, graph, inputs))
         context.at("prepare")

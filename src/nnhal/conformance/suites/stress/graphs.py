@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from nnhal.base.codes import Lifetime, OperandType
-from nnhal.base.errors import InvalidModel
+from nnhal.base.errors import InvalidModel, NnhalError
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.base.records import Record, replace
 from nnhal.conformance.differential import Outputs
-from nnhal.conformance.graph_drawing import GraphDrawing, ordinary, refusal, refused_by
+from nnhal.conformance.evaluation import Evaluation
+from nnhal.conformance.graph_drawing import GraphDrawing, is_data, ordinary, refusal, refused_by
 from nnhal.conformance.reduction import names_of
 from nnhal.conformance.suites.suite import PREPARING, NotSupported
 from nnhal.frontends.python import Builder
@@ -27,6 +28,7 @@ KINDS = FLOAT, QUANT, SINGLE
 TYPES_OF = {FLOAT: (F32,), QUANT: (Q8, Q8S)}  # of the inputs
 SCALE, ZERO = 0.0625, 128
 ONE = 144  # stored
+SETS = 4  # of inputs for each graph
 PAGE = os.sysconf("SC_PAGESIZE")
 RELATIVE = 1e-3  # of the greatest magnitude: another input's result differs by far more
 At = Callable[[str], None]
@@ -147,20 +149,51 @@ def difference(wanted: Outputs, actual: Outputs) -> str:
 
 def mapped(graph: StressGraph, path: Path) -> StressGraph:
     """Return the graph with all constants in a mapped file, some of them at odd offsets within a page."""
+
+    def written(data: bytes) -> Memory:
+        path.write_bytes(data)
+        return Memory.from_file(path)
+
+    changed = _with_constants(graph, lambda x: x, written)
+    if changed is None:
+        raise InvalidModel("graph has no constants, must have at least one to be mapped")
+    return changed
+
+
+def with_other_constants(graph: StressGraph) -> StressGraph | None:
+    """Return the graph with the elements of its constants in other places.
+
+    None if it has no constants, or if the reference rejects it then.
+    """
+
+    def rolled(x: Array) -> Array:
+        return np.roll(x, 1) if is_data(x) else x
+
+    changed = _with_constants(graph, rolled, lambda data: Memory.from_array(np.frombuffer(data, np.uint8)))
+    if changed is not None:
+        try:
+            for number in range(SETS):
+                Evaluation(changed.model).graph(0, changed.inputs(number))
+        except NnhalError:
+            return None
+    return changed
+
+
+def _with_constants(
+    graph: StressGraph, change: Callable[[Array], Array], pool_of: Callable[[bytes], Memory]
+) -> StressGraph | None:
     main, data, operands = graph.model.main, bytearray(), []
     for operand in main.operands:
         if operand.lifetime not in CONSTANTS:
             operands.append(operand)
             continue
-        stored = graph.model.constant(operand).tobytes()
-        size = graph.model.constant(operand).dtype.itemsize
-        data += bytes(-len(data) % PAGE + 3 * size)  # beyond the start of a page, aligned for its type alone
+        array = change(graph.model.constant(operand))
+        data += bytes(-len(data) % PAGE + 3 * array.itemsize)  # beyond the start of a page, aligned for its type alone
         operands.append(
-            replace(operand, lifetime=Lifetime.CONSTANT_REFERENCE, location=Location(0, len(data), len(stored)))
+            replace(operand, lifetime=Lifetime.CONSTANT_REFERENCE, location=Location(0, len(data), array.nbytes))
         )
-        data += stored
+        data += array.tobytes()
     if not data:
-        raise InvalidModel("graph has no constants, must have at least one to be mapped")
-    path.write_bytes(data)
+        return None
     changed = replace(main, operands=tuple(operands))
-    return replace(graph, model=replace(graph.model, main=changed, values=b"", pools=(Memory.from_file(path),)))
+    return replace(graph, model=replace(graph.model, main=changed, values=b"", pools=(pool_of(bytes(data)),)))

@@ -11,7 +11,7 @@ from nnhal.base.errors import MissedDeadline
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import Outputs
 from nnhal.conformance.execution_paths import WAYS
-from nnhal.conformance.suites.stress.graphs import FLOAT, QUANT, SINGLE, StressGraph, difference, supported
+from nnhal.conformance.suites.stress.graphs import FLOAT, QUANT, SETS, SINGLE, StressGraph, difference, supported
 from nnhal.conformance.suites.suite import PREPARING, Context, NotApplicable, NotSupported
 from nnhal.conformance.switching import switching_often
 from nnhal.hal.chain import checked_prepared
@@ -20,7 +20,6 @@ from nnhal.hal.prepared import unwrapped
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.process import ReconnectingModel
 
-SETS = 4  # of inputs for each graph
 DRAWS = 8  # of graphs, to find one whose results differ by input
 PLAIN = Hints(threads=1)
 WATCH = 0.1  # seconds between looks at the threads' progress
