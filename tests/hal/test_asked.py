@@ -21,8 +21,8 @@ from nnhal.hal.answers import (
     driver_capabilities,
     fenced_by,
 )
-from nnhal.hal.background import ExecutionInfo, FencedExecution
-from nnhal.hal.burst import BurstExecutor
+from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify
+from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.chain import (
     PreparedChain,
     checked_burst,
@@ -363,3 +363,89 @@ def test_a_burst_in_process_takes_turns_as_plain_executions_do() -> None:
 def test_options_of_a_model_of_which_none_may_change_are_the_applications_mistake() -> None:
     with pytest.raises(InvalidArgument, match=r"device mine: .*no option of it may change between executions"):
         checked_reconfigure(made(), MINE, {"speed": 1})
+
+
+class OwnBurst(Burst):
+    """A driver's burst that runs the model, or another burst of it."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        found: Timing | None = self.inner.run(request, control)
+        return found
+
+
+class Overriding(Gives):
+    """Its methods call the defaults. It notes whether each `run` has its turn."""
+
+    one_at_a_time = True
+    chain: PreparedChain
+    burst_of: Callable[[Prepared], Any] = OwnBurst
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alone: list[bool] = []
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        self.alone.append(self.chain.queues[0].queue._held_by(threading.get_ident()) is not None)
+        return super().run(request, control)
+
+    def execute(self, request: Request, control: Control, notify: Notify) -> None:
+        super().execute(request, control, notify)
+
+    def execute_fenced(self, *arguments: Any) -> FencedExecution:
+        return super().execute_fenced(*arguments)
+
+    def burst(self) -> Burst:
+        burst: Burst = type(self).burst_of(self)
+        return burst
+
+
+def in_burst(prepared: PreparedChain, request: Request) -> None:
+    with checked_burst(prepared, MINE) as burst:
+        request.execute(burst.run, Control())
+
+
+def in_background(prepared: PreparedChain, request: Request) -> None:
+    ended = threading.Event()
+    prepared.execute(request, Control(), lambda error, timing: ended.set())
+    assert ended.wait(LIMIT)
+
+
+def behind_fences(prepared: PreparedChain, request: Request) -> None:
+    launched = prepared.execute_fenced(request, Control(), [], None)
+    if launched.fence is not None:
+        launched.fence.wait(LIMIT)
+
+
+@pytest.mark.parametrize("way", [in_burst, in_background, behind_fences])
+@pytest.mark.parametrize("burst_of", [OwnBurst, lambda prepared: OwnBurst(LocalBurst(prepared))])
+def test_a_drivers_own_method_that_calls_run_or_the_default_takes_turns(way: Any, burst_of: Any) -> None:
+    inner = type("Inner", (Overriding,), {"burst_of": staticmethod(burst_of)})()
+    inner.chain = checked_prepared(gives(inner), adding(), Hints())
+    way(inner.chain, asked(inner.chain))
+    assert inner.alone == [True]
+
+
+def test_a_burst_of_another_model_tells_that_model_of_its_begin_and_end() -> None:
+    told: list[str] = []
+    other = type("Other", (Gives,), {f"burst_{e}": lambda self, e=e: told.append(e) for e in ("opened", "closed")})()
+    prepared = made()
+    prepared.inner.burst = lambda: LocalBurst(other)  # type: ignore[method-assign]
+    with checked_burst(prepared, MINE):
+        pass
+    assert told == ["opened", "closed"]
+
+
+@pytest.mark.parametrize("attribute", ["timely", "one_at_a_time", "changeable", "trimmable", "run"])
+def test_a_prepared_model_whose_attribute_raises_is_closed(attribute: str) -> None:
+    closed: list[bool] = []
+
+    def fails(self: Prepared) -> None:
+        raise RuntimeError("no attribute")
+
+    said = {attribute: property(fails), "close": lambda self: closed.append(True)}
+    with pytest.raises(OperationFailed, match="no attribute"):
+        checked_prepared(gives(type("Fails", (Gives,), said)()), adding(), Hints())
+    assert closed == [True]

@@ -3,6 +3,7 @@
 An execution passes the guard against trims, the lock of the options, and the queues of its device.
 """
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -121,9 +122,11 @@ def _prepared(device: Device, model: Model, hints: Hints, client: QueueClient, *
         require_new(made, f"{query} gave a Prepared")
         try:
             return PreparedChain(device, made, model, hints, client)
-        except InvalidArgument as error:  # it is not the application's fault
+        except BaseException as error:
             close_quietly(where, "close() of a prepared model", made.close)
-            raise ContractBroken(str(error)) from None
+            if isinstance(error, InvalidArgument):  # it is not the application's fault
+                raise ContractBroken(str(error)) from None
+            raise
 
 
 def _save(device: Device, prepared: "PreparedChain", cache: Cache, model: Model) -> None:
@@ -193,6 +196,7 @@ class PreparedChain(PreparedWrapper):
 
             self.guard = TrimGuard(inner, self.where)
         self._run = self.around(inner.run)
+        inner._wrapper = weakref.ref(self)
 
     def _queues_on(self, device: Device, hints: Hints) -> list[QueueLink]:
         main = self.model.main
@@ -264,10 +268,13 @@ class PreparedChain(PreparedWrapper):
         return getattr(getattr(self.inner, method), "__func__", None) is getattr(Prepared, method)
 
     def burst(self) -> Burst:
-        """Open the driver's burst. If it calls `run`, its executions wait as those of `run` do."""
+        """Open the driver's burst. Its executions wait as those of `run` do."""
         burst = self.inner.burst()
         if isinstance(burst, LocalBurst):
             burst.run_within(self, self.around)
+        elif isinstance(burst, Burst) and (self.queues or self.lock or self.guard):
+            require_new(burst, "burst() gave a Burst")
+            return QueuedBurst(burst, self)
         return burst
 
     def change_options(self, options: Mapping[str, Any], control: Control) -> None:
@@ -374,6 +381,37 @@ def checked_executor(prepared: PreparedChain, where: str) -> "QueuedExecutor | N
             return None
         require_new(executor, "burst_executor() gave a BurstExecutor")
         return QueuedExecutor(executor, prepared)
+
+
+class QueuedBurst(Burst):
+    """A driver's own burst, whose executions wait as those of `Prepared.run` do."""
+
+    def __init__(self, inner: Burst, prepared: PreparedChain) -> None:
+        self.inner, self._act = inner, prepared.around(inner.run)
+
+    @property
+    def ended(self) -> bool:  # type: ignore[override]
+        """As in `Burst`."""
+        return self.inner.ended
+
+    @property
+    def plain(self) -> Mapping[str, int]:  # type: ignore[override]
+        """As in `Burst`."""
+        return self.inner.plain
+
+    @property
+    def way(self) -> str:  # type: ignore[override]
+        """As in `Burst`."""
+        return self.inner.way
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        return self._act(request, control)
+
+    def free_memory(self, memory: Memory) -> None:
+        self.inner.free_memory(memory)
+
+    def close(self) -> None:
+        self.inner.close()
 
 
 class QueuedExecutor(BurstExecutor):

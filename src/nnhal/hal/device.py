@@ -4,6 +4,7 @@ A driver author writes a `Device` with `supports` and `prepare`, and a `Prepared
 default.
 """
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -237,6 +238,7 @@ class Prepared(ABC):
     changeable: Collection[str] = ()
     writes_later: bool = False
     trimmable: bool = False
+    _wrapper: "weakref.ref[Prepared] | None" = None
 
     @abstractmethod
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -286,7 +288,7 @@ class Prepared(ABC):
         Raises:
             NnhalError: The execution cannot be launched.
         """
-        run_in_background(self, request, control, notify)
+        run_in_background(self._in_its_turn(), request, control, notify)
 
     def execute_fenced(
         self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
@@ -305,7 +307,12 @@ class Prepared(ABC):
         Raises:
             InvalidArgument: An output's shape is unknown, or a fence is in error.
         """
-        return run_fenced(self, request, control, wait_for, after)
+        return run_fenced(self._in_its_turn(), request, control, wait_for, after)
+
+    def _in_its_turn(self) -> "Prepared":
+        """Return nnhal's wrapper, whose `run` waits for its turn: a driver's `execute` may call the default."""
+        wrapper = None if self._wrapper is None else self._wrapper()
+        return self if wrapper is None else wrapper
 
     def burst(self) -> Burst:
         """Open a burst: a series of executions, one at a time, that keep their resources in between."""

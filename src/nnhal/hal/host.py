@@ -353,8 +353,9 @@ class LocalBurst(Burst):
     """A burst in the driver's own process."""
 
     def __init__(self, prepared: Bursts) -> None:
-        self._prepared = prepared
+        self._prepared = self._outer = prepared
         self._run: Run = prepared.run
+        self._plain: Run = prepared.run  # beside another execution of the burst
         self._turn = ExclusiveUse()
         self._end: Callable[[], object] | None = None
         self._closed, self._told = False, True  # the driver gets no end before it got the begin
@@ -364,11 +365,11 @@ class LocalBurst(Burst):
     def run(self, request: Request, control: Control) -> Timing | None:
         """As `Prepared.run`."""
         try:
-            run = self._run if self._turn.acquire_in_burst(request) else self._prepared.run
+            run = self._run if self._turn.acquire_in_burst(request) else self._plain
             if self._closed:
                 raise Closed("burst: used after close")
             if request.input_buffers or request.output_buffers:
-                return run_resolved(self._prepared, request, control, run)
+                return run_resolved(self._outer, request, control, run)
             return run(request, control)
         finally:
             self._turn.give_back(request)
@@ -388,10 +389,11 @@ class LocalBurst(Burst):
         """Makes its executions those of a wrapper of its prepared model.
 
         Args:
-            outer: The wrapper.
+            outer: The wrapper. The begin and end of the burst stay with the prepared model.
             around: Wraps a function that executes, as the wrapper's `run` is wrapped.
         """
-        self._prepared, self._run = outer, around(self._run)
+        self._outer = outer
+        self._run, self._plain = around(self._run), around(self._plain)
 
     def close(self) -> None:
         """Ends the burst. The driver is notified at once, or when the burst's execution has ended."""
