@@ -405,7 +405,11 @@ class GraphDrawing:
 
     def _may_have(self, call: Call) -> bool:
         """Ask whether the graph may have a call, and count refusals until the first call of its cell is taken."""
-        takes, cell = self._takes(alone(call)), str(call.cell)
+        try:
+            model = alone(call)
+        except InvalidModel:  # a constant without elements
+            return False
+        takes, cell = self._takes(model), str(call.cell)
         if takes or self._refused[cell] >= 0:
             self._refused[cell] = -1 if takes else self._refused[cell] + 1
         return takes
