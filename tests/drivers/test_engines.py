@@ -116,7 +116,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.parametrize("size", [4, 1 << 16])
-def test_inputs_are_read_anew_at_each_execution(device: Device, size: int) -> None:
+def test_inputs_are_read_at_each_execution(device: Device, size: int) -> None:
     model = prepared(device, doubling(size))
     for number in (1, 2):
         assert (run(model, np.full(size, number, np.float32)) == 2 * number).all()

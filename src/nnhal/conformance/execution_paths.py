@@ -19,13 +19,23 @@ from nnhal.hal.device import Device, Prepared
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.host import contents_of, run_resolved
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.hal.prepared import unwrapped
 from nnhal.hal.request import Control, Request
 from nnhal.hal.wrappers import Wrapper
+from nnhal.ipc.client.process import ReconnectingModel
 from nnhal.runtime import discovery
 
 SYNC = "NNHAL_SYNC_EXEC"  # 0: HAL objects are executed with callbacks, even if they have executeSynchronously
 NOT_USED = {"fenced": "executeFenced", "memory": "allocate"}  # methods of HAL objects that nnhal does not call
 Way = Callable[[Device, Prepared, Request, Control], None]
+
+
+def close_and_wait(prepared: Prepared) -> None:
+    """Close, and return after the driver's own `close`, also in another process."""
+    if isinstance(inner := unwrapped(prepared), ReconnectingModel) and inner.alive:
+        inner.end()
+    else:
+        prepared.close()
 
 
 def plain(_: Device, prepared: Prepared, request: Request, control: Control) -> None:

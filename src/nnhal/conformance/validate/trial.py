@@ -16,14 +16,13 @@ from nnhal.base.operands import Array
 from nnhal.conformance.control import CONTROL, Source, Takes, sources
 from nnhal.conformance.differential import OPEN, Outputs, arrays_of, compare_outputs, model_of, with_other_values
 from nnhal.conformance.draw import Call, Cell, cells, draw
+from nnhal.conformance.execution_paths import close_and_wait
 from nnhal.conformance.place import place_of
 from nnhal.hal.chain import PreparedChain, checked_prepared
 from nnhal.hal.claims import query_verdicts
 from nnhal.hal.device import Device, Hints, Prepared, Verdict, where_of
 from nnhal.hal.lowering import refusals
-from nnhal.hal.prepared import unwrapped
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature
-from nnhal.ipc.client.process import ReconnectingModel
 from nnhal.model.graph import Model
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
@@ -279,10 +278,7 @@ class Trial:
         """Close, and return after the driver's own `close`; raises the driver's errors."""
         self._open = [each for each in self._open if each is not prepared]
         with self.asking("close"), driver_call(self.where, "close() of a prepared model"):
-            if isinstance(inner := unwrapped(prepared), ReconnectingModel) and inner.alive:
-                inner.end()
-            else:
-                prepared.close()
+            close_and_wait(prepared)
 
     def keep(self, prepared: Prepared) -> None:
         """Leave it open, for a later check to close."""

@@ -4,10 +4,11 @@
     load("model.onnx", shapes={"input": (4, 3, 224, 224)})
     load("model.onnx", values={"sample_rate": 16000})     a constant instead of an input
 
-`wire` and `reader` parse the file into records (`file`) without trusting it. `order` sorts the nodes, and `beside`
-finds external data files. `fold` computes what is known at import, and `lowering` converts the remaining nodes to NNAPI
-operations by the entries of `elementwise`, `layers`, `movement` and the other families. One UnsupportedModel lists
-everything that NNAPI cannot express exactly. Only this package reads the file.
+`wire` and `reader` parse the file into records (`file`) without trusting it. `node_order` sorts the nodes, and
+`external_data` finds external data files. `lowering` computes what is known at import, and converts the remaining nodes
+to NNAPI operations. The facts about an operator stand on its function in `elementwise`, `layers`, `movement` and the
+other families. One UnsupportedModel lists everything that NNAPI cannot express exactly. Only this package reads the
+file.
 """
 
 import os

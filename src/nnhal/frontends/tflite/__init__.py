@@ -4,10 +4,10 @@
     load("model.tflite", shapes={"input": (4, 224, 224, 3)})
     load("model.tflite", signature="encode")
 
-`reader` parses the file into records (`file`) without trusting it. `fold` computes the known parts of shapes,
-`lowering` converts operators to NNAPI operations by the entries of `elementwise`, `layers`, `movement` and the other
-families, and `write` writes the result into a model. One UnsupportedModel lists everything that NNAPI cannot express
-exactly.
+`reader` parses the file into records (`file`) without trusting it. `lowering` computes what is known at import, and
+converts the remaining operators to NNAPI operations. The facts about an operator stand on its function in
+`elementwise`, `layers`, `movement` and the other families. `common.write` writes the result into a model. One
+UnsupportedModel lists everything that NNAPI cannot express exactly.
 """
 
 import os

@@ -10,15 +10,13 @@ from nnhal.base.answers import driver_call
 from nnhal.base.errors import MissedDeadline
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import Outputs
-from nnhal.conformance.execution_paths import WAYS
+from nnhal.conformance.execution_paths import WAYS, close_and_wait
 from nnhal.conformance.suites.stress.graphs import FLOAT, QUANT, SETS, SINGLE, StressGraph, difference, supported
 from nnhal.conformance.suites.suite import PREPARING, Context, NotApplicable, NotSupported
 from nnhal.conformance.switching import switching_often
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Device, Hints, Prepared, where_of
-from nnhal.hal.prepared import unwrapped
 from nnhal.hal.request import UNLIMITED, Control
-from nnhal.ipc.client.process import ReconnectingModel
 
 DRAWS = 8  # of graphs, to find one whose results differ by input
 PLAIN = Hints(threads=1)
@@ -46,10 +44,7 @@ def executed(
 def closed(device: Device, prepared: Prepared) -> None:
     """Close, and return after the driver's own `close`."""
     with driver_call(where_of(device), "close() of a prepared model"):
-        if isinstance(inner := unwrapped(prepared), ReconnectingModel) and inner.alive:
-            inner.end()
-        else:
-            prepared.close()
+        close_and_wait(prepared)
 
 
 def briefly(device: Device, prepared: Prepared, arrays: Sequence[Array]) -> None:
