@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from nnhal.base.errors import Cancelled, Closed, DeviceUnavailable, InvalidArgument, InvalidRequest, MissedDeadline
+from nnhal.bench import workloads
+from nnhal.bench.calibrate import LINKS
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import Control
@@ -179,3 +181,20 @@ def test_a_closed_model_does_not_run(device: Device) -> None:
     model.close()
     with pytest.raises(Closed):
         run(model, X)
+
+
+# ------------------------------------------------------------------------------------------------------ a long sequence
+
+CHAINS = [(family, kind) for kind in workloads.VALUES for family in workloads.families(kind)]
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("family, kind", CHAINS, ids=[f"{family.name}-{kind}" for family, kind in CHAINS])
+def test_a_long_sequence_of_one_operation_is_prepared_in_its_fast_variant(
+    device: Device, family: workloads.Family, kind: str
+) -> None:
+    """An engine may search its graph for a time that doubles with each operation; `nnhal calibrate` measures these."""
+    model = workloads.chain(family, kind, 0, max(links for pair in LINKS for links in pair))
+    if all(each.ok for each in device.supports(model)):
+        prepared(device, model, options={"forms": "fast"}).close()

@@ -68,5 +68,9 @@ class Forms:
             raise Refused(proved.why or f"{name} of {type_name(kind or 0)} has no exact kernel on this processor")
         return proved.form if proved.form in known else exact, proved.why
 
+    def exact_only(self) -> "Forms":
+        """Return the choice of the exact variants. Operations without a right variant stay refused."""
+        return Forms({key: proved for key, proved in self.found.items() if proved.form is None}, exact=self.exact)
+
 
 UNPROVED = Forms()

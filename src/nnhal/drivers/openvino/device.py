@@ -15,7 +15,8 @@ from nnhal.drivers.kit.operations import table_for
 from nnhal.drivers.kit.operations.elementwise import EVERY
 from nnhal.drivers.kit.proof import ProvedDevice
 from nnhal.drivers.kit.real import FAST, FORMS, RealGraph, RealTask
-from nnhal.drivers.openvino.engine import OpenVINOModel, compiled, restored, settings, version
+from nnhal.drivers.kit.variants import Forms
+from nnhal.drivers.openvino.engine import OpenVINOModel, SearchTooLong, compiled, restored, settings, version
 from nnhal.drivers.openvino.maths import MathOperations
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
@@ -67,14 +68,21 @@ class OpenVINO(ProvedDevice):
         forms, own = self.asked(hints)
         how = settings_of(own)
 
-        def make(known: Model) -> Prepared:
-            graph = kept_graph(hints, RealGraph) if known is model else None
-            if graph is None:
-                graph = RealGraph(known, MathOperations())
-                TABLE.lower(known, partial(RealTask, graph), forms)
+        def lowered(known: Model, forms: Forms) -> RealGraph[Any]:
+            graph = RealGraph(known, MathOperations())
+            TABLE.lower(known, partial(RealTask, graph), forms)
+            return graph
+
+        def made_of(graph: RealGraph[Any]) -> Prepared:
             start = time.monotonic()
             made, kept = compiled(graph.inputs, graph.outputs(), graph.engine.constants, how)
             return OpenVINOModel(made, kept, len(graph.checks), time.monotonic() - start)
+
+        def make(known: Model) -> Prepared:
+            try:
+                return made_of((kept_graph(hints, RealGraph) if known is model else None) or lowered(known, forms))
+            except SearchTooLong:
+                return made_of(lowered(known, forms.exact_only()))
 
         return for_each_shape(model, make, partial(reference.Interpreter, exact=forms.exact))
 

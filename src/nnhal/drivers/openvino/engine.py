@@ -16,7 +16,7 @@ from nnhal.base.operands import Array
 from nnhal.drivers.kit.instance_pool import Member, Team
 from nnhal.drivers.kit.native import borrowed_array, keep_alive_in_forks
 from nnhal.drivers.openvino.unwritten_memory import copy_shared_transpose_inputs
-from nnhal.drivers.openvino.workarounds import keep_fused_apart, keep_ranks
+from nnhal.drivers.openvino.workarounds import keep_fused_apart, keep_ranks, searches_too_long
 from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
@@ -212,12 +212,17 @@ class OpenVINOModel(Prepared):
         self._team = None
 
 
+class SearchTooLong(Exception):
+    """OpenVINO would take too long to choose kernels for nodes with 8 bits."""
+
+
 def compiled(
     inputs: Sequence[Any], outputs: Sequence[Any], constants: Mapping[str, Array], how: Mapping[str, Any]
 ) -> tuple[Any, list[Array]]:
     """Compile nodes for the processor; return the model and the arrays of its constants.
 
-    OperationFailed if OpenVINO cannot. constants: by name, of these nodes and of others. how: `settings`.
+    OperationFailed if OpenVINO cannot, SearchTooLong if the nodes have to be written without 8-bit variants.
+    constants: by name, of these nodes and of others. how: `settings`.
     """
     try:
         model = ov().Model([opset().result(node) for node in outputs], [node for node in inputs if node is not None])
@@ -226,7 +231,10 @@ def compiled(
         keep_fused_apart(model, opset())
         kinds = {node.get_name(): node.get_type_name() for node in model.get_ops()}
         kept = [array for name, array in constants.items() if name in kinds]
-        of_8_bits = {**how, "LP_TRANSFORMS_MODE": "YES"} if "FakeQuantize" in kinds.values() else how
+        eight_bits = "FakeQuantize" in kinds.values()
+        if eight_bits and searches_too_long(model):
+            raise SearchTooLong
+        of_8_bits = {**how, "LP_TRANSFORMS_MODE": "YES"} if eight_bits else how
         try:
             return core().compile_model(model, "CPU", of_8_bits), kept
         except RuntimeError:  # it may fail on a layer after operations that it merges, but compile each by itself

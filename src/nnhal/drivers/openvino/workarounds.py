@@ -11,6 +11,10 @@ OpenVINO has a fused kernel for attention too. The driver's SOFTMAX reads a prod
 **Lost dimensions** (`keep_ranks`). OpenVINO moves a reshape behind an element-wise operation with a constant of one
 element. It forgets the dimensions that the constant has more than the reshaped tensor: a tensor `[63]` and a constant
 `[1, 1]` give a result `[63]` in place of `[1, 63]`.
+
+**Compilations without an end** (`searches_too_long`). To choose 8-bit kernels, OpenVINO follows the paths from each
+FakeQuantize back to the closest convolutions and matrix products, one after the other. If a tensor has two readers
+whose results meet again, there are twice as many paths. 17 quantised resizes one after the other took hours.
 """
 
 from enum import IntEnum
@@ -28,6 +32,10 @@ ELEMENTWISE = (
     | {"Mish", "Mod", "Negative", "NotEqual", "PRelu", "Power", "Round", "Select", "Softmax", "Sqrt", "Swish"}
 )
 RESHAPES = frozenset(("Reshape", "Squeeze", "Unsqueeze"))  # OpenVINO may remove those that it need not compute
+LAYERS = frozenset(
+    ("Convolution", "ConvolutionBackpropData", "GroupConvolution", "GroupConvolutionBackpropData", "MatMul")
+)
+MOST_PATHS = 50_000  # about 1.5 s
 DIMENSIONS = 2  # of the products of a fused kernel, at most
 
 
@@ -72,6 +80,18 @@ def keep_ranks(model: Any, opset: Any) -> None:
             if not single[number] and len(shape) < most:
                 axes = np.arange(most - len(shape), dtype=np.int64)
                 node.input(number).replace_source_output(opset.unsqueeze(inputs[number], axes).output(0))
+
+
+def searches_too_long(model: Any) -> bool:
+    """Whether OpenVINO would follow more than `MOST_PATHS` paths to choose 8-bit kernels."""
+    paths: dict[str, int] = {}
+    for node in model.get_ordered_ops():
+        name = node.get_type_name()
+        behind = 0 if name in LAYERS else sum(paths[x.get_node().get_name()] for x in node.input_values())
+        paths[node.get_name()] = 0 if name == "Constant" else max(1, behind)
+        if paths[node.get_name()] > MOST_PATHS:
+            return True
+    return False
 
 
 def _behind(node: Any, before: _Behind) -> _Behind:
