@@ -15,6 +15,7 @@ from nnhal.base.native import Gate, Mapping, Owner
 from nnhal.base.plain import Gate as PlainGate
 from nnhal.base.plain import Mapping as PlainMapping
 from nnhal.base.plain import Owner as PlainOwner
+from tests.execution import PROGRAM_LIMIT
 from tests.waiting import LIMIT
 
 SMOKE = Path(__file__).parents[1] / "smoke.py"
@@ -38,7 +39,7 @@ def hidden(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PROGRAM_LIMIT,
     )
 
 

@@ -67,13 +67,13 @@ def test_what_is_going_to_be_measured_is_proved(
 
 
 @pytest.mark.nightly
-def test_what_was_not_proved_is_proved_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_not_proved_is_proved_before_it_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Else the exact forms are measured, and others run once somebody proves."""
     tasks = Calibration.tasks
     monkeypatch.setattr(Calibration, "tasks", lambda self: tasks(self)[:2])  # all would take minutes on a busy machine
     path = Path(__file__).parents[1] / "drivers" / "forms_driver.py"
     driver = discovery.load_driver(path)
-    nnhal("calibrate", "--busy", "--quick", "--driver", str(path), "--device", driver.name)
+    called(capsys, "calibrate", "--busy", "--quick", "--driver", str(path), "--device", driver.name)
     found = record.profile()
     assert found is not None and found.devices["forms"].version != driver.version == "1.0"
     assert found.devices["forms"].version == discovery.load_driver(path).version

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from nnhal.drivers.litert.engine import engine
-from tests.execution import run_python
+from tests.execution import PROGRAM_LIMIT, run_python
 from tests.waiting import LIMIT, until
 
 SECOND = 1.0
@@ -184,7 +184,7 @@ def test_an_interrupt_while_the_interpreter_of_a_service_starts_ends_it_without_
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PROGRAM_LIMIT,
     )
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 

@@ -9,6 +9,7 @@ import click
 import pytest
 
 from nnhal.cli.common import parse_options
+from tests.execution import PROGRAM_LIMIT
 
 DRIVER = """\
 from nnhal.base.errors import InvalidArgument
@@ -127,5 +128,5 @@ def test_what_is_no_duration_is_wrong_usage(words, seconds):
 
 def test_a_socket_for_metrics_has_a_path():
     command = [sys.executable, "-m", "nnhal.cli.main", "serve", "reference", "--metrics", "unix:"]
-    found = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    found = subprocess.run(command, capture_output=True, check=False, timeout=PROGRAM_LIMIT)
     assert found.returncode == 3 and b"must be HOST:PORT, PORT or unix:PATH" in found.stderr

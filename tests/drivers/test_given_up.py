@@ -12,6 +12,7 @@ import pytest
 import nnhal
 from nnhal.frontends.python import Builder, Tensor
 from nnhal.model.graph import Model
+from tests.execution import PROGRAM_LIMIT
 
 X = np.full((8, 256), 3, np.float32)
 ATTEMPTS, ENOUGH = 500, 30
@@ -136,6 +137,6 @@ def test_the_program_ends_well_while_an_engine_is_still_at_it(device: str, how: 
     pytest.importorskip({"litert": "ai_edge_litert"}.get(device, device))
     for _ in range(programs):
         command = [sys.executable, "-c", ENDING, device, how]
-        found = subprocess.run(command, check=False, capture_output=True, timeout=60)
+        found = subprocess.run(command, check=False, capture_output=True, timeout=PROGRAM_LIMIT)
         printed = b"3.0 at exit\n" if how == "at exit" else b""
         assert (found.returncode, found.stdout, found.stderr) == (0, printed, b""), found.stderr.decode()

@@ -30,6 +30,7 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
 from tests import requests
+from tests.execution import PROGRAM_LIMIT
 from tests.models import make_model
 
 LIMITED = ["sample-float-fast", "sample-float-slow", "sample-minimal", "sample-quant", "sample-partial"]
@@ -225,7 +226,7 @@ def start(options="", orders=""):
 )
 def test_it_dies_as_it_is_told(fault, code):
     process = start(f'"run": "{fault}"')
-    assert process.communicate(timeout=120)[0] == "ready\n"
+    assert process.communicate(timeout=PROGRAM_LIMIT)[0] == "ready\n"
     assert process.returncode == code
 
 
@@ -239,7 +240,7 @@ def test_it_hangs_where_it_is_told(options, orders):
 
 
 def test_without_orders_it_works():
-    assert start().communicate(timeout=120)[0] == "ready\nsurvived\n"
+    assert start().communicate(timeout=PROGRAM_LIMIT)[0] == "ready\nsurvived\n"
     np.testing.assert_array_equal(run(), nnhal.compile(pooled(), devices="reference")(X))
 
 

@@ -11,6 +11,7 @@ from flatbuffers import flexbuffers
 import nnhal
 from nnhal.base.custom_operators import CUSTOM_OPERATORS, register_custom_operator
 from nnhal.base.errors import BadFile, DriverFailed, InvalidArgument, UnsupportedModel
+from tests.execution import PROGRAM_LIMIT
 from tests.frontends.flat import Writer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_extension.py"
@@ -206,15 +207,17 @@ def test_from_the_command_line_a_driver_or_an_extension_file_brings_it(tmp_path)
     for options in (["--driver", str(EXAMPLE), "-d", "fourier", "-d", "reference"], ["--extension", str(alone)]):
         for verb in (["run", "--isolate"], ["show", "--placement"]):
             command = [sys.executable, "-m", "nnhal.cli.main", *verb[:1], str(model), *verb[1:], *options]
-            done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+            done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PROGRAM_LIMIT)
             assert done.returncode == 0, done.stderr
             assert ("com.example.fourier.FFT" in done.stdout) == ("--driver" in options)
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0\n")
     command = [sys.executable, "-m", "nnhal.cli.main", "show", str(model), "--extension"]
-    failed = subprocess.run([*command, str(broken)], check=False, capture_output=True, text=True, timeout=100)
+    failed = subprocess.run([*command, str(broken)], check=False, capture_output=True, text=True, timeout=PROGRAM_LIMIT)
     assert failed.returncode == 4 and "ZeroDivisionError" in failed.stderr and "broken.py" in failed.stderr
-    nowhere = subprocess.run([*command, "nowhere.py"], check=False, capture_output=True, text=True, timeout=100)
+    nowhere = subprocess.run(
+        [*command, "nowhere.py"], check=False, capture_output=True, text=True, timeout=PROGRAM_LIMIT
+    )
     assert nowhere.returncode == 3 and "is not a file, must be a Python file, or a folder" in nowhere.stderr
 
 

@@ -16,13 +16,14 @@ import pytest
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.zoo import maker
+from tests.execution import PROGRAM_LIMIT
 from tests.ipc.support import LIMIT, PROBE, numbers, prepare, run, wait_until
 
 NNHAL = [sys.executable, "-m", "nnhal.cli.main"]
 
 
 def nnhal(*arguments: str, code: int = 0) -> str:
-    done = subprocess.run([*NNHAL, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*NNHAL, *arguments], capture_output=True, text=True, timeout=PROGRAM_LIMIT, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout if not code else done.stdout + done.stderr
 

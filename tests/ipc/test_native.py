@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 
 from nnhal.ipc.transport import _native
-from tests.execution import run_python
+from tests.execution import PROGRAM_LIMIT, run_python
 from tests.ipc.support import lingering, wait_until
 from tests.waiting import Opened, jitter, until
 
@@ -62,7 +62,7 @@ def peer(code: str, fd: int) -> subprocess.Popen[str]:
 
 def ended(process: subprocess.Popen[str]) -> str:
     """Wait for a process that ends well; the rest of what it printed."""
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=PROGRAM_LIMIT)
     assert process.returncode == 0
     return rest
 
@@ -513,7 +513,7 @@ other.ask(b"call"); one.receive(); one.answer(b"answer")
 got.append(other.receive())
 print(got, len(os.listdir("/proc/self/fd")) - before)
 """
-    done = run_python(code, timeout=60)
+    done = run_python(code)
     corrupt, no_room = _native.CORRUPT, _native.TOO_LARGE
     assert done.stdout == f"{[corrupt, corrupt, no_room, corrupt]} 0\n"
 

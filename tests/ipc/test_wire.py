@@ -13,6 +13,7 @@ import pytest
 
 from nnhal.base.levels import FL8, V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.ipc.protocol import wire
+from tests.execution import PROGRAM_LIMIT
 from tests.ipc.golden import CALLBACKS, CALLS, REPLIES
 
 KINDS = [
@@ -172,7 +173,9 @@ def test_no_count_makes_the_decoder_allocate_before_it_is_checked() -> None:
             lines.append(f"{names[decode]} {(data[:start] + huge + data[end:]).hex()}")
     assert len(lines) > 150
     program = [sys.executable, "-c", LIMITED]
-    done = subprocess.run(program, input="\n".join(lines), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        program, input="\n".join(lines), capture_output=True, text=True, timeout=PROGRAM_LIMIT, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) == len(lines)
 

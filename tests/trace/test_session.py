@@ -26,7 +26,7 @@ from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.tracing import perfetto, session
 from nnhal.runtime.tracing.perfetto import read
 from nnhal.runtime.tracing.timeline import Timeline
-from tests.execution import run_python
+from tests.execution import PROGRAM_LIMIT, run_python
 from tests.interrupts import interrupted_at
 from tests.models import doubling
 from tests.trace.opened import ALWAYS, decoded, opened, wrong
@@ -485,7 +485,7 @@ def test_a_driver_that_does_not_tell_gets_no_profile_for_the_sake_of_a_trace(pat
 
 
 def run(code: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return run_python(code, check=False, timeout=100, env=environment)
+    return run_python(code, check=False, env=environment)
 
 
 PROGRAM = """
@@ -529,7 +529,7 @@ def test_each_child_of_multiprocessing_writes_a_trace_of_its_own(how: str, tmp_p
     program.write_text(WORKERS)
     traces.mkdir()
     environment = os.environ | {"NNHAL_TRACE": str(traces / "%p")}
-    subprocess.run([sys.executable, program, how], env=environment, check=True, timeout=100)
+    subprocess.run([sys.executable, program, how], env=environment, check=True, timeout=PROGRAM_LIMIT)
     files = list(traces.iterdir())
     assert len(files) == 2
     for file in files:
