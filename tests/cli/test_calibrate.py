@@ -11,13 +11,13 @@ import pytest
 
 from nnhal import api
 from nnhal.base.errors import OperationFailed
-from nnhal.bench.calibrate import Calibration
 from nnhal.cli import calibrate
 from nnhal.runtime import discovery, isolation, placer
 from nnhal.runtime.measured import record
 from nnhal.runtime.measured.profile import MachineProfile
 from tests.cli.test_cli import nnhal
 from tests.cli.test_run import called
+from tests.execution import run_python
 from tests.runtime.test_record import mine
 
 
@@ -66,14 +66,24 @@ def test_what_is_going_to_be_measured_is_proved(
     assert left.value.exit_code == 2
 
 
+# Measures two of the tasks: all would take minutes.
+CALIBRATE = """
+import sys
+from nnhal.bench.calibrate import Calibration
+from nnhal.cli.main import main
+tasks = Calibration.tasks
+Calibration.tasks = lambda self: tasks(self)[:2]
+main(sys.argv[1:])
+"""
+
+
 @pytest.mark.nightly
-def test_what_was_not_proved_is_proved_before_it_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_what_was_not_proved_is_proved_before_it_is_measured() -> None:
     """Else the exact forms are measured, and others run once somebody proves."""
-    tasks = Calibration.tasks
-    monkeypatch.setattr(Calibration, "tasks", lambda self: tasks(self)[:2])  # all would take minutes on a busy machine
     path = Path(__file__).parents[1] / "drivers" / "forms_driver.py"
     driver = discovery.load_driver(path)
-    called(capsys, "calibrate", "--busy", "--quick", "--driver", str(path), "--device", driver.name)
+    words = "calibrate", "--busy", "--quick", "--driver", str(path), "--device", driver.name
+    run_python(CALIBRATE, *words)
     found = record.profile()
     assert found is not None and found.devices["forms"].version != driver.version == "1.0"
     assert found.devices["forms"].version == discovery.load_driver(path).version
