@@ -163,6 +163,12 @@ def test_a_constant_outside_its_memory_is_refused(operand: Operand, says: str) -
         through(model)
 
 
+def test_a_channel_quantisation_without_scales_is_refused_before_it_is_sent() -> None:
+    model = Model(Subgraph((Operand(11, (4,), channel=ChannelQuant((), 0)),), (), (), ()))
+    with pytest.raises(InvalidModel, match="subgraph 0 operand 0: has no per-channel scales"):
+        through(model)
+
+
 def test_a_lifetime_that_does_not_exist_is_refused() -> None:
     operand = wire.WireOperand(3, (4,), 0.0, 0, 17, (0, 0, 0))
     model = wire.WireModel((wire.WireSubgraph((operand,), (), (), ()),), b"", (), False, ())

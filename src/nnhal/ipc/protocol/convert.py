@@ -37,22 +37,27 @@ from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph, wit
 
 
 def model_to_wire(model: Model, pool: Callable[[Memory], wire.Pool]) -> wire.WireModel:
-    """Convert a model for the service's HAL version; `pool` converts a memory."""
+    """Convert a model for the service's HAL version; `pool` converts a memory.
+
+    Raises InvalidModel for a `ChannelQuant` without scales.
+    """
     graphs = tuple(
         wire.WireSubgraph(
-            tuple(_operand_to_wire(o) for o in graph.operands),
+            tuple(_operand_to_wire(o, number, n) for n, o in enumerate(graph.operands)),
             tuple(wire.WireOperation(o.type, o.inputs, o.outputs, o.name) for o in graph.operations),
             graph.inputs,
             graph.outputs,
         )
-        for graph in model.subgraphs
+        for number, graph in enumerate(model.subgraphs)
     )
     pools = tuple(pool(memory) for memory in model.pools)
     return wire.WireModel(graphs, model.values, pools, model.relaxed, model.extensions, model.name)
 
 
-def _operand_to_wire(o: Operand) -> wire.WireOperand:
+def _operand_to_wire(o: Operand, graph: int, number: int) -> wire.WireOperand:
     at = o.location
+    if o.channel is not None and not o.channel.scales:  # in a message it would be an operand without ChannelQuant
+        raise InvalidModel(f"subgraph {graph} operand {number}: has no per-channel scales, must have one for a channel")
     scales, axis = ((), 0) if o.channel is None else (o.channel.scales, o.channel.axis)
     location = (at.pool, at.offset, at.length)
     return wire.WireOperand(

@@ -130,7 +130,7 @@ def _dimensions(choices: Choices) -> tuple[int, ...]:
 
 
 def _channel(choices: Choices) -> ChannelQuant:
-    return ChannelQuant(tuple(choices.choice(_REALS) for _ in range(choices.randint(1, 5))), choices.randrange(5) - 1)
+    return ChannelQuant(tuple(choices.choice(_REALS) for _ in range(choices.randrange(6))), choices.randrange(5) - 1)
 
 
 def built(choices: Choices) -> Model:
