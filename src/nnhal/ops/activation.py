@@ -55,7 +55,9 @@ def hard_swish(x: Array) -> Array:
     return x * (np.clip(x + 3, 0, 6) / 6)
 
 
-limited = partial(Op, types=FLOAT | QUANT, forms=ONE, outputs=(out("output", T, quant=SAME),), reorder=each_element)
+limited = partial(
+    Op, cost="relu", types=FLOAT | QUANT, forms=ONE, outputs=(out("output", T, quant=SAME),), reorder=each_element
+)
 
 register(
     limited(
@@ -83,6 +85,7 @@ register(
         (out("output", T, quant=fixed({Q8: (1 / 128, 128), Q8S: (1 / 128, 0)})),),
         elementwise(np.tanh),
         reorder=each_element,
+        cost="logistic",
         doc="Hyperbolic tangent.",
         example=example([0, 0.5, 1], input=[0, 0.549306, 20]),
     ),
@@ -93,6 +96,7 @@ register(
         (out("output", T, quant=fixed({Q8: (1 / 256, 0), Q8S: (1 / 256, -128)})),),
         elementwise(logistic),
         reorder=each_element,
+        cost="logistic",
         doc="Sigmoid: 1 / (1 + exp(-x)).",
         example=example([0.5, 0.75], input=[0, 1.098612]),
     ),
@@ -103,6 +107,7 @@ register(
         (out("output", T),),
         real(elu),
         reorder=each_element,
+        cost="logistic",
         doc="max(0, x) + min(0, alpha * (exp(x) - 1)).",
         example=example([-1, 3], input=[-0.693147, 3], alpha=2),
     ),
@@ -114,6 +119,7 @@ register(
         elementwise(hard_swish),
         integer=integer.quantised(integer.hard_swish, elementwise(hard_swish)),
         reorder=each_element,
+        cost="relu",
         doc="x * max(0, min(6, x + 3)) / 6.",
         example=example([0, 0, 1.125, 4], input=[-4, 0, 1.5, 4]),
     ),

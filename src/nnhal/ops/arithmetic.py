@@ -76,7 +76,7 @@ def above_product(d: Draw) -> tuple[float, int]:
     return float(np.float32(np.clip(max(product * 1.001, scale * product ** d.pick(0, 1)), 1e-44, 3e38))), zero
 
 
-binary = partial(Op, outputs=(out("output", T),), infer=broadcast_shape, reorder=each_element)
+binary = partial(Op, cost="add", outputs=(out("output", T),), infer=broadcast_shape, reorder=each_element)
 fused = partial(binary, forms=WITH_ACTIVATION, checks=(integers_keep_their_range,))
 
 register(

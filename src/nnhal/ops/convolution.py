@@ -111,6 +111,7 @@ register(
         kernel=nhwc(weighted(convolved)),
         integer=nhwc(weighted_integers(convolved)),
         sized=REACH,
+        cost="convolution",
         doc="Convolution that mixes the channels.",
         example=example(
             [[[[15]]]], input=[[[[1], [2]], [[3], [4]]]], filter=[[[[1], [0]], [[0], [1]]]], bias=[10], padding="valid"
@@ -124,6 +125,7 @@ register(
         integer=nhwc(weighted_integers(depthwise, 3, halves_up=lambda a, signed: signed and in_whole_lanes(a))),
         sized=REACH | {"depth_out": lambda d: d.size("depth_in") * d["depth_multiplier"]},
         where=WINDOWED | {"depth_out": lambda a: a.depth_in * a.depth_multiplier},
+        cost="depthwise",
         doc="Convolution of each channel alone, with one or more filters.",
         example=example(
             [[[[20, 301]]]],
@@ -149,6 +151,7 @@ register(
             "depth_in": lambda d: d["groups"] * d.size("depth_group"),
             "depth_out": lambda d: d["groups"] * d.whole(1, 3),
         },
+        cost="grouped",
         doc="Convolution of groups of channels, each with its own filters.",
         example=example(
             [[[[20, 301]]]],

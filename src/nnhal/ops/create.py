@@ -45,6 +45,7 @@ register(
         filled,
         (matching,),
         infer=stated,
+        cost="pad",
         doc="Fills a tensor of the given shape with the given value.",
         example=example([7, 7], shape=[2], value=7.0),
     ),

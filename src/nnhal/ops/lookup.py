@@ -143,6 +143,7 @@ register(
         lambda a, wanted, values: values[wanted],
         (require_lookups_within,),
         infer=rows,
+        cost="pad",
         doc="Picks rows by index.",
         example=example([[5, 6], [1, 2]], lookups=[2, 0], values=[[1, 2], [3, 4], [5, 6]]),
     ),

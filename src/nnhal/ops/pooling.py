@@ -54,7 +54,9 @@ def nan_windows(a: Bound, x: Array) -> Array:
     return reduce(np.logical_or, (t for _, _, t in taps(a, np.isnan(x))))
 
 
-pool = partial(Op, forms=FORMS, outputs=OUTPUT, checks=(nonzero("height width depth"), narrow), where=WINDOWED)
+pool = partial(
+    Op, cost="pool", forms=FORMS, outputs=OUTPUT, checks=(nonzero("height width depth"), narrow), where=WINDOWED
+)
 
 register(
     pool(

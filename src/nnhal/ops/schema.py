@@ -313,6 +313,8 @@ class Op(Record, frozen=True, dict=True):
         kernel: `kernel(a, *tensors)`: its arguments are the arrays of the tensor arguments in order (None: omitted, a
             list: variadic), its result is the output array or a tuple of them. A control-flow kernel (`context=True`)
             also gets the execution context.
+        cost: The family of operations with similar costs, by whose measured times the runtime predicts those of the
+            operation; "" if there is none.
         integer: The kernel for quantised tensors under exact numerics, in the integer arithmetic of TensorFlow Lite;
             None if `kernel` has the same results.
     """
@@ -335,6 +337,7 @@ class Op(Record, frozen=True, dict=True):
     reorder: Reorder | None = None
     flat: bool = False
     random: bool = False
+    cost: str = ""
     integer: Kernel | None = None
     doc: str = ""
     example: Example | None = None

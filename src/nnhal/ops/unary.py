@@ -18,13 +18,14 @@ def rsqrt(a: Bound, x: Array) -> Array:
     return 1 / np.sqrt(np.maximum(x, 0) if a.input.quantised else x)
 
 
-unary = partial(Op, forms=(Form(arg("input", T)),), outputs=(out("output", T),), reorder=each_element)
+unary = partial(Op, cost="logistic", forms=(Form(arg("input", T)),), outputs=(out("output", T),), reorder=each_element)
 
 register(
     unary(
         "ABS",
         FLOAT | {I32: V1_3},
         kernel=elementwise(np.absolute),
+        cost="relu",
         doc="Absolute value.",
         example=example([1, 2], input=[-1, 2]),
     ),
@@ -32,6 +33,7 @@ register(
         "NEG",
         FLOAT | {I32: V1_2},
         kernel=elementwise(np.negative),
+        cost="relu",
         doc="Negative value.",
         example=example([1, -2], input=[-1, 2]),
     ),
@@ -65,6 +67,7 @@ register(
         {F32: V1_0, F16: V1_2},
         forms=(Form(arg("input", T, rank=(1, 4))),),
         kernel=elementwise(np.floor),
+        cost="relu",
         doc="The greatest integer that is not greater.",
         example=example([-2, 2], input=[-1.5, 2.7]),
     ),
