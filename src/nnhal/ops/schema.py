@@ -290,6 +290,18 @@ class OperationOrders(NamedTuple):
     arguments: Mapping[str, Any]
 
 
+class Weights(NamedTuple):
+    """The weights of a layer.
+
+    Attributes:
+        name: The argument.
+        axis: Its dimension that holds the channels of the output.
+    """
+
+    name: str
+    axis: int
+
+
 class Op(Record, frozen=True, dict=True):
     """The record of one operation.
 
@@ -353,6 +365,17 @@ class Op(Record, frozen=True, dict=True):
     def since(self) -> Level:
         """The first HAL version that has the operation."""
         return OperationType[self.name].since if self.name in OperationType.__members__ else V1_2
+
+    @cached_property
+    def weights(self) -> Weights | None:
+        """The weights of a layer, which adds a bias for each channel to sums of products; None for other operations."""
+        form = self.forms[0]
+        channels = next((a.dims for a in form if a.name == "bias"), None)
+        if self.sums != "products" or not channels:
+            return None
+        (channel,) = channels
+        found = ((a.name, a.dims or ()) for a in form[1:] if a.name != "bias")
+        return next((Weights(name, dims.index(channel)) for name, dims in found if channel in dims), None)
 
     @cached_property
     def existence(self) -> str:

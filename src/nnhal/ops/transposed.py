@@ -137,7 +137,7 @@ register(
         (
             nonzero("height width depth_in depth_out filter_h filter_w"),
             bias_scale,
-            channel_axis(0),
+            channel_axis,
             shape_agrees,
             reversible,
         ),

@@ -163,17 +163,15 @@ def sizes(x: EngineTensor) -> Shape:
     return (None,) * 4 if x.value.shape is None else x.value.shape
 
 
-def weighted(t: Task, name: str = "filter", axis: int = 0) -> WeightedLayer:
+def weighted(t: Task) -> WeightedLayer:
     """Return a layer's tensors, with 8-bit ones converted around the layer if their sign does not match the weights.
 
     LiteRT has per-channel weights only for signed activations, and zero points of weights only for unsigned ones.
-
-    axis: the dimension of the weights that holds the output channels.
     """
-    pictures = t.a.form_has("nchw")
-    x, weights = t.image("input") if pictures else t.x("input"), integers(t, name, axis) or t.x(name)
+    (name, axis), pictures = t.weights, t.a.form_has("nchw")
+    x, weights = t.image("input") if pictures else t.x("input"), integers(t) or t.x(name)
     out = t.image_out() if pictures else t.out
-    require_packed(t, weights.value, axis)
+    require_packed(t, weights.value)
     if x.value.type not in QUANTS:
         return WeightedLayer(x, weights, t.x("bias"), out)
     products = product_scales(x.value, weights.value)
@@ -199,8 +197,9 @@ def weighted(t: Task, name: str = "filter", axis: int = 0) -> WeightedLayer:
     )
 
 
-def integers(t: Task, name: str, axis: int) -> EngineTensor | None:
+def integers(t: Task) -> EngineTensor | None:
     """Return 8-bit weights for a float input, if the application requests them and LiteRT has a kernel for that."""
+    name, axis = t.weights
     found = t.integers(name)
     if found is None or t.name not in DYNAMIC or t.a.input.type != F32:
         return None
@@ -210,10 +209,10 @@ def integers(t: Task, name: str, axis: int) -> EngineTensor | None:
     return found if channel is None or channel.axis == axis else None
 
 
-def require_packed(t: Task, weights: Value, axis: int) -> None:
+def require_packed(t: Task, weights: Value) -> None:
     """Refuse weights that XNNPACK would pack into many times their size: each group's channels fill whole registers."""
     groups = t.a.groups if t.a.form_has("groups") else 1
-    channels = weights.known[axis]
+    channels = weights.known[t.weights.axis]
     lanes = groups * -(-channels // groups // LANES) * LANES
     t.require_room((lanes, math.prod(weights.known) // channels), weights.dtype.itemsize, "for its weights")
 
@@ -242,7 +241,7 @@ def of_reals(t: Task, added: EngineTensor, products: Array) -> EngineTensor:
 def convolution(t: Task) -> None:
     """Groups need no option: LiteRT derives them from the depth of the filter."""
     depthwise = t.name == "DEPTHWISE_CONV_2D"
-    a, w = t.a, weighted(t, axis=3 if depthwise else 0)
+    a, w = t.a, weighted(t)
     batch, height, width, _ = sizes(w.out)
     if depthwise or w.constant:
         t.require_room((height, width, a.filter_h, a.filter_w), POINTER, TAPS)
@@ -320,7 +319,7 @@ def fits(a: Bound, how: int, axis: str, shape: Array) -> bool:
 @entry("FULLY_CONNECTED", exact=True)
 def fully_connected(t: Task) -> None:
     """Treat the input as rows of `input_size` elements, whatever its rank."""
-    w = weighted(t, "weights")
+    w = weighted(t)
     how = {"fusedActivationFunction": activation(t), "asymmetricQuantizeInputs": True}  # as converters write it
     t.emit(t.name, [w.x, w.weights, w.bias], w.out, "FullyConnected", **how)
 

@@ -21,11 +21,8 @@ from nnhal.frontends.onnx.graph import KIND_OF, TYPES, NodeGraph
 from nnhal.ops import OPS
 from nnhal.ops.schema import F32, I32, bind
 
-FUSABLE = ("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "FULLY_CONNECTED", "ADD", "SUB", "MUL", "DIV",
-           "TRANSPOSE_CONV_2D", "AVERAGE_POOL_2D", "MAX_POOL_2D")  # fmt: skip
 MOST_FOLDED = 1 << 20  # elements of a result at import that may be larger than its inputs
 KINDS: dict[str, Span] = {"BOOL": (0, 1), "UINT8": (0, 255), "INT8": (-128, 127)}  # ranges of narrow integers
-WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "FULLY_CONNECTED")
 
 
 class NodeFacts(OperatorFacts, frozen=True):
@@ -344,7 +341,7 @@ class NodeTask(OperationWriter):
         """Return input `place` with an activation fused into its operation, None if that is impossible."""
         n = self.before(place)
         made = None if n is None else self.graph.operations[n]
-        if n is None or made is None or made.type not in FUSABLE or self.raw(place).value.type != F32:
+        if n is None or made is None or self.raw(place).value.type != F32:
             return None
         again = with_argument(made, "activation", code)
         if again is None:
@@ -364,7 +361,10 @@ class NodeTask(OperationWriter):
             if operations[n].type != "FULLY_CONNECTED":
                 return None
         made = None if n is None else operations[n]
-        if n is None or last is None or made is None or made.type not in WEIGHTED or self.raw(place).value.type != F32:
+        if n is None or last is None or made is None or self.raw(place).value.type != F32:
+            return None
+        layer = OPS[made.type].weights
+        if layer is None or made.type == "TRANSPOSE_CONV_2D":
             return None
         weights, bias = made.inputs[1], made.inputs[2]
         if not (isinstance(weights, Term) and isinstance(bias, Term)) or weights.data is None or bias.data is None:
@@ -372,7 +372,7 @@ class NodeTask(OperationWriter):
         if int(made.bound.activation) != Activation.NONE:
             return None
         rank, units = len(self.shape(self.raw(place))), bias.data.size
-        sides = (1,) * (rank - 1) + (units,) if made.type == "FULLY_CONNECTED" else (1, units, 1, 1)
+        sides = (1,) * (rank - 1) + (units,) if layer.name == "weights" else (1, units, 1, 1)
         inputs, values = list(made.inputs), np.asarray(bias.value.data, np.float64)
         for value in (factor, shift):
             if value is not None and (1,) * (rank - value.ndim) + value.shape != sides:
@@ -380,7 +380,7 @@ class NodeTask(OperationWriter):
         if factor is not None:
             flat = factor.reshape(-1).astype(np.float64)
             shape = [1] * np.asarray(weights.value.data).ndim
-            shape[3 if made.type == "DEPTHWISE_CONV_2D" else 0] = -1
+            shape[layer.axis] = -1
             values = values * flat
             scaled = (np.asarray(weights.value.data) * flat.reshape(shape)).astype(np.float32)
             self.budget.spend(Cost.MEMORY, scaled.nbytes, self.label)

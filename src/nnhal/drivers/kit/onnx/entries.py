@@ -51,8 +51,8 @@ def convolution(t: OnnxTask) -> None:
     if t.form != "uint8" or a.bias.data is None:
         layers.convolution(t)
         return
-    (order, axis, groups), how = layers.filters(t), layers.sliding(t)
-    require_32_bits(greatest_sum(a.input, a.filter, axis, a.bias))
+    (order, groups), how = layers.filters(t), layers.sliding(t)
+    require_32_bits(greatest_sum(a.input, a.filter, t.weights.axis, a.bias))
     (weights, zero), by_channel = as_uint8(t, "filter"), a.filter.channel is not None
     scales = np.array(a.filter.channel.scales if by_channel else a.filter.scale, np.float32)
     zeros = np.full(scales.shape, zero, np.uint8)

@@ -25,7 +25,6 @@ from nnhal.ops.weighted import product_scales
 NEAR = 2.0**17  # up to so many quantisation steps of the output, sums of rounded numbers are close to the exact ones
 FEW = 4096  # up to so many elements of a window, no mean but an exact half is so close to a half
 LEAST = float(np.finfo(np.float32).min)
-FOLDED = ("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D")  # into whose weights ONNX Runtime multiplies a factor
 
 
 class OnnxTask(GraphTask):
@@ -124,11 +123,10 @@ class OnnxTask(GraphTask):
             node, *[np.uint8(end + int(SIGN) * (self.a.out.type == Q8S)) for end in stored_bounds(self.a)]
         )
 
-    def layer(
-        self, product: Product, name: str = "filter", axis: int = 0, *, image: bool = True, fast: bool = True
-    ) -> None:
+    def layer(self, product: Product, *, image: bool = True, fast: bool = True) -> None:
         """Give the layer of real numbers, or of integers in float32, whose sums are scaled and rounded once."""
-        a, weights = self.a, getattr(self.a, name)
+        a, (name, axis) = self.a, self.weights
+        weights = getattr(a, name)
         if not a.out.quantised:
             y = product(self.x("input"), self.x(name), self.x("bias"))
             self.give(self.layout(y) if image else y)
@@ -140,7 +138,7 @@ class OnnxTask(GraphTask):
         else:
             factor = self.constant(np.subtract(data, weights.zero_point, dtype=np.float32))
         y = product(self.steps("input"), factor, self.bias_steps())
-        if whole and self.name in FOLDED:
+        if whole and self.o.written[-1][0] == "Conv":  # into whose weights ONNX Runtime multiplies the factor
             y = self.o.Max(y, LEAST)
         self.give_sums(self.layout(y) if image else y, weights, image=image)
 

@@ -32,11 +32,11 @@ def sliding(t: GraphTask) -> WindowAttributes:
     return WindowAttributes(strides, (h.before, w.before), (h.after, w.after), size, dilations)
 
 
-def filters(t: GraphTask) -> tuple[tuple[int, ...], int, int]:
-    """Return the order of dimensions that makes a filter [outputs, inputs, height, width]; the outputs' axis; groups."""
+def filters(t: GraphTask) -> tuple[tuple[int, ...], int]:
+    """Return the order of dimensions that makes a filter [outputs, inputs, height, width], and the number of groups."""
     if t.name != "DEPTHWISE_CONV_2D":
-        return (0, 3, 1, 2), 0, t.a.groups if t.name == "GROUPED_CONV_2D" else 1
-    return (3, 0, 1, 2), 3, t.a.filter.known[3] // t.a.depth_multiplier
+        return (0, 3, 1, 2), t.a.groups if t.name == "GROUPED_CONV_2D" else 1
+    return (3, 0, 1, 2), t.a.filter.known[3] // t.a.depth_multiplier
 
 
 @entry("CONV_2D", "GROUPED_CONV_2D", "DEPTHWISE_CONV_2D", variants=True)
@@ -46,13 +46,13 @@ def convolution(t: GraphTask) -> None:
     If several groups of one channel have several outputs each, OpenVINO's 8-bit kernel for small pictures (gemm) is
     wrong. So is one for a filter that meets only padding.
     """
-    how, (order, axis, groups) = sliding(t), filters(t)
+    how, (order, groups), axis = sliding(t), filters(t), t.weights.axis
     spreading = t.a.filter.known[axis] > groups > 1 and (axis == 3 or t.a.filter.known[3] == 1)
 
     def product(x: Node, weights: Node, bias: Node | None = None) -> Node:
         return t.o.convolution(t.image(x), t.o.transpose(weights, order), groups, how, bias)
 
-    t.layer(product, axis=axis, fast=not (spreading or any(map(partial(idle, t), "hw"))))
+    t.layer(product, fast=not (spreading or any(map(partial(idle, t), "hw"))))
 
 
 def idle(t: GraphTask, axis: str) -> bool:
@@ -109,7 +109,7 @@ def fully_connected(t: GraphTask) -> None:
         x = rows(t, x)
         return t.o.dense(t.apart(x) if single and t.a.input.quantised else x, weights, bias)
 
-    t.layer(product, "weights", image=False, fast=not single)
+    t.layer(product, image=False, fast=not single)
 
 
 @entry("BATCH_MATMUL", types=FLOATS | {Q8S})

@@ -128,13 +128,11 @@ class GraphTask(LoweringTask):
         """Give the output by what a pooling of `counts` found, with channels first."""
 
     @abstractmethod
-    def layer(
-        self, product: Product, name: str = "filter", axis: int = 0, *, image: bool = True, fast: bool = True
-    ) -> None:
+    def layer(self, product: Product, *, image: bool = True, fast: bool = True) -> None:
         """Give product(input, weights) + bias with the activation.
 
-        name: of the weights. axis: of the outputs in them. image: whether outputs are pictures with channels first.
-        fast: whether the engine's 8-bit kernels are right for the layer, wherever they are right at all.
+        image: whether outputs are pictures with channels first. fast: whether the engine's 8-bit kernels are right for
+        the layer, wherever they are right at all.
         """
 
     @abstractmethod

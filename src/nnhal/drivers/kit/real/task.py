@@ -112,15 +112,8 @@ class RealTask(GraphTask):
         zero, y = self.value().zero_point, self.layout(self.op("round", node))
         self.give_steps(self.op("subtract", y, self.f32(zero)) if zero else y, within=stored_bounds(self.a))
 
-    def layer(
-        self,
-        product: Callable[..., Node],
-        name: str = "filter",
-        axis: int = 0,
-        *,
-        image: bool = True,
-        fast: bool = True,
-    ) -> None:
+    def layer(self, product: Callable[..., Node], *, image: bool = True, fast: bool = True) -> None:
+        name, axis = self.weights
         x, weights, value = self.a.input, getattr(self.a, name), self.value()
 
         def shaped(numbers: Node) -> Node:
@@ -133,7 +126,7 @@ class RealTask(GraphTask):
             self.give(finished(self.op("add", product(self.x("input"), self.x(name)), shaped(self.x("bias")))))
             return
         scales_of(x), scales_of(weights)
-        parts = self._eight_bits(name, axis) if self.eight and fast else []
+        parts = self._eight_bits() if self.eight and fast else []
         if parts:
             bias = self.constant(product_scales(x, weights) * self.a.bias.data, np.float32)
             products = [product(self.x("input"), part) for part in parts]
@@ -151,11 +144,12 @@ class RealTask(GraphTask):
             y = self.apart(y)  # otherwise factor and bounds are moved before the bias, and lose their digits beside it
         self.give_steps(finished(self.op("multiply", y, factor)), within=stored_bounds(self.a))
 
-    def _eight_bits(self, name: str, axis: int) -> list[Node]:
+    def _eight_bits(self) -> list[Node]:
         """Return constant weights for 8-bit kernels: one tensor, or two to be added up if a filter needs 9 bits.
 
         Empty if that is not enough, or if 32 bits or float32 do not hold the sums.
         """
+        name, axis = self.weights
         x, weights, value = self.a.input, getattr(self.a, name), self.value()
         if weights.data is None or self.a.bias.data is None:
             return []
