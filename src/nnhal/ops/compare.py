@@ -122,6 +122,7 @@ register(
         elementwise(np.where),
         infer=alike,
         cost="add",
+        moves=True,
         doc="The element of the first tensor if the condition is true, else of the second.",
         example=example([1, 4], condition=[True, False], input1=[1, 2], input2=[3, 4]),
     ),

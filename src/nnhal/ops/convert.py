@@ -59,6 +59,7 @@ register(
         cast,
         reorder=each_element,
         cost="relu",
+        jumps=True,
         doc="Converts stored values to another type; scales and zero points are ignored. Integers are truncated towards 0 "
         "and saturated, NaN becomes 0.",
         example=example([1, -1], input=[1.7, -1.7], out_type="TENSOR_INT32"),

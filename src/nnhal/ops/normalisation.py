@@ -118,6 +118,7 @@ register(
         reorder=by_axis("axis"),
         leaves_open=open_beside_infinite,
         cost="softmax",
+        nonnegative=True,
         doc="exp(beta * x), divided by the sum of these along an axis.",
         example=example([[0.25, 0.75]], input=[[0, 1.098612]], beta=1),
     ),

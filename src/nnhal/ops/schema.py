@@ -312,6 +312,9 @@ class Op(Record, frozen=True, dict=True):
         checks: The rules; each calls `a.require`, and may raise the required HAL version with `a.since`.
         sums: "terms" if outputs are sums, in any order; "products" if they are sums of products of tensors, which are
             defined if all inputs are finite and the sum of the products' magnitudes is within the type's range.
+        moves: Whether results are elements of the inputs, or those with another sign: exact unless the scale changes.
+        jumps: Whether a small error of an input may change real results by any amount.
+        nonnegative: Whether no real result is below 0.
         leaves_open: The results that the definition leaves to the driver: `leaves_open(a, *tensors)`, with the kernel's
             arguments, returns a mask for the first output, or one for each. Its docstring describes it.
         sized: Draws a named dimension for generated calls (see `ops.ranges`).
@@ -342,6 +345,9 @@ class Op(Record, frozen=True, dict=True):
     context: bool = False
     tolerance: Tolerance | None = None
     sums: str = ""
+    moves: bool = False
+    jumps: bool = False
+    nonnegative: bool = False
     leaves_open: Callable[..., Any] | None = None
     sized: Mapping[str, Callable[[Any], int]] = field(default_factory=dict)
     counted: Callable[[Any], int] | None = None

@@ -157,6 +157,7 @@ register(
         infer=sliced,
         reorder=each_dimension("begin", "size"),
         cost="pad",
+        moves=True,
         doc="Picks a block of a tensor.",
         example=example([2, 3], input=[1, 2, 3], begin=[1], size=[-1]),
     ),
@@ -178,6 +179,7 @@ register(
             "begin", "end", "strides", masks=("begin_mask", "end_mask", "shrink_mask"), shrinking="shrink_mask"
         ),
         cost="pad",
+        moves=True,
         doc="Picks a block of a tensor with strides; bits of the masks select ignored begins and ends, and removed axes.",
         example=example(
             [3, 1], input=[1, 2, 3], begin=[-1], end=[0], strides=[-2], begin_mask=0, end_mask=1, shrink_mask=0
@@ -192,6 +194,7 @@ register(
         (require_indices_within,),
         infer=gathered,
         cost="pad",
+        moves=True,
         doc="Picks slices by index along an axis.",
         example=example([30, 10], input=[10, 20, 30], axis=0, indices=[2, 0]),
     ),
@@ -204,6 +207,7 @@ register(
         infer=tiled,
         reorder=each_dimension("multiples"),
         cost="pad",
+        moves=True,
         doc="Repeats a tensor along its axes.",
         example=example([1, 2, 1, 2], input=[1, 2], multiples=[2]),
     ),
@@ -220,6 +224,7 @@ register(
         (axis_to_reverse,),
         reorder=by_axis("axis"),
         cost="transpose",
+        moves=True,
         doc="Reverses the order along an axis.",
         example=example([3, 2, 1], input=[1, 2, 3], axis=[0]),
     ),
@@ -230,6 +235,7 @@ register(
         (out("values", T, quant=SAME), out("indices", {I32: V1_2})),
         top,
         infer=top_shapes,
+        moves=True,
         doc="Returns the k greatest elements along the last axis, and their indices; of equal ones the last is first, and "
         "NaN counts as minus infinity.",
         example=example(([30, 20], [1, 2]), input=[10, 30, 20], k=2),
