@@ -325,7 +325,7 @@ def fixed(t: NodeTask, out: WantedQuantParams, x: Term) -> Term:
     axis = t.axis(t.attr("axis", 1 if t.opset < 13 else -1), rank)
     if t.opset < 13 and axis != rank - 1:
         raise UnsupportedOperator
-    return t.run("SOFTMAX", x, 1.0, axis, outs=[out.steps.value()])[0]
+    return t.run(t.facts.to, x, 1.0, axis, outs=[out.steps.value()])[0]
 
 
 @on_stored_values("Concat", inputs=None)
