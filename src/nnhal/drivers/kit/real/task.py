@@ -10,6 +10,7 @@ import numpy as np
 from nnhal.base.lazy import cached_property
 from nnhal.base.operands import Value
 from nnhal.drivers.kit.numbers import bounds, stored_bounds
+from nnhal.drivers.kit.operations.common import layout
 from nnhal.drivers.kit.operations.primitives import Node
 from nnhal.drivers.kit.operations.task import QUANTS, GraphTask
 from nnhal.drivers.kit.real.graph import FAR, RealGraph, scales_of
@@ -107,9 +108,9 @@ class RealTask(GraphTask):
 
     def give_counts(self, node: Node, *, mean: bool) -> None:
         if not self.value().quantised:
-            self.give(self.layout(node))
+            self.give(layout(self, node))
             return
-        zero, y = self.value().zero_point, self.layout(self.op("round", node))
+        zero, y = self.value().zero_point, layout(self, self.op("round", node))
         self.give_steps(self.op("subtract", y, self.f32(zero)) if zero else y, within=stored_bounds(self.a))
 
     def layer(self, product: Callable[..., Node], *, image: bool = True, fast: bool = True) -> None:
@@ -120,7 +121,7 @@ class RealTask(GraphTask):
             return self.o.reshape(numbers, [1, -1, 1, 1]) if image else numbers
 
         def finished(y: Node) -> Node:
-            return self.layout(y) if image else y
+            return layout(self, y) if image else y
 
         if not x.quantised:
             self.give(finished(self.op("add", product(self.x("input"), self.x(name)), shaped(self.x("bias")))))
