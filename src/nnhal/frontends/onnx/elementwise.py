@@ -20,6 +20,7 @@ from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import FLOATS, number
 from nnhal.frontends.onnx.file import DTYPES, KINDS
+from nnhal.frontends.onnx.fusion import fuse_activation, fuse_into_weights
 from nnhal.frontends.onnx.graph import TYPES
 from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, operator
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
@@ -81,9 +82,9 @@ def fuse_into_layer(t: NodeTask) -> bool:
         if value is None or t.raw(place).data is not None or (t.name == "Sub" and place):
             continue
         if t.name == "Mul":
-            merged = t.fuse_into_weights(place, value, None)
+            merged = fuse_into_weights(t, place, value, None)
         else:
-            merged = t.fuse_into_weights(place, None, -value if t.name == "Sub" else value)
+            merged = fuse_into_weights(t, place, None, -value if t.name == "Sub" else value)
         if merged is not None:
             t.fresh(merged)
             return True
@@ -246,14 +247,14 @@ def clipped(t: NodeTask, low: float, high: float) -> None:
     x = floats(t)
     code = RANGES.get((low, high))
     if code is not None:
-        fused = t.fused(0, code)
+        fused = fuse_activation(t, 0, code)
         if fused is None:
             t.give(OPERATIONS[code], x)
         else:
             t.fresh(fused)
         return
     if (low, high) == (0.0, 1.0):
-        t.give("RELU", t.fused(0, Activation.RELU1) or t.make("RELU1", x))
+        t.give("RELU", fuse_activation(t, 0, Activation.RELU1) or t.make("RELU1", x))
         return
     if low > -math.inf:
         x = t.make("MAXIMUM", x, t.scalar(low, x))

@@ -320,7 +320,7 @@ def filled(t: NodeTask, shape: Array) -> Any:
     require_foldable(min(sizes, default=0) >= 0 and math.prod(sizes) <= MOST_FOLDED and len(sizes) <= 8)
     if "value" not in t.node.attributes:
         return np.zeros(sizes, np.float32), "FLOAT"
-    tensor = t.tensor("value")
+    tensor = t.attr.tensor("value")
     value = t.graph.array(tensor)
     require_foldable(value is not None and value.size == 1)
     return np.full(sizes, np.asarray(value).reshape(())), tensor.kind

@@ -75,7 +75,7 @@ def coordinates(t: NodeTask) -> str:
 def grids_of(t: NodeTask, x: Term) -> list[Grid]:
     """Return the grid of every axis."""
     rank = t.rank(x)
-    axes = [t.axis(n, rank) for n in t.attr_ints("axes")] or list(range(rank))
+    axes = [t.axis(n, rank) for n in t.attr.ints("axes")] or list(range(rank))
     scales_at = 1 if t.opset < 11 or t.name == "Upsample" else 2
     scales = t.floats(scales_at, "scales") if t.given(scales_at) else [float(n) for n in t.attr("scales", ())]
     sizes = t.ints(3, "sizes") if t.given(3) else []
