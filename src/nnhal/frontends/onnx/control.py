@@ -12,7 +12,7 @@ from nnhal.frontends.common.element_moves import joined, moved
 from nnhal.frontends.common.integer_ranges import ANY, hull
 from nnhal.frontends.common.lowering import common_shape, reference
 from nnhal.frontends.common.terms import OpenDimension, Term, UnsupportedOperator, constant
-from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, INT32_RANGE
+from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, INT32_RANGE, check_count
 from nnhal.frontends.onnx.file import OnnxFileGraph
 from nnhal.frontends.onnx.graph import NodeGraph, OperationList
 from nnhal.frontends.onnx.node_order import inner_graphs
@@ -177,7 +177,7 @@ def listed(t: NodeTask, rows: Sequence[Term]) -> Term:
     if rows[0].value.type in (*FLOATS, *ASYMMETRIC):
         return joined(t, rows, 0)
     shape = t.known(rows[0])[1:]
-    t.check_count(len(rows) * math.prod(shape))
+    check_count(len(rows) * math.prod(shape))
     return moved(t, rows, np.arange(len(rows) * math.prod(shape)).reshape(len(rows), *shape))
 
 

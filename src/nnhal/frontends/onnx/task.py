@@ -12,7 +12,7 @@ from nnhal.frontends.common.integer_ranges import ANY, Span, Spans, span_of
 from nnhal.frontends.common.lowering import flattened, moved_by
 from nnhal.frontends.common.operators import OperatorFacts, OperatorTable
 from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator, constant
-from nnhal.frontends.common.writing import ASYMMETRIC, OperationWriter, reshaped_constant
+from nnhal.frontends.common.writing import ASYMMETRIC, OperationWriter, copied, reshaped_constant
 from nnhal.frontends.onnx.attributes import NodeAttributes
 from nnhal.frontends.onnx.file import OnnxNode
 from nnhal.frontends.onnx.graph import KIND_OF, TYPES, NodeGraph
@@ -190,7 +190,7 @@ class NodeTask(OperationWriter):
     def _view(self, term: Term) -> Term:
         """Return the same constant, or a copy of a computed value, as a separate term."""
         if term.value.data is None:
-            return self.copied(term)
+            return copied(self, term)
         return Term(term.value, term.kind, term.data, term.blob, term.scalar, term.span, made=term.made)
 
     def same(self, term: Term, number: int = 0) -> None:

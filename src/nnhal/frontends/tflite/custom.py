@@ -14,6 +14,7 @@ from nnhal.base.errors import BadFile, DriverFailed, InvalidModel, error_text
 from nnhal.base.operands import Value
 from nnhal.base.stacks import is_driver_code, store_stack
 from nnhal.frontends.common.terms import Term, UnsupportedOperator, constant
+from nnhal.frontends.common.writing import filled
 from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.layers import bias_of, four, weights_of
 from nnhal.frontends.tflite.task import OperatorTask, TfliteFacts, operator
@@ -176,7 +177,7 @@ def detections(t: OperatorTask) -> None:
         scores = t.make("PAD", scores, t.reshaped(before, (3, 2)))
     if threshold <= 0:
         least, zero = (constant(Value(F32), np.array([[[n]]], np.float32)) for n in (LEAST, 0))
-        zeros = t.filled(t.known(scores), float(LEAST), F32)
+        zeros = filled(t, t.known(scores), float(LEAST), F32)
         scores = t.make("SELECT", t.make("EQUAL", scores, zero, like=Value(B8)), zeros, scores, like=least)
     else:
         threshold = np.nextafter(threshold, np.float32(-1))
