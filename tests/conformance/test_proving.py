@@ -250,7 +250,7 @@ def test_the_saturation_test_fails_when_the_proof_is_disabled(proved: Device) ->
 
 SUMS = {
     "CONV_2D": lambda sums: nhwc(weighted(sums(convolved))),
-    "DEPTHWISE_CONV_2D": lambda sums: nhwc(weighted(sums(depthwise), 3)),
+    "DEPTHWISE_CONV_2D": lambda sums: nhwc(weighted(sums(depthwise))),
     "GROUPED_CONV_2D": lambda sums: nhwc(weighted(sums(grouped))),
     "TRANSPOSE_CONV_2D": lambda sums: nhwc(weighted(sums(transposed))),
     "FULLY_CONNECTED": lambda sums: weighted(sums(fully_connected)),

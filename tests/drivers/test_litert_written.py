@@ -20,8 +20,8 @@ from ai_edge_litert import schema_py_generated as tfl  # noqa: E402, TID251
 from nnhal.drivers.litert import blocks, sums  # noqa: E402
 from nnhal.drivers.litert.flatbuffer import FlatbufferWriter  # noqa: E402
 from nnhal.drivers.litert.graph import Graph, require_scales  # noqa: E402
+from nnhal.drivers.litert.limits import require_32_bits  # noqa: E402
 from nnhal.drivers.litert.lowering import lower  # noqa: E402
-from nnhal.drivers.litert.task import require_32_bits  # noqa: E402
 
 Q8, Q8S = "TENSOR_QUANT8_ASYMM", "TENSOR_QUANT8_ASYMM_SIGNED"
 

@@ -84,3 +84,19 @@ def test_either_layout_gives_the_same(cell):
         turned = replace(call, inputs=tuple(inputs), outputs=tuple(replace(v, shape=None) for v in call.outputs))
         for output, one, two in zip(cell.op.outputs, kernel_outputs(call), kernel_outputs(turned), strict=False):
             np.testing.assert_array_equal(two, np.moveaxis(one, -1, 1) if output.layout else one)
+
+
+FLOATS = [cell for cell in ORDINARY if cell.kind == OperandType.TENSOR_FLOAT32]
+
+
+@pytest.mark.parametrize("cell", [cell for cell in FLOATS if cell.op.moves], ids=str)
+def test_results_of_an_operation_that_moves_are_elements_of_its_inputs_or_bounds(cell):
+    for call in calls(cell):
+        given = [np.abs(np.ravel(v.array)) for v in call.inputs if v is not None]
+        allowed = np.concatenate([[0.0, 1.0, 6.0], *given])
+        assert np.isin(np.abs(np.ravel(kernel_outputs(call)[0])), allowed).all()
+
+
+@pytest.mark.parametrize("cell", [cell for cell in FLOATS if cell.op.nonnegative], ids=str)
+def test_no_result_of_a_nonnegative_operation_is_below_0(cell):
+    assert not any((kernel_outputs(call)[0] < 0).any() for call in calls(cell))

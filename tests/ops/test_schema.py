@@ -414,3 +414,9 @@ def test_a_record_infers_a_shape_for_every_output():
 @pytest.mark.parametrize(("shape", "deferred"), [((2, 3), False), ((None, 3), True), (None, True)])
 def test_a_rule_is_looked_at_again_where_a_shape_is_open(shape, deferred):
     assert bind(OPS["ABS"], [Value(F32, shape)], [RESULT], "ABS").deferred == deferred
+
+
+def test_the_weights_of_a_layer_and_the_dimension_of_its_output_channels_follow_from_the_signature() -> None:
+    layers = {name: tuple(op.weights) for name, op in OPS.items() if op.weights is not None and not op.code >> 16}
+    first = dict.fromkeys(("CONV_2D", "GROUPED_CONV_2D", "TRANSPOSE_CONV_2D"), ("filter", 0))
+    assert layers == first | {"DEPTHWISE_CONV_2D": ("filter", 3), "FULLY_CONNECTED": ("weights", 0)}

@@ -28,18 +28,6 @@ from nnhal.ops.schema import Bound, bind, output_at
 RUNS = 6
 CONTROL = "IF", "WHILE"
 FACTOR = 3.0
-# Operations whose results are elements of their inputs, or those with another sign: exact unless they change the scale.
-MOVES = frozenset(
-    (
-        "ABS", "BATCH_TO_SPACE_ND", "CHANNEL_SHUFFLE", "CONCATENATION", "DEPTH_TO_SPACE", "EMBEDDING_LOOKUP",
-        "EXPAND_DIMS", "FILL", "GATHER", "HASHTABLE_LOOKUP", "MAXIMUM", "MAX_POOL_2D", "MINIMUM",
-        "MIRROR_PAD", "NEG", "PACK", "PAD", "PAD_V2", "REDUCE_MAX", "REDUCE_MIN", "RELU", "RELU1", "RELU6",
-        "RESHAPE", "REVERSE", "SELECT", "SLICE", "SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH", "SPLIT", "SQUEEZE",
-        "STRIDED_SLICE", "TILE", "TOPK_V2", "TRANSPOSE",
-    )
-)  # fmt: skip
-# Results that jump: a small error of an input may change them by any amount. Integer and boolean results are such, too.
-STEPS = frozenset(("CAST", "FLOOR", "HEATMAP_MAX_KEYPOINT", "ROI_ALIGN", "ROI_POOLING"))
 Room = Array | float
 
 
@@ -249,13 +237,13 @@ def as_call(a: Bound, known: Sequence[Value | None], results: Sequence[Array]) -
 
 def _only_moves(a: Bound, known: Sequence[Value | None], number: int) -> bool:
     """Whether a result has elements of the inputs, with the same meaning."""
-    if a.op.name not in MOVES:
+    if not a.op.moves:
         return False
     out = a.outs[number]
     if not quantised(out.type):
         return True
     scales = {(v.scale, v.zero_point) for v in known if v is not None and v.type == out.type}
-    return scales <= {(out.scale, out.zero_point)} and a.op.name not in ("ABS", "NEG")
+    return scales <= {(out.scale, out.zero_point)}
 
 
 def moved(x: Array, room: Room, rng: np.random.Generator) -> Array:

@@ -24,7 +24,7 @@ from nnhal.base.records import Record, replace
 from nnhal.conformance.control import CONTROL, CountingLoop, if_call, while_call
 from nnhal.conformance.differential import arrays_of, operands_of, with_other_values
 from nnhal.conformance.draw import Call, Cell, Drawn, cells
-from nnhal.conformance.evaluation import RUNS, STEPS, Evaluation, applied, deviations, moved, output_buffers
+from nnhal.conformance.evaluation import RUNS, Evaluation, applied, deviations, moved, output_buffers
 from nnhal.conformance.reduction import without_unused
 from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Device, Hints
@@ -396,7 +396,7 @@ class GraphDrawing:
             return False
         inexact = any(n is not None and not n.exact for n in given)
         whole = [v for v in call.outputs if not quantised(v.type) and v.dtype.kind not in "fc"]
-        if inexact and (whole or call.cell.op.name in STEPS):
+        if inexact and (whole or call.cell.op.jumps):
             return False
         if not self._ask_first and not self._may_have(call):
             return False

@@ -10,12 +10,12 @@ from functools import partial
 
 import numpy as np
 
-from nnhal.base.codes import operation_name
 from nnhal.base.errors import NnhalError, OperationFailed, error_text
 from nnhal.base.operands import Array
 from nnhal.conformance.compare import tolerance
-from nnhal.conformance.evaluation import MOVES, Evaluated, evaluate
+from nnhal.conformance.evaluation import Evaluated, evaluate
 from nnhal.model.graph import CONSTANTS, Model
+from nnhal.model.validate import validate
 
 Arrays = Sequence[Array | None]
 
@@ -135,10 +135,10 @@ def _off(actual: Array | None, wanted: Array | None) -> float:
 
 def _computed(model: Model) -> frozenset[int]:
     """Return the operands of the main subgraph that are not copies of elements of inputs or constants."""
-    main = model.main
+    main, bounds = model.main, validate(model).subgraphs[0].operations
     found: set[int] = set()
-    for operation in main.operations:
+    for operation, bound in zip(main.operations, bounds, strict=True):
         reads = [i for i in operation.inputs if main.operands[i].lifetime not in CONSTANTS]
-        if operation_name(operation.type) not in MOVES or any(i in found for i in reads):
+        if bound is None or not bound.op.moves or any(i in found for i in reads):
             found.update(operation.outputs)
     return frozenset(found)

@@ -18,6 +18,7 @@ from nnhal.base.records import Record
 from nnhal.model.graph import CONSTANTS, Model
 from nnhal.model.metadata import Metadata
 from nnhal.model.validate import validate
+from nnhal.ops import OPS
 from nnhal.ops.schema import Bound
 
 SHOWN = 8  # the most elements of a small constant that are shown
@@ -184,18 +185,14 @@ def _macs(name: str, inputs: Sequence[ShownTensor], outputs: Sequence[ShownTenso
     if len(inputs) < 2 or not outputs:
         return 0
     shapes = [fixed(t.shape) or () for t in inputs]
-    filters = next((s for s in shapes[1:] if len(s) == 4), ())
+    weights = OPS[name].weights if name in OPS else None
     match name:
-        case "CONV_2D" | "GROUPED_CONV_2D" if filters:
-            return outputs[0].size * math.prod(filters[1:])
-        case "DEPTHWISE_CONV_2D" if filters:
-            return outputs[0].size * filters[1] * filters[2]
-        case "TRANSPOSE_CONV_2D" if filters:
-            return inputs[0].size * math.prod(filters[:3])
-        case "TRANSPOSE_CONV" if filters and len(inputs) > 2:  # in the file's order: shape, filter, input
-            return inputs[2].size * math.prod(filters[:3])
-        case "FULLY_CONNECTED" if len(shapes[1]) == 2:
-            return outputs[0].size * shapes[1][1]
+        case "TRANSPOSE_CONV_2D" if shapes[1]:
+            return inputs[0].size * math.prod(shapes[1][:3])
+        case "TRANSPOSE_CONV" if shapes[1] and len(inputs) > 2:  # in the file's order: shape, filter, input
+            return inputs[2].size * math.prod(shapes[1][:3])
+        case _ if weights is not None and len(shapes[1]) > 1:
+            return outputs[0].size * math.prod(n for axis, n in enumerate(shapes[1]) if axis != weights.axis)
         case "BATCH_MATMUL" if len(shapes[0]) > 1 and outputs[0].size:
             return outputs[0].size * (inputs[0].size // math.prod((fixed(outputs[0].shape) or ())[:-1]))
     if "LSTM" in name or "RNN" in name or name == "SVDF":

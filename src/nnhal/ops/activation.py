@@ -55,24 +55,31 @@ def hard_swish(x: Array) -> Array:
     return x * (np.clip(x + 3, 0, 6) / 6)
 
 
-limited = partial(Op, types=FLOAT | QUANT, forms=ONE, outputs=(out("output", T, quant=SAME),), reorder=each_element)
+limited = partial(
+    Op, cost="relu", types=FLOAT | QUANT, forms=ONE, outputs=(out("output", T, quant=SAME),), reorder=each_element
+)
 
 register(
     limited(
         "RELU",
         kernel=clip(Activation.RELU),
+        moves=True,
+        nonnegative=True,
         doc="The element, at least 0.",
         example=example([0, 0.5, 7], input=[-2, 0.5, 7]),
     ),
     limited(
         "RELU1",
         kernel=clip(Activation.RELU1),
+        moves=True,
         doc="The element, at least -1 and at most 1.",
         example=example([-1, 0.5, 1], input=[-2, 0.5, 7]),
     ),
     limited(
         "RELU6",
         kernel=clip(Activation.RELU6),
+        moves=True,
+        nonnegative=True,
         doc="The element, at least 0 and at most 6.",
         example=example([0, 0.5, 6], input=[-2, 0.5, 7]),
     ),
@@ -83,6 +90,7 @@ register(
         (out("output", T, quant=fixed({Q8: (1 / 128, 128), Q8S: (1 / 128, 0)})),),
         elementwise(np.tanh),
         reorder=each_element,
+        cost="logistic",
         doc="Hyperbolic tangent.",
         example=example([0, 0.5, 1], input=[0, 0.549306, 20]),
     ),
@@ -93,6 +101,8 @@ register(
         (out("output", T, quant=fixed({Q8: (1 / 256, 0), Q8S: (1 / 256, -128)})),),
         elementwise(logistic),
         reorder=each_element,
+        cost="logistic",
+        nonnegative=True,
         doc="Sigmoid: 1 / (1 + exp(-x)).",
         example=example([0.5, 0.75], input=[0, 1.098612]),
     ),
@@ -103,6 +113,7 @@ register(
         (out("output", T),),
         real(elu),
         reorder=each_element,
+        cost="logistic",
         doc="max(0, x) + min(0, alpha * (exp(x) - 1)).",
         example=example([-1, 3], input=[-0.693147, 3], alpha=2),
     ),
@@ -114,6 +125,7 @@ register(
         elementwise(hard_swish),
         integer=integer.quantised(integer.hard_swish, elementwise(hard_swish)),
         reorder=each_element,
+        cost="relu",
         doc="x * max(0, min(6, x + 3)) / 6.",
         example=example([0, 0, 1.125, 4], input=[-4, 0, 1.5, 4]),
     ),

@@ -76,7 +76,7 @@ def above_product(d: Draw) -> tuple[float, int]:
     return float(np.float32(np.clip(max(product * 1.001, scale * product ** d.pick(0, 1)), 1e-44, 3e38))), zero
 
 
-binary = partial(Op, outputs=(out("output", T),), infer=broadcast_shape, reorder=each_element)
+binary = partial(Op, cost="add", outputs=(out("output", T),), infer=broadcast_shape, reorder=each_element)
 fused = partial(binary, forms=WITH_ACTIVATION, checks=(integers_keep_their_range,))
 
 register(
@@ -127,6 +127,7 @@ register(
         FLOAT | QUANT | {I32: V1_2},
         PAIR,
         kernel=elementwise(np.maximum),
+        moves=True,
         doc="The greater element; NaN if either is NaN.",
         example=example([3, 5], input1=[1, 5], input2=[3, 3]),
     ),
@@ -135,6 +136,7 @@ register(
         FLOAT | QUANT | {I32: V1_2},
         PAIR,
         kernel=elementwise(np.minimum),
+        moves=True,
         doc="The lesser element; NaN if either is NaN.",
         example=example([1, 3], input1=[1, 5], input2=[3, 3]),
     ),

@@ -98,6 +98,7 @@ register(
         counted=two_way_count(4),
         sums="terms",
         leaves_open=open_if_not_finite(both),
+        cost="lstm",
         doc="Two LSTM cells over a sequence, one forwards and one backwards.",
         example=example(
             [[[2, 1.5], [1.5, 2]]],

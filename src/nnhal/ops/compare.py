@@ -50,8 +50,10 @@ def condition(d: Draw) -> Value:
     return d.tensor(B8, d["input1"].known)
 
 
-compare = partial(Op, types=NUMBERS | TRUTH, forms=PAIR, outputs=OUTPUT, infer=broadcast_shape, reorder=each_element)
-logical = partial(Op, types=TRUTH, outputs=OUTPUT, infer=broadcast_shape, reorder=each_element)
+compare = partial(
+    Op, cost="add", types=NUMBERS | TRUTH, forms=PAIR, outputs=OUTPUT, infer=broadcast_shape, reorder=each_element
+)
+logical = partial(Op, cost="add", types=TRUTH, outputs=OUTPUT, infer=broadcast_shape, reorder=each_element)
 
 register(
     compare(
@@ -108,6 +110,7 @@ register(
         "LOGICAL_NOT",
         forms=(Form(arg("input", T)),),
         kernel=elementwise(np.logical_not),
+        cost="relu",
         doc="Whether it is false.",
         example=example([False, True], input=[True, False]),
     ),
@@ -118,6 +121,8 @@ register(
         (out("output", T),),
         elementwise(np.where),
         infer=alike,
+        cost="add",
+        moves=True,
         doc="The element of the first tensor if the condition is true, else of the second.",
         example=example([1, 4], condition=[True, False], input1=[1, 2], input2=[3, 4]),
     ),

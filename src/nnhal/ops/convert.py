@@ -58,6 +58,8 @@ register(
         (out("output", per(dict.fromkeys(NUMBERS, NUMBERS) | {t: {t: since} for t, since in OTHERS.items()})),),
         cast,
         reorder=each_element,
+        cost="relu",
+        jumps=True,
         doc="Converts stored values to another type; scales and zero points are ignored. Integers are truncated towards 0 "
         "and saturated, NaN becomes 0.",
         example=example([1, -1], input=[1.7, -1.7], out_type="TENSOR_INT32"),
@@ -70,6 +72,7 @@ register(
         elementwise(quantized),
         integer=integer.nearest,
         reorder=each_element,
+        cost="quantize",
         doc="Quantises real values, rounded and saturated, infinite ones too; NaN becomes 0.",
         example=example(
             [126, 129, 255], input=[-1, 0.5, 200], out_type="TENSOR_QUANT8_ASYMM", scale=0.5, zero_point=128
@@ -83,6 +86,7 @@ register(
         real(convert),
         integer=integer.scaled_and_shifted,
         reorder=each_element,
+        cost="quantize",
         doc="Returns the real values of quantised ones.",
         example=example([-1, 0, 1.5], input=Stored([126, 128, 131], Q8, 0.5, 128)),
     ),

@@ -101,16 +101,17 @@ convolution = partial(
     where=WINDOWED,
     sums="products",
 )
-CHECKS = nonzero("height width depth_in depth_out filter_h filter_w"), narrow, bias_scale
+CHECKS = nonzero("height width depth_in depth_out filter_h filter_w"), narrow, bias_scale, channel_axis
 
 register(
     convolution(
         "CONV_2D",
         forms=forms("depth_out filter_h filter_w depth_in"),
-        checks=(*CHECKS, channel_axis(0), output_scale),
+        checks=(*CHECKS, output_scale),
         kernel=nhwc(weighted(convolved)),
         integer=nhwc(weighted_integers(convolved)),
         sized=REACH,
+        cost="convolution",
         doc="Convolution that mixes the channels.",
         example=example(
             [[[[15]]]], input=[[[[1], [2]], [[3], [4]]]], filter=[[[[1], [0]], [[0], [1]]]], bias=[10], padding="valid"
@@ -119,11 +120,12 @@ register(
     convolution(
         "DEPTHWISE_CONV_2D",
         forms=forms("1 filter_h filter_w depth_out", arg("depth_multiplier", INT32, at_least=1)),
-        checks=(*CHECKS, channel_axis(3), output_scale, multiplied),
-        kernel=nhwc(weighted(depthwise, 3)),
-        integer=nhwc(weighted_integers(depthwise, 3, halves_up=lambda a, signed: signed and in_whole_lanes(a))),
+        checks=(*CHECKS, output_scale, multiplied),
+        kernel=nhwc(weighted(depthwise)),
+        integer=nhwc(weighted_integers(depthwise, halves_up=lambda a, signed: signed and in_whole_lanes(a))),
         sized=REACH | {"depth_out": lambda d: d.size("depth_in") * d["depth_multiplier"]},
         where=WINDOWED | {"depth_out": lambda a: a.depth_in * a.depth_multiplier},
+        cost="depthwise",
         doc="Convolution of each channel alone, with one or more filters.",
         example=example(
             [[[[20, 301]]]],
@@ -141,7 +143,7 @@ register(
             arg("groups", INT32, at_least=1),
             tail=(activation, arg("nchw", BOOL)),
         ),
-        checks=(*CHECKS, channel_axis(0), inputs_grouped, outputs_grouped),
+        checks=(*CHECKS, inputs_grouped, outputs_grouped),
         kernel=nhwc(weighted(grouped)),
         integer=nhwc(weighted_integers(grouped, halves_up=lambda a, signed: a.groups == 1)),
         sized=REACH
@@ -149,6 +151,7 @@ register(
             "depth_in": lambda d: d["groups"] * d.size("depth_group"),
             "depth_out": lambda d: d["groups"] * d.whole(1, 3),
         },
+        cost="grouped",
         doc="Convolution of groups of channels, each with its own filters.",
         example=example(
             [[[[20, 301]]]],

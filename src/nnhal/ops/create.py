@@ -45,6 +45,8 @@ register(
         filled,
         (matching,),
         infer=stated,
+        cost="pad",
+        moves=True,
         doc="Fills a tensor of the given shape with the given value.",
         example=example([7, 7], shape=[2], value=7.0),
     ),

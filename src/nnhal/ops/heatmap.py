@@ -87,6 +87,7 @@ register(
         (large, eighths("boxes"), ordered("boxes")),
         leaves_open=nhwc(open_ties),
         sized={"heatmap_size": lambda d: d.whole(2, 6)},
+        jumps=True,
         doc="The position of the maximum of each heatmap, in the original image, and its score. If the greatest element "
         "occurs twice, or squares of elements exceed float32, both results are up to the driver.",
         example=example(([[1]], [[[1, 3]]]), heatmap=[[[[0], [0]], [[1], [0]]]], boxes=[[0, 0, 4, 4]], nchw=False),

@@ -54,7 +54,9 @@ def nan_windows(a: Bound, x: Array) -> Array:
     return reduce(np.logical_or, (t for _, _, t in taps(a, np.isnan(x))))
 
 
-pool = partial(Op, forms=FORMS, outputs=OUTPUT, checks=(nonzero("height width depth"), narrow), where=WINDOWED)
+pool = partial(
+    Op, cost="pool", forms=FORMS, outputs=OUTPUT, checks=(nonzero("height width depth"), narrow), where=WINDOWED
+)
 
 register(
     pool(
@@ -71,6 +73,7 @@ register(
         FLOAT | QUANT,
         kernel=nhwc(real(peak)),
         leaves_open=nhwc(nan_windows),
+        moves=True,
         doc="Greatest element of each window.",
         example=example([[[[6]]]], input=[[[[1], [2]], [[3], [6]]]], filter_size=2, padding="valid"),
     ),
@@ -78,6 +81,7 @@ register(
         "L2_POOL_2D",
         FLOAT,
         kernel=nhwc(real(l2)),
+        nonnegative=True,
         doc="Root of the mean of squares of each window.",
         example=example([[[[5]]]], input=[[[[1], [1]], [[7], [7]]]], filter_size=2, padding="valid"),
     ),

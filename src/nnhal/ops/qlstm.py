@@ -210,6 +210,7 @@ register(
         (*cell_checks(), cell_is_power_of_two, intermediates_positive, hidden_positive, states_keep_scale),
         sized=sizes() | {name: whole(1, 5) for name in ("units", "input_size")},  # with more, roundings add up
         scaled=SCALES,
+        cost="lstm",
         doc="One time step of an LSTM cell on 8-bit tensors, with optional parts like LSTM.",
         example=example(([[10]], [[20]], [[10]]), **HALF_OPEN, scale=2**-9),
     )

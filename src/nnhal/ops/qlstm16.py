@@ -106,6 +106,7 @@ register(
         step,
         (ranges, one_weight_scale, bias_scales),
         scaled=SCALES,
+        cost="lstm",
         doc="One time step of an LSTM cell on 8-bit tensors.",
         example=example(([[8192]], [[192]]), **HALF_OPEN),
     )

@@ -138,6 +138,7 @@ def position(function: Kernel, nan: float) -> Kernel:
 
 reduction = partial(
     Op,
+    cost="mean",
     forms=(Form(*OVER, arg("keep_dims", BOOL)),),
     outputs=OUTPUT,
     checks=(axes_exist,),
@@ -146,6 +147,7 @@ reduction = partial(
 )
 arg_of = partial(
     Op,
+    cost="mean",
     types=FLOAT | QUANT | {I32: V1_2},
     forms=(Form(arg("input", T), arg("axis", INT32, drawn=axis_range())),),
     outputs=(out("output", I32),),
@@ -174,6 +176,7 @@ register(
         FLOAT | QUANT,
         kernel=along(np.max),
         checks=(axes_exist, elements_along),
+        moves=True,
         doc="The greatest element; NaN if there is one.",
         example=example([5, 4], input=[[1, 5], [4, 3]], axes=[1], keep_dims=False),
     ),
@@ -182,6 +185,7 @@ register(
         FLOAT | QUANT,
         kernel=along(np.min),
         checks=(axes_exist, elements_along),
+        moves=True,
         doc="The least element; NaN if there is one.",
         example=example([1, 3], input=[[1, 5], [4, 3]], axes=[1], keep_dims=False),
     ),
@@ -214,6 +218,7 @@ register(
         reorder=by_axes("axes"),
         sums="terms",
         leaves_open=sums_overflow,
+        cost="mean",
         doc="The mean of the elements.",
         example=example([[3], [3.5]], input=[[1, 5], [4, 3]], axes=[1], keep_dims=1),
     ),

@@ -123,6 +123,7 @@ def overflowing(a: Bound, x: Array) -> Any:
 
 resize = partial(
     Op,
+    cost="resize",
     outputs=(out("output", T, "batch new_h new_w depth", layout=True, quant=SAME),),
     checks=(nonzero("height width depth"), one_grid),
     where={"new_h": new_size("h"), "new_w": new_size("w")},

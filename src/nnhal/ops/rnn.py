@@ -119,6 +119,7 @@ register(
         (simple_activation,),
         sums="terms",
         leaves_open=open_if_not_finite(one_step),
+        cost="lstm",
         doc="One time step of a recurrent cell.",
         example=example(
             ([[13]], [[13]]),
@@ -140,6 +141,7 @@ register(
         infer=one_way_shapes,
         sums="terms",
         leaves_open=open_if_not_finite(sequence),
+        cost="lstm",
         doc="A recurrent cell over a sequence, forwards.",
         example=example([[[1], [3]]], input=[[[1], [2]]], **running_sum(), activation_kind="none", time_major=0),
     ),
@@ -177,6 +179,7 @@ register(
         counted=two_way_count(2),
         sums="terms",
         leaves_open=open_if_not_finite(both),
+        cost="lstm",
         doc="Two recurrent cells over a sequence, one forwards and one backwards.",
         example=example(
             [[[1, 3], [3, 2]]],

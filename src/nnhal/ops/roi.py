@@ -140,6 +140,7 @@ register(
         nhwc(real(align)),
         CHECKS,
         sums="terms",
+        jumps=True,
         doc="Scales regions of interest to one size, by means of interpolated points.",
         example=example(
             [[[[2.5]]]],
@@ -162,6 +163,7 @@ register(
         (out("output", T, NEW, layout=True, quant=SAME),),
         nhwc(pool),
         CHECKS,
+        jumps=True,
         doc="Scales regions of interest to one size, by the greatest elements.",
         example=example(
             [[[[4]]]],

@@ -290,6 +290,18 @@ class OperationOrders(NamedTuple):
     arguments: Mapping[str, Any]
 
 
+class Weights(NamedTuple):
+    """The weights of a layer.
+
+    Attributes:
+        name: The argument.
+        axis: Its dimension that holds the channels of the output.
+    """
+
+    name: str
+    axis: int
+
+
 class Op(Record, frozen=True, dict=True):
     """The record of one operation.
 
@@ -300,6 +312,9 @@ class Op(Record, frozen=True, dict=True):
         checks: The rules; each calls `a.require`, and may raise the required HAL version with `a.since`.
         sums: "terms" if outputs are sums, in any order; "products" if they are sums of products of tensors, which are
             defined if all inputs are finite and the sum of the products' magnitudes is within the type's range.
+        moves: Whether results are elements of the inputs, or those with another sign: exact unless the scale changes.
+        jumps: Whether a small error of an input may change real results by any amount.
+        nonnegative: Whether no real result is below 0.
         leaves_open: The results that the definition leaves to the driver: `leaves_open(a, *tensors)`, with the kernel's
             arguments, returns a mask for the first output, or one for each. Its docstring describes it.
         sized: Draws a named dimension for generated calls (see `ops.ranges`).
@@ -313,6 +328,8 @@ class Op(Record, frozen=True, dict=True):
         kernel: `kernel(a, *tensors)`: its arguments are the arrays of the tensor arguments in order (None: omitted, a
             list: variadic), its result is the output array or a tuple of them. A control-flow kernel (`context=True`)
             also gets the execution context.
+        cost: The family of operations with similar costs, by whose measured times the runtime predicts those of the
+            operation; "" if there is none.
         integer: The kernel for quantised tensors under exact numerics, in the integer arithmetic of TensorFlow Lite;
             None if `kernel` has the same results.
     """
@@ -328,6 +345,9 @@ class Op(Record, frozen=True, dict=True):
     context: bool = False
     tolerance: Tolerance | None = None
     sums: str = ""
+    moves: bool = False
+    jumps: bool = False
+    nonnegative: bool = False
     leaves_open: Callable[..., Any] | None = None
     sized: Mapping[str, Callable[[Any], int]] = field(default_factory=dict)
     counted: Callable[[Any], int] | None = None
@@ -335,6 +355,7 @@ class Op(Record, frozen=True, dict=True):
     reorder: Reorder | None = None
     flat: bool = False
     random: bool = False
+    cost: str = ""
     integer: Kernel | None = None
     doc: str = ""
     example: Example | None = None
@@ -350,6 +371,17 @@ class Op(Record, frozen=True, dict=True):
     def since(self) -> Level:
         """The first HAL version that has the operation."""
         return OperationType[self.name].since if self.name in OperationType.__members__ else V1_2
+
+    @cached_property
+    def weights(self) -> Weights | None:
+        """The weights of a layer, which adds a bias for each channel to sums of products; None for other operations."""
+        form = self.forms[0]
+        channels = next((a.dims for a in form if a.name == "bias"), None)
+        if self.sums != "products" or not channels:
+            return None
+        (channel,) = channels
+        found = ((a.name, a.dims or ()) for a in form[1:] if a.name != "bias")
+        return next((Weights(name, dims.index(channel)) for name, dims in found if channel in dims), None)
 
     @cached_property
     def existence(self) -> str:

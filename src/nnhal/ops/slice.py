@@ -156,6 +156,8 @@ register(
         block,
         infer=sliced,
         reorder=each_dimension("begin", "size"),
+        cost="pad",
+        moves=True,
         doc="Picks a block of a tensor.",
         example=example([2, 3], input=[1, 2, 3], begin=[1], size=[-1]),
     ),
@@ -176,6 +178,8 @@ register(
         reorder=each_dimension(
             "begin", "end", "strides", masks=("begin_mask", "end_mask", "shrink_mask"), shrinking="shrink_mask"
         ),
+        cost="pad",
+        moves=True,
         doc="Picks a block of a tensor with strides; bits of the masks select ignored begins and ends, and removed axes.",
         example=example(
             [3, 1], input=[1, 2, 3], begin=[-1], end=[0], strides=[-2], begin_mask=0, end_mask=1, shrink_mask=0
@@ -189,6 +193,8 @@ register(
         lambda a, x, i: x.take(i, a.axis),
         (require_indices_within,),
         infer=gathered,
+        cost="pad",
+        moves=True,
         doc="Picks slices by index along an axis.",
         example=example([30, 10], input=[10, 20, 30], axis=0, indices=[2, 0]),
     ),
@@ -200,6 +206,8 @@ register(
         lambda a, x, m: np.tile(x, m),
         infer=tiled,
         reorder=each_dimension("multiples"),
+        cost="pad",
+        moves=True,
         doc="Repeats a tensor along its axes.",
         example=example([1, 2, 1, 2], input=[1, 2], multiples=[2]),
     ),
@@ -215,6 +223,8 @@ register(
         lambda a, x, axis: np.flip(x, int(axis[0])),
         (axis_to_reverse,),
         reorder=by_axis("axis"),
+        cost="transpose",
+        moves=True,
         doc="Reverses the order along an axis.",
         example=example([3, 2, 1], input=[1, 2, 3], axis=[0]),
     ),
@@ -225,6 +235,7 @@ register(
         (out("values", T, quant=SAME), out("indices", {I32: V1_2})),
         top,
         infer=top_shapes,
+        moves=True,
         doc="Returns the k greatest elements along the last axis, and their indices; of equal ones the last is first, and "
         "NaN counts as minus infinity.",
         example=example(([30, 20], [1, 2]), input=[10, 30, 20], k=2),

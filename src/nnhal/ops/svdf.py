@@ -87,6 +87,7 @@ register(
         },
         sums="terms",
         leaves_open=open_if_not_finite(svdf),
+        cost="lstm",
         doc="Filters features, pushes the result into a memory and filters that over time.",
         example=example(
             ([[6, 0]], [[65]]),

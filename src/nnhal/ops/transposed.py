@@ -137,7 +137,7 @@ register(
         (
             nonzero("height width depth_in depth_out filter_h filter_w"),
             bias_scale,
-            channel_axis(0),
+            channel_axis,
             shape_agrees,
             reversible,
         ),
@@ -145,6 +145,7 @@ register(
         where={"out_h": out_size("h"), "out_w": out_size("w")},
         sized={f"filter_{axis}": lambda d: d.whole(1, 4) for axis in "hw"},
         sums="products",
+        cost="transpose_conv",
         doc="The transpose of CONV_2D: its output has the shape of CONV_2D's input.",
         example=example(
             [[[[10], [21], [2]]]],

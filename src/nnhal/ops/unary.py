@@ -18,13 +18,16 @@ def rsqrt(a: Bound, x: Array) -> Array:
     return 1 / np.sqrt(np.maximum(x, 0) if a.input.quantised else x)
 
 
-unary = partial(Op, forms=(Form(arg("input", T)),), outputs=(out("output", T),), reorder=each_element)
+unary = partial(Op, cost="logistic", forms=(Form(arg("input", T)),), outputs=(out("output", T),), reorder=each_element)
 
 register(
     unary(
         "ABS",
         FLOAT | {I32: V1_3},
         kernel=elementwise(np.absolute),
+        cost="relu",
+        moves=True,
+        nonnegative=True,
         doc="Absolute value.",
         example=example([1, 2], input=[-1, 2]),
     ),
@@ -32,6 +35,8 @@ register(
         "NEG",
         FLOAT | {I32: V1_2},
         kernel=elementwise(np.negative),
+        cost="relu",
+        moves=True,
         doc="Negative value.",
         example=example([1, -2], input=[-1, 2]),
     ),
@@ -39,13 +44,21 @@ register(
         "EXP",
         FLOAT,
         kernel=elementwise(np.exp),
+        nonnegative=True,
         doc="e to the power of the element.",
         example=example([1, 2.718282], input=[0, 1]),
     ),
     unary(
         "LOG", FLOAT, kernel=elementwise(np.log), doc="Natural logarithm.", example=example([0, 1], input=[1, 2.718282])
     ),
-    unary("SQRT", FLOAT, kernel=elementwise(np.sqrt), doc="Square root.", example=example([2, 3], input=[4, 9])),
+    unary(
+        "SQRT",
+        FLOAT,
+        kernel=elementwise(np.sqrt),
+        nonnegative=True,
+        doc="Square root.",
+        example=example([2, 3], input=[4, 9]),
+    ),
     unary(
         "RSQRT",
         FLOAT | {Q8: FL7, Q8S: FL7},
@@ -65,6 +78,8 @@ register(
         {F32: V1_0, F16: V1_2},
         forms=(Form(arg("input", T, rank=(1, 4))),),
         kernel=elementwise(np.floor),
+        cost="relu",
+        jumps=True,
         doc="The greatest integer that is not greater.",
         example=example([-2, 2], input=[-1.5, 2.7]),
     ),

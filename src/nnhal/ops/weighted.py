@@ -92,26 +92,26 @@ def output_scale(a: Bound) -> None:
         a.since(V1_2, f"output scale {a.out.scale:g} need not be greater than input scale * filter scale since 1.2")
 
 
-def channel_axis(axis: int) -> Callable[[Bound], None]:
-    """Rule: scales per channel lie along dimension `axis` of the weights, that of the output channels."""
-
-    def check(a: Bound) -> None:
-        channel = operands(a)[1].channel
-        if channel is not None:
-            a.require(
-                channel.axis == axis,
-                f"input 1 (filter) has its scales along dimension {channel.axis}, must be {axis}",
-            )
-
-    return check
+def channel_axis(a: Bound) -> None:
+    """Scales per channel lie along depth_out of the filter."""
+    channel, axis = operands(a)[1].channel, axis_of_channels(a)
+    if channel is not None:
+        a.require(
+            channel.axis == axis, f"input 1 (filter) has its scales along dimension {channel.axis}, must be {axis}"
+        )
 
 
-def weighted(sums: Callable[[Bound, Array, Array], Array], channel: int = 0) -> Kernel:
+def axis_of_channels(a: Bound) -> int:
+    """Return the dimension of the weights that holds the output channels."""
+    assert a.op.weights is not None, f"{a.op.name} has no weights"
+    return a.op.weights.axis
+
+
+def weighted(sums: Callable[[Bound, Array, Array], Array]) -> Kernel:
     """Make a kernel from `sums(a, x, weights)`, which returns a new array whose last dimension is the channels.
 
-    channel: the dimension of the weights that holds the output channels. Quantised values are summed up as integers: in
-    float32 if no sum can leave its exact range and scales are not far from 1, else in float64. The result is rounded
-    once, at the end.
+    Quantised values are summed up as integers: in float32 if no sum can leave its exact range and scales are not far
+    from 1, else in float64. The result is rounded once, at the end.
     """
 
     def kernel(a: Bound, x: Array, weights: Array, bias: Array, *_: Array) -> Array:
@@ -124,7 +124,7 @@ def weighted(sums: Callable[[Bound, Array, Array], Array], channel: int = 0) -> 
         factors = centred(values[1], weights)
         scales = product_scales(values[0], values[1])
         near = scales.min() > 1 / FAR and scales.max() < FAR
-        dtype = np.float32 if near and _greatest_sum(values[0], factors, bias, channel) < EXACT else np.float64
+        dtype = np.float32 if near and _greatest_sum(a, factors, bias) < EXACT else np.float64
         total = sums(a, centred(values[0], x, dtype), factors.astype(dtype, copy=False))
         total += bias.astype(dtype)
         total *= scales.astype(dtype)
@@ -135,7 +135,6 @@ def weighted(sums: Callable[[Bound, Array, Array], Array], channel: int = 0) -> 
 
 def weighted_integers(
     sums: Callable[[Bound, Array, Array], Array],
-    channel: int = 0,
     *,
     single: bool = False,
     halves_up: Callable[[Bound, bool], Any] = lambda a, signed: True,
@@ -150,14 +149,14 @@ def weighted_integers(
     def kernel(a: Bound, x: Array, weights: Array, bias: Array, *_: Array) -> Array:
         values = operands(a)
         factors = centred(values[1], weights)
-        dtype = np.float32 if _greatest_sum(values[0], factors, bias, channel) < EXACT else np.float64
+        dtype = np.float32 if _greatest_sum(a, factors, bias) < EXACT else np.float64
         total = sums(a, centred(values[0], x, dtype), factors.astype(dtype, copy=False)).astype(np.int64) + bias
         scales, signed = product_scales(values[0], values[1]), signed_weights(values[1])
         if values[1].channel is None and (single or not signed):
             scales = scales.astype(np.float32).astype(np.float64)
         return stored(a, rescaled(total, scales / a.out.scale, halves_up(a, signed)))
 
-    return quantised(kernel, weighted(sums, channel))
+    return quantised(kernel, weighted(sums))
 
 
 def in_whole_lanes(a: Bound) -> Array:
@@ -170,9 +169,10 @@ def signed_weights(weights: Value) -> bool:
     return weights.channel is not None or (weights.type == Q8S and weights.zero_point == 0)
 
 
-def _greatest_sum(x: Value, factors: Array, bias: Array, channel: int) -> float:
+def _greatest_sum(a: Bound, factors: Array, bias: Array) -> float:
     """Return the greatest intermediate value of any sum of products and bias, for any input."""
+    x = operands(a)[0]
     reach = max(abs(limit - x.zero_point) for limit in type_range(x.type))
-    others = tuple(i for i in range(factors.ndim) if i != channel % factors.ndim)
+    others = tuple(i for i in range(factors.ndim) if i != axis_of_channels(a))
     sums = np.abs(factors).sum(others, dtype=np.float64) * reach + np.abs(bias.astype(np.float64))
     return float(sums.max(initial=0))

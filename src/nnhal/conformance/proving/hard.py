@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nnhal.base.codes import Activation, OperandType, Padding
+from nnhal.base.codes import Activation, OperandType, OperationType, Padding
 from nnhal.base.errors import InvalidModel
 from nnhal.base.operands import Array, ChannelQuant, Value, dtype_of
 from nnhal.base.records import replace
 from nnhal.conformance.draw import AT_BOUNDS, Call, Cell, cells, contents, draw
 from nnhal.ops import OPS
-from nnhal.ops.schema import F32, I32, Q8, Q8PC, REQUIRED, Form, bind
+from nnhal.ops.schema import F32, I32, Q8, Q8PC, REQUIRED, Form, Op, bind
 
 DEPTHS = 1, 3, 17, 33
 FINER = 1, 8, 64  # divisors of the output's scale that the greatest sum needs
@@ -326,21 +326,27 @@ def _window(m: ModelMaker, x: Value) -> dict[str, Any]:
     return {"scheme": Padding.VALID, "stride_w": 1, "stride_h": 1, "filter_w": 2, "filter_h": 2}
 
 
-BOUNDED: dict[str, Callable[[ModelMaker, Value], dict[str, Any]]] = {
-    **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "TRANSPOSE_CONV_2D"), _with_units),
-    "FULLY_CONNECTED": _dense,
-    **dict.fromkeys(("ADD", "SUB", "MUL"), _with_a_constant),
-    **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D"), _window),
-    **dict.fromkeys(("RELU1", "RELU6"), lambda m, x: {}),
-}
+Hard = Callable[[ModelMaker], Iterator[Made]]
+AtBounds = Callable[[ModelMaker, Value], dict[str, Any]]
 
-FAMILIES: dict[str, Callable[[ModelMaker], Iterator[Made]]] = {
-    **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "TRANSPOSE_CONV_2D"), _convolutions),
-    "FULLY_CONNECTED": _fully_connected,
-    "BATCH_MATMUL": _matrices,
-    **dict.fromkeys(("ADD", "SUB", "MUL"), _elementwise),
-    **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"), _pools),
-}
+
+def _makers(op: Op) -> tuple[Hard | None, AtBounds | None]:
+    """Return what makes the calls of an operation with these arguments, and those at the bounds of an activation."""
+    places = op.forms[0].places
+    if op.weights is not None:
+        return (_convolutions, _with_units) if op.weights.name == "filter" else (_fully_connected, _dense)
+    if "filter_w" in places:
+        return _pools, _window if Q8 in op.types else None
+    if "activation" in places and Q8 in op.types:
+        return _elementwise, _with_a_constant
+    if "adj_x" in places:
+        return _matrices, None
+    return None, (lambda m, x: {}) if op.name in (Activation.RELU1.name, Activation.RELU6.name) else None
+
+
+MAKERS = {name: _makers(op) for name, op in OPS.items() if name in OperationType.__members__}
+FAMILIES = {name: hard for name, (hard, _) in MAKERS.items() if hard is not None}
+BOUNDED = {name: at_bounds for name, (_, at_bounds) in MAKERS.items() if at_bounds is not None}
 
 
 def _call(

@@ -25,7 +25,7 @@ from nnhal.drivers.kit.variants import UNPROVED, Forms, Refused
 from nnhal.hal.device import YES, Considered, Hints, Verdict, hidden_constant
 from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import validate
-from nnhal.ops.schema import Bound, may_be_omitted
+from nnhal.ops.schema import Bound, Weights, may_be_omitted
 
 
 class LoweringTask:
@@ -48,6 +48,13 @@ class LoweringTask:
     def name(self) -> str:
         """The operation's name."""
         return self.a.op.name
+
+    @property
+    def weights(self) -> Weights:
+        """The weights of a layer."""
+        found = self.a.op.weights
+        assert found is not None, f"{self.name} has no weights"
+        return found
 
     def require(self, condition: Any, reason: str) -> None:
         """Refuse the operation unless the condition holds.

@@ -68,3 +68,22 @@ def pad(task: Task, x: EngineTensor, pads: tuple[tuple[int, int], ...], fill: fl
     else:
         task.emit("PADV2", [x, task.constant(pads), task.constant(fill, value=x.value)], y)
     return y
+
+
+def image(t: Task, name: str) -> EngineTensor:
+    """Return a picture argument as NHWC."""
+    return t.transposed(t.x(name), (0, 2, 3, 1)) if t.a.nchw else t.x(name)
+
+
+def image_out(t: Task) -> EngineTensor:
+    """Return the first output, to be written as NHWC."""
+    return t.transposed_out((0, 3, 1, 2)) if t.a.nchw else t.out
+
+
+def out_of_rank(t: Task, rank: int) -> EngineTensor:
+    """Return the first output, with a rank of 0 if TFLite has that; NNAPI's shape is [1] then."""
+    if rank:
+        return t.out
+    y = t.temporary(t.out.value, shape=())
+    t.later(lambda: t.reshape(y, t.out))
+    return y

@@ -5,9 +5,11 @@ import math
 import numpy as np
 
 from nnhal.drivers.kit.numbers import has_many_ties
+from nnhal.drivers.litert import quantisation as quant
 from nnhal.drivers.litert.common import activation, require_bound
 from nnhal.drivers.litert.graph import FLOATS, QUANTS, EngineTensor
-from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry, reach
+from nnhal.drivers.litert.limits import BEYOND_XNNPACK, product_of_scales, require_scale
+from nnhal.drivers.litert.task import Task, entry, reach
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8SYMM
 
 NUMBERS = FLOATS | QUANTS | {I32}
@@ -45,7 +47,7 @@ def arithmetic(t: Task) -> None:
     inputs, out = pair(t), t.out
     scales = [x.value.scale for x in inputs]
     if t.a.T in QUANTS and t.name == "MUL":
-        factor = t.product(*scales) / t.out.value.scale
+        factor = product_of_scales(*scales) / t.out.value.scale
         most = reach(inputs[0].value) * reach(inputs[1].value) * factor + 255
         t.require(
             not t.exact or most < 2**15, "LiteRT's own product has only 16 bits for the output's quantisation steps"
@@ -56,12 +58,12 @@ def arithmetic(t: Task) -> None:
             not (t.exact and t.a.T == Q8) or alike,
             "LiteRT's own sum of unsigned tensors cuts off bits, depending on the shape",
         )
-        t.require_scale(sum(scales), t.out.value, STEEPEST_SUM)
+        require_scale(sum(scales), t.out.value, STEEPEST_SUM)
     elif t.name == "SUB":
-        t.require_scale(max(scales) / 1024, t.out.value)
+        require_scale(max(scales) / 1024, t.out.value)
     multiples = [math.prod(scales)] if t.name == "MUL" else scales
     if t.a.T in QUANTS and not t.exact and has_many_ties(multiples, out.value.scale):
-        inputs, out = [t.dequantised(x) for x in inputs], t.dequantised_out(out)
+        inputs, out = [quant.dequantised(t, x) for x in inputs], quant.dequantised_out(t, out)
     t.emit(t.name, inputs, out, t.name.title(), fusedActivationFunction=activation(t))
 
 
@@ -82,7 +84,7 @@ def extreme(t: Task) -> None:
 
     LiteRT's kernels return the second of a NaN and a number, so a first one that is NaN is selected afterwards.
     """
-    first, second = (t.requantised(x, t.out.value) for x in pair(t))
+    first, second = (quant.requantised(t, x, t.out.value) for x in pair(t))
     if t.a.T not in FLOATS:
         t.emit(t.name, [first, second], t.out)
         return
@@ -124,13 +126,13 @@ def prelu(t: Task) -> None:
     behind = zip(reversed(sizes), reversed(alphas), strict=False)
     alone = sizes == t.out.value.dims and all(d is not None or a == 1 for d, a in behind)
     t.require(alone, "LiteRT broadcasts only alpha, but the input is smaller")
-    x, slope = (t.dequantised(each) for each in pair(t, "input", "alpha"))
+    x, slope = (quant.dequantised(t, each) for each in pair(t, "input", "alpha"))
     slopes = t.a.alpha.data
     if t.a.T in FLOATS and slopes is not None and not np.isfinite(slopes).all():
         positive = t.temporary(x.value)
         t.emit("ADD", [x, t.constant(0, np.float32)], positive, "Add")
         x = positive
-    t.emit("PRELU", [x, slope], t.dequantised_out(t.out))
+    t.emit("PRELU", [x, slope], quant.dequantised_out(t, t.out))
 
 
 @entry("ABS", "NEG", types=FLOATS | {I32})
@@ -147,12 +149,12 @@ def reciprocal_root(t: Task) -> None:
 
     Values below 0 give the greatest value then, as 0 does.
     """
-    x = t.dequantised(t.x("input"))
+    x = quant.dequantised(t, t.x("input"))
     if t.a.T in QUANTS:
         positive = t.temporary(x.value)
         t.emit("RELU", [x], positive)
         x = positive
-    out = t.dequantised_out(t.out)
+    out = quant.dequantised_out(t, t.out)
     near, found, infinite = t.temporary(x.value, type=B8), t.temporary(out.value), t.temporary(out.value)
     size = t.temporary(x.value)
     t.emit("RSQRT", [x], found)
@@ -170,7 +172,7 @@ def logistic(t: Task) -> None:
     """
     x = t.x("input")
     if t.a.T == F32:
-        x = t.clipped(x, FAR)
+        x = quant.clipped(t, x, FAR)
     t.emit(t.name, [x], t.out)
 
 
@@ -190,11 +192,11 @@ def hard_swish(t: Task) -> None:
     """
     x, out = t.x("input"), t.out
     if not t.exact:
-        t.emit(t.name, [t.dequantised(x)], t.dequantised_out(out))
+        t.emit(t.name, [quant.dequantised(t, x)], quant.dequantised_out(t, out))
         return
     scale = x.value.scale
     t.require(scale < COARSEST_SWISH, f"input scale {scale:g} is too coarse for LiteRT, must be below {COARSEST_SWISH}")
-    t.require_scale(2 * scale, out.value)
+    require_scale(2 * scale, out.value)
     flat = out.value.quantised and (scale / out.value.scale < FLATTEST_SWISH or scale < FINEST_SWISH)
     t.require(not flat, "the quotient of scales exceeds 16 bits, must fit for LiteRT's kernel under exact numerics")
     t.emit(t.name, [x], out)
@@ -255,9 +257,9 @@ def compare(t: Task) -> None:
 
     The quantised kernels end the process if a scale is 1 or more.
     """
-    inputs = [t.dequantised(x) for x in pair(t)]
+    inputs = [quant.dequantised(t, x) for x in pair(t)]
     if t.a.T == B8 and t.name not in ("EQUAL", "NOT_EQUAL"):
-        inputs = [t.cast(x, I32) for x in inputs]
+        inputs = [quant.cast(t, x, I32) for x in inputs]
     t.emit(t.name, inputs, t.out)
 
 
@@ -276,7 +278,7 @@ def logical_not(t: Task) -> None:
 @entry("SELECT", types=NUMBERS, exact=True)
 def select(t: Task) -> None:
     """Convert quantised inputs to the output's scale; all three inputs have one shape."""
-    choices = [t.requantised(t.x(name), t.out.value) for name in ("input1", "input2")]
+    choices = [quant.requantised(t, t.x(name), t.out.value) for name in ("input1", "input2")]
     t.emit("SELECT", [t.x("condition"), *choices], t.out)
 
 
@@ -310,7 +312,7 @@ def quantise(t: Task) -> None:
     """Convert real values to stored ones, NaN to 0, or back."""
     if t.name == "QUANTIZE":
         x = t.x("input")
-        t.quantise(x if x.index in t.graph.numbers else without_nan(t, x, 0.0), t.out)
+        quant.quantise(t, x if x.index in t.graph.numbers else without_nan(t, x, 0.0), t.out)
         return
     source = t.a.input
     kept = t.graph.dynamic_range and t.operation.outputs[0] not in t.graph.model.main.outputs
@@ -325,7 +327,7 @@ def dequantise(t: Task) -> None:
     x, narrow = t.x("input"), t.out.value.type == F16 and not t.leaves(0)
     exact = t.temporary(t.out.value) if narrow else t.out
     if t.a.input.data is not None and t.a.input.zero_point:
-        t.reshape(t.dequantised(x), exact)
+        t.reshape(quant.dequantised(t, x), exact)
     else:
         t.emit(t.name, [x], exact)
     t.graph.numbers.update((exact.index, t.out.index))

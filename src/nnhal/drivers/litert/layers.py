@@ -10,11 +10,19 @@ from nnhal.base.operands import Array, ChannelQuant, Shape, UnknownValue, Value
 from nnhal.base.records import replace
 from nnhal.drivers.kit.numbers import has_many_ties
 from nnhal.drivers.kit.sums import EXPONENTIALS, mean_windows
+from nnhal.drivers.litert import quantisation as quant
 from nnhal.drivers.litert import sums
-from nnhal.drivers.litert.common import SAME, VALID, activation, pad, padded, scheme
+from nnhal.drivers.litert.common import SAME, VALID, activation, image, image_out, pad, padded, scheme
 from nnhal.drivers.litert.graph import COARSEST, FLOATS, QUANTS, EngineTensor, require_scales
+from nnhal.drivers.litert.limits import (
+    BEYOND_XNNPACK,
+    product_of_scales,
+    require_32_bits,
+    require_scale,
+    require_sum,
+)
 from nnhal.drivers.litert.reductions import add_up
-from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry, reach, require_32_bits
+from nnhal.drivers.litert.task import Task, entry, reach
 from nnhal.ops.common import lowest, out_size, padding
 from nnhal.ops.schema import B8, F32, Q8, Q8PC, Q8S, Bound
 from nnhal.ops.weighted import product_scales
@@ -34,12 +42,12 @@ TAPS = "for the positions of its filter"
 @entry("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D", exact=True)
 def pool(t: Task) -> None:
     """Scale the mean afterwards: LiteRT's means count explicit padding that matches no scheme, NNAPI's do not."""
-    a, x, out, how = t.a, t.image("input"), t.image_out(), scheme(t.a)
+    a, x, out, how = t.a, image(t, "input"), image_out(t), scheme(t.a)
     _, height, width, _ = sizes(out)
     met = None if width is None else a.filter_w + (width - 1) * min(a.stride_w, a.filter_w)
-    t.require_room((height, a.filter_h, met), POINTER, "for the positions of its window")
+    t.room.require((height, a.filter_h, met), POINTER, "for the positions of its window")
     if t.name == "AVERAGE_POOL_2D" and t.a.T in QUANTS:
-        t.require_sum(a.filter_h * a.filter_w)
+        require_sum(a.filter_h * a.filter_w)
     window = {"strideW": a.stride_w, "strideH": a.stride_h, "filterWidth": a.filter_w, "filterHeight": a.filter_h}
     if t.name == "L2_POOL_2D":
         root_of_squares(t, x, out, window)
@@ -53,8 +61,8 @@ def pool(t: Task) -> None:
         return
     t.require(not (t.exact and t.a.T in QUANTS), "LiteRT's mean counts explicit padding, must not for exact numerics")
     factor = t.constant(1 / real_window_shares(a), np.float32)
-    x, how = padded(t, t.dequantised(x))
-    out = t.dequantised_out(out)
+    x, how = padded(t, quant.dequantised(t, x))
+    out = quant.dequantised_out(t, out)
     mean = t.temporary(out.value)
     mean_pool(t, x, mean, how)
     if t.a.T not in QUANTS:
@@ -163,33 +171,34 @@ def sizes(x: EngineTensor) -> Shape:
     return (None,) * 4 if x.value.shape is None else x.value.shape
 
 
-def weighted(t: Task, name: str = "filter", axis: int = 0) -> WeightedLayer:
+def weighted(t: Task) -> WeightedLayer:
     """Return a layer's tensors, with 8-bit ones converted around the layer if their sign does not match the weights.
 
     LiteRT has per-channel weights only for signed activations, and zero points of weights only for unsigned ones.
-
-    axis: the dimension of the weights that holds the output channels.
     """
-    pictures = t.a.form_has("nchw")
-    x, weights = t.image("input") if pictures else t.x("input"), integers(t, name, axis) or t.x(name)
-    out = t.image_out() if pictures else t.out
-    require_packed(t, weights.value, axis)
+    (name, axis), pictures = t.weights, t.a.form_has("nchw")
+    x, weights = image(t, "input") if pictures else t.x("input"), integers(t) or t.x(name)
+    out = image_out(t) if pictures else t.out
+    require_packed(t, weights.value)
     if x.value.type not in QUANTS:
         return WeightedLayer(x, weights, t.x("bias"), out)
     products = product_scales(x.value, weights.value)
     require_scales(products.min(), products.max())
-    t.require_scale(products.max(), out.value)
+    require_scale(products.max(), out.value)
     added = bias(t, products, weights.value.channel is not None)
     dynamic = weights.value.data is None or added.value.data is None
     if dynamic and not t.exact and sums.greatest_product_sum(x.value, weights.value, axis) <= sums.EXACT:
         # XNNPACK supports constant weights alone, and LiteRT's own 8-bit kernels round twice, upwards.
         return WeightedLayer(
-            t.dequantised(x), t.dequantised(weights), of_reals(t, added, products), t.dequantised_out(out)
+            quant.dequantised(t, x),
+            quant.dequantised(t, weights),
+            of_reals(t, added, products),
+            quant.dequantised_out(t, out),
         )
     per_channel = weights.value.type == Q8PC
     sign = Q8S if per_channel or (weights.value.type == Q8S and weights.value.zero_point == 0) else Q8
-    x, out = t.recast(x, sign), t.recast_out(out, sign)
-    weights = weights if per_channel else t.recast(weights, sign)
+    x, out = quant.recast(t, x, sign), quant.recast_out(t, out, sign)
+    weights = weights if per_channel else quant.recast(t, weights, sign)
     if t.name == "FULLY_CONNECTED" and weights.value.data is not None and t.shared(name):
         weights = t.constant(
             weights.value.data, value=weights.value
@@ -199,8 +208,9 @@ def weighted(t: Task, name: str = "filter", axis: int = 0) -> WeightedLayer:
     )
 
 
-def integers(t: Task, name: str, axis: int) -> EngineTensor | None:
+def integers(t: Task) -> EngineTensor | None:
     """Return 8-bit weights for a float input, if the application requests them and LiteRT has a kernel for that."""
+    name, axis = t.weights
     found = t.integers(name)
     if found is None or t.name not in DYNAMIC or t.a.input.type != F32:
         return None
@@ -210,12 +220,12 @@ def integers(t: Task, name: str, axis: int) -> EngineTensor | None:
     return found if channel is None or channel.axis == axis else None
 
 
-def require_packed(t: Task, weights: Value, axis: int) -> None:
+def require_packed(t: Task, weights: Value) -> None:
     """Refuse weights that XNNPACK would pack into many times their size: each group's channels fill whole registers."""
     groups = t.a.groups if t.a.form_has("groups") else 1
-    channels = weights.known[axis]
+    channels = weights.known[t.weights.axis]
     lanes = groups * -(-channels // groups // LANES) * LANES
-    t.require_room((lanes, math.prod(weights.known) // channels), weights.dtype.itemsize, "for its weights")
+    t.room.require((lanes, math.prod(weights.known) // channels), weights.dtype.itemsize, "for its weights")
 
 
 def bias(t: Task, products: Array, per_channel: bool) -> EngineTensor:
@@ -232,7 +242,7 @@ def of_reals(t: Task, added: EngineTensor, products: Array) -> EngineTensor:
     """Return the real values of a quantised layer's bias."""
     if added.value.data is not None:
         return t.constant(np.asarray(added.value.data, np.float64) * products, np.float32)
-    numbers = t.cast(added, F32)
+    numbers = quant.cast(t, added, F32)
     y = t.temporary(numbers.value, scale=0.0, zero_point=0)
     t.emit("MUL", [numbers, t.constant(products, np.float32)], y, "Mul")
     return y
@@ -242,12 +252,12 @@ def of_reals(t: Task, added: EngineTensor, products: Array) -> EngineTensor:
 def convolution(t: Task) -> None:
     """Groups need no option: LiteRT derives them from the depth of the filter."""
     depthwise = t.name == "DEPTHWISE_CONV_2D"
-    a, w = t.a, weighted(t, axis=3 if depthwise else 0)
+    a, w = t.a, weighted(t)
     batch, height, width, _ = sizes(w.out)
     if depthwise or w.constant:
-        t.require_room((height, width, a.filter_h, a.filter_w), POINTER, TAPS)
+        t.room.require((height, width, a.filter_h, a.filter_w), POINTER, TAPS)
     else:
-        t.require_room((batch, height, width, *sizes(w.weights)[1:]), w.x.value.dtype.itemsize, TAPS)
+        t.room.require((batch, height, width, *sizes(w.weights)[1:]), w.x.value.dtype.itemsize, TAPS)
     x, how = padded(t, w.x, apart=not depthwise and w.x.value.type in FLOATS and filter_covers_input(a))
     options = {"strideW": a.stride_w, "strideH": a.stride_h, "fusedActivationFunction": activation(t), "padding": how}
     if a.form_has("dilation_w"):
@@ -293,9 +303,9 @@ def transposed_convolution(t: Task) -> None:
             shape[1:3] = [products_extent(a, axis) for axis in "hw"]
             out = t.temporary(out.value, shape=tuple(int(n) for n in shape))
     if w.constant:
-        t.require_room((*sizes(out)[1:3], a.filter_h, a.filter_w), POINTER, TAPS)
+        t.room.require((*sizes(out)[1:3], a.filter_h, a.filter_w), POINTER, TAPS)
     else:
-        t.require_room((*sizes(w.x)[1:3], *sizes(w.weights)[:3]), ACCUMULATOR, TAPS)
+        t.room.require((*sizes(w.x)[1:3], *sizes(w.weights)[:3]), ACCUMULATOR, TAPS)
     options = {"strideW": a.stride_w, "strideH": a.stride_h, "fusedActivationFunction": activation(t), "padding": how}
     t.emit("TRANSPOSE_CONV", [t.constant(shape), w.weights, w.x, w.bias], out, "TransposeConv", **options)
     if out is not w.out:
@@ -320,7 +330,7 @@ def fits(a: Bound, how: int, axis: str, shape: Array) -> bool:
 @entry("FULLY_CONNECTED", exact=True)
 def fully_connected(t: Task) -> None:
     """Treat the input as rows of `input_size` elements, whatever its rank."""
-    w = weighted(t, "weights")
+    w = weighted(t)
     how = {"fusedActivationFunction": activation(t), "asymmetricQuantizeInputs": True}  # as converters write it
     t.emit(t.name, [w.x, w.weights, w.bias], w.out, "FullyConnected", **how)
 
@@ -335,15 +345,15 @@ def batch_matmul(t: Task) -> None:
     a, (x, y) = t.a, (t.a.x, t.a.y)
     factors, out = [t.x("x"), t.x("y")], t.out
     if a.T == Q8S:
-        ratio = t.product(x.scale, y.scale) / a.out.scale
-        t.require_scale(x.scale * y.scale, a.out)
+        ratio = product_of_scales(x.scale, y.scale) / a.out.scale
+        require_scale(x.scale * y.scale, a.out)
         inner = x.known[-2 if a.adj_x else -1]
         longest = inner * reach(x) * reach(y)
         fits = longest <= sums.capacity(ratio)
         t.require(fits, f"a product of scale {x.scale * y.scale:g} may exceed 32 bits, must fit for LiteRT")
         own = y.zero_point != 0 and not t.exact
         if own and longest <= sums.EXACT and has_many_ties([x.scale * y.scale], a.out.scale):
-            factors, out = [t.dequantised(each) for each in factors], t.dequantised_out(out)
+            factors, out = [quant.dequantised(t, each) for each in factors], quant.dequantised_out(t, out)
     t.graph.keep_transposed(*factors)
     t.emit(t.name, factors, out, "BatchMatMul", adjX=t.a.adj_x, adjY=t.a.adj_y)
 
@@ -476,7 +486,7 @@ def l2_normalisation(t: Task) -> None:
     if t.a.T in QUANTS:
         x, out = axis_last(t)
         if None not in x.value.dims:
-            t.require_sum(x.value.known[-1], reach(x.value) ** 2)
+            require_sum(x.value.known[-1], reach(x.value) ** 2)
         t.emit(t.name, [x], out, "L2Norm")
         return
     x, axis, limits = t.x("input"), t.constant([t.a.axis % t.a.input.rank]), np.finfo(np.float32)
@@ -500,9 +510,9 @@ def instance_normalisation(t: Task) -> None:
 
     Numbers whose squares overflow are scaled down first.
     """
-    a, x = t.a, t.image("input")
+    a, x = t.a, image(t, "input")
     t.require(a.epsilon >= LEAST_EPSILON, f"epsilon is {a.epsilon:g}, must be at least {LEAST_EPSILON:g} for float32")
-    axes, out = t.constant([1, 2]), t.image_out()
+    axes, out = t.constant([1, 2]), image_out(t)
     greatest, scale, over, mean, rest, variance, share, least, some, bounded, factor, gain = (
         t.along(x.value, (1, 2)) for _ in range(12)
     )
@@ -538,9 +548,9 @@ def resize(t: Task) -> None:
 
     Quantised means use real values, because LiteRT's and XNNPACK's own kernels round them to one side.
     """
-    a, out, x = t.a, t.image_out(), t.image("input")
+    a, out, x = t.a, image_out(t), image(t, "input")
     if t.name == "RESIZE_BILINEAR":
-        x, out = t.dequantised(x), t.dequantised_out(out)
+        x, out = quant.dequantised(t, x), quant.dequantised_out(t, out)
     options = {"alignCorners": a.align_corners, "halfPixelCenters": a.half_pixel_centers}
     kind = "ResizeBilinear" if t.name == "RESIZE_BILINEAR" else "ResizeNearestNeighbor"
     t.emit(

@@ -143,9 +143,8 @@ def lstm(t: Task) -> None:
     t.require(t.leaves(0), "the scratch output is read within the model, but its contents are undefined")
     t.emit("LSTM", lstm_inputs(t, t.x("input")), t.output(3), "LSTM", **settings(t))
     units = size(t.a, "units")
-    t.undefined(
-        0, (size(t.a, "batch"), None if units is None else scratch_size(t.a, t.maybe("input_to_input") is not None))
-    )
+    width = None if units is None else scratch_size(t.a, t.maybe("input_to_input") is not None)
+    t.graph.undefined(t.operation.outputs[0], (size(t.a, "batch"), width))
 
 
 def lstm_kernel(t: Task, x: EngineTensor, y: EngineTensor, way: str = "", crossed: bool = False) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from nnhal.drivers.kit.sums import Stage, padding_correction, stages, summed
-from nnhal.drivers.litert.common import pad
+from nnhal.drivers.litert import quantisation as quant
+from nnhal.drivers.litert.common import out_of_rank, pad
 from nnhal.drivers.litert.elementwise import missing, without_nan
 from nnhal.drivers.litert.graph import FLOATS, QUANTS, EngineTensor
+from nnhal.drivers.litert.limits import require_sum
 from nnhal.drivers.litert.task import Task, entry
 from nnhal.ops.schema import B8, I32, Q8
 
@@ -29,15 +31,15 @@ def reduce(t: Task) -> None:
     x, axes, keep = t.x("input"), t.array("axes"), bool(t.a.keep_dims)
     rank = x.value.rank
     along = {int(axis) % rank for axis in axes}
-    out, over = t.out_of_rank(rank if keep else rank - len(along)), t.constant(axes)
+    out, over = out_of_rank(t, rank if keep else rank - len(along)), t.constant(axes)
     if t.name == "MEAN" and t.a.T in QUANTS and None not in x.value.dims:
         count = math.prod(x.value.known[axis] for axis in along)
-        t.require_sum(count)
+        require_sum(count)
         if count % 2 == 0 and not t.exact:
-            add_up(t, "MEAN", t.dequantised(x), sorted(along), t.dequantised_out(out), keep=keep)
+            add_up(t, "MEAN", quant.dequantised(t, x), sorted(along), quant.dequantised_out(t, out), keep=keep)
             return
         if count > IN_16_BITS:
-            x, out = t.recast(x, Q8), t.recast_out(out, Q8)
+            x, out = quant.recast(t, x, Q8), quant.recast_out(t, out, Q8)
     if t.a.T in FLOATS and t.name in ("MEAN", "REDUCE_SUM"):
         add_up(t, KINDS.get(t.name, t.name), x, sorted(along), out, keep=keep)
         return
@@ -87,5 +89,5 @@ def arg_extreme(t: Task) -> None:
     kind, x = KINDS[t.name], t.x("input")
     if t.a.T in FLOATS:
         x = without_nan(t, x, -np.inf if t.name == "ARGMAX" else np.inf)
-    out = t.out_of_rank(t.a.input.rank - 1)
+    out = out_of_rank(t, t.a.input.rank - 1)
     t.emit(kind, [x, t.constant([t.a.axis])], out, kind.title().replace("_", ""), outputType=INT32)

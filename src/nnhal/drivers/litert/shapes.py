@@ -5,9 +5,12 @@ import math
 import numpy as np
 
 from nnhal.base.codes import LshProjection, MirrorPad
+from nnhal.drivers.litert import quantisation as quant
+from nnhal.drivers.litert.common import image, image_out, out_of_rank
 from nnhal.drivers.litert.elementwise import without_nan
 from nnhal.drivers.litert.graph import FLOATS, QUANTS
-from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry
+from nnhal.drivers.litert.limits import BEYOND_XNNPACK
+from nnhal.drivers.litert.task import Task, entry
 from nnhal.ops.common import axis_of
 from nnhal.ops.schema import B8, F16, I32
 from nnhal.ops.slice import strided
@@ -15,11 +18,20 @@ from nnhal.ops.slice import strided
 NUMBERS = FLOATS | QUANTS | {I32}
 
 
+def require_shape_of_input(t: Task, name: str) -> None:
+    """Refuse an output whose shape is open because an argument is computed.
+
+    A shape that follows from the input is known later.
+    """
+    if None in t.out.value.dims:
+        t.array(name)
+
+
 @entry("RESHAPE", "SQUEEZE", "EXPAND_DIMS", types=NUMBERS, exact=True)
 def reshape(t: Task) -> None:
     """Reshape to the output's shape."""
     if t.name == "RESHAPE":
-        t.require_shape_of_input("shape")
+        require_shape_of_input(t, "shape")
     t.reshape(t.x("input"), t.out)
 
 
@@ -36,7 +48,7 @@ def concatenation(t: Task) -> None:
 
     LiteRT's signed kernel needs one scale, and its unsigned one rounds differently.
     """
-    inputs = [t.requantised(x, t.out.value) for x in t.many("parts")]
+    inputs = [quant.requantised(t, x, t.out.value) for x in t.many("parts")]
     t.emit(t.name, inputs, t.out, "Concatenation", axis=axis_of(t.a, "axis", t.out.value.rank))
 
 
@@ -79,7 +91,7 @@ def mirror_pad(t: Task) -> None:
 @entry("SLICE", types=NUMBERS, exact=True)
 def slice_(t: Task) -> None:
     """Take a contiguous slice."""
-    t.require_shape_of_input("size")
+    require_shape_of_input(t, "size")
     t.slice(t.x("input"), t.array("begin").tolist(), t.out)
 
 
@@ -100,7 +112,7 @@ def strided_slice(t: Task) -> None:
     bounds = [t.constant(numbers) for numbers in (begin, end, steps)]
     masks = {"beginMask": open_begin, "endMask": open_end, "shrinkAxisMask": a.shrink_mask}
     left = rank - (a.shrink_mask & (1 << rank) - 1).bit_count()
-    t.emit(t.name, [t.x("input"), *bounds], t.out_of_rank(left), "StridedSlice", **masks)
+    t.emit(t.name, [t.x("input"), *bounds], out_of_rank(t, left), "StridedSlice", **masks)
 
 
 @entry("GATHER", types=NUMBERS, exact=True)
@@ -119,7 +131,7 @@ def tile(t: Task) -> None:
 def depth_and_space(t: Task) -> None:
     """Move blocks of pictures."""
     kind = "DepthToSpace" if t.name == "DEPTH_TO_SPACE" else "SpaceToDepth"
-    t.emit(t.name, [t.image("input")], t.image_out(), kind, blockSize=t.a.block)
+    t.emit(t.name, [image(t, "input")], image_out(t), kind, blockSize=t.a.block)
 
 
 @entry("REVERSE", types=NUMBERS, exact=True)
@@ -150,14 +162,14 @@ def top(t: Task) -> None:
 def space_to_batch(t: Task) -> None:
     """Pad with real zeros."""
     sizes = [t.constant(t.array(name)) for name in ("blocks", "paddings")]
-    t.emit(t.name, [t.image("input"), *sizes], t.image_out())
+    t.emit(t.name, [image(t, "input"), *sizes], image_out(t))
 
 
 @entry("BATCH_TO_SPACE_ND", exact=True)
 def batch_to_space(t: Task) -> None:
     """Crop nothing, as NNAPI does; TFLite could."""
     sizes = t.constant(t.array("blocks")), t.constant([[0, 0], [0, 0]])
-    t.emit(t.name, [t.image("input"), *sizes], t.image_out())
+    t.emit(t.name, [image(t, "input"), *sizes], image_out(t))
 
 
 @entry("CHANNEL_SHUFFLE", exact=True)

@@ -9,7 +9,15 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import MOST_DIMENSIONS, OperationWriter
+from nnhal.frontends.common.writing import (
+    MOST_DIMENSIONS,
+    OperationWriter,
+    broadcast_shapes,
+    check_count,
+    copied,
+    nonzero_mask,
+    ones,
+)
 from nnhal.ops.schema import B8, I32
 
 NOWHERE = -1  # the index of an element that is filled in
@@ -17,10 +25,10 @@ NOWHERE = -1  # the index of an element that is filled in
 
 def moved(t: OperationWriter, terms: Sequence[Term], places: Array, fill: Any = 0) -> Term:
     """Return the elements of the concatenated terms at `places`; `fill` at NOWHERE."""
-    t.check_count(places.size)
+    check_count(places.size)
     t.require(places.size, "has no elements")
     if terms[0].value.type == B8:
-        return t.nonzero_mask(moved(t, [t.ones(term) for term in terms], places, int(fill)))
+        return nonzero_mask(t, moved(t, [ones(t, term) for term in terms], places, int(fill)))
     shape, start, result = places.shape or (1,), 0, None
     places = places.reshape(shape)
     if (places == NOWHERE).any():
@@ -40,7 +48,7 @@ def moved(t: OperationWriter, terms: Sequence[Term], places: Array, fill: Any = 
 
 def numbered(t: OperationWriter, terms: Sequence[Term]) -> list[Array]:
     """Return the number of each element of some terms, counted through, in their shapes in the file."""
-    t.check_count(sum(math.prod(t.known(term)) for term in terms))
+    check_count(sum(math.prod(t.known(term)) for term in terms))
     start, arrays = 0, []
     for term in terms:
         shape = t.known(term)[: t.rank(term)]
@@ -87,8 +95,10 @@ def broadcast(t: OperationWriter, term: Term, shape: Sequence[int]) -> Term:
     sizes = t.known(term)
     if sizes == tuple(shape):
         return term
-    t.require(t.together(sizes, shape) == tuple(shape), f"a shape of {list(sizes)} must broadcast to {list(shape)}")
-    t.check_count(math.prod(shape))
+    t.require(
+        broadcast_shapes(sizes, shape) == tuple(shape), f"a shape of {list(sizes)} must broadcast to {list(shape)}"
+    )
+    check_count(math.prod(shape))
     places = np.broadcast_to(np.arange(math.prod(sizes)).reshape(sizes), tuple(shape))
     return moved(t, [term], places)
 
@@ -106,7 +116,7 @@ def axis_moved(t: OperationWriter, x: Term, order: Sequence[int]) -> Term:
 def transposed(t: OperationWriter, x: Term, order: Sequence[int]) -> Term:
     """Permute the dimensions of a term; above four, adjacent ones that stay adjacent are merged."""
     if len(order) <= MOST_DIMENSIONS or x.value.type in (I32, B8):
-        return axis_moved(t, x, order) if list(order) != sorted(order) else t.copied(x)
+        return axis_moved(t, x, order) if list(order) != sorted(order) else copied(t, x)
     shape = t.known(x)
     runs = alongside(order, shape)
     inside = sorted(runs)

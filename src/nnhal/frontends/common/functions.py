@@ -12,7 +12,7 @@ import numpy as np
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Value
 from nnhal.frontends.common.terms import Term
-from nnhal.frontends.common.writing import OperationWriter
+from nnhal.frontends.common.writing import OperationWriter, filled
 from nnhal.ops.schema import B8, F32
 
 # exp(z²) erfc(z) = t P(t) with t = 1 / (1 + z / 2) for z >= 0, approximated to a relative error of 1.7e-7; lowest power
@@ -86,7 +86,7 @@ def cosine_of(t: OperationWriter, x: Term) -> Term:
 def sign_of(t: OperationWriter, x: Term) -> Term:
     """Return 1 or -1; for 0 and NaN, their absolute value."""
     r = RealArithmetic(t)
-    one, minus = (t.filled(t.known(x), n, OperandType(x.value.type)) for n in (1, -1))
+    one, minus = (filled(t, t.known(x), n, OperandType(x.value.type)) for n in (1, -1))
     rest = r.choose(r.test("LESS", x, 0), minus, t.make("ABS", x))
     return r.choose(r.test("GREATER", x, 0), one, rest)
 

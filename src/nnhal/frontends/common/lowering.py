@@ -12,7 +12,7 @@ from nnhal.frontends.common.element_moves import broadcast, merged, moved, numbe
 from nnhal.frontends.common.folding import FAILURES, CannotFold
 from nnhal.frontends.common.operators import OperatorFacts
 from nnhal.frontends.common.terms import Term, UnsupportedOperator, WrittenGraph
-from nnhal.frontends.common.writing import MOST_DIMENSIONS, OperationWriter
+from nnhal.frontends.common.writing import MOST_DIMENSIONS, OperationWriter, broadcast_shapes
 
 
 def check_counts(facts: OperatorFacts, inputs: int, outputs: int, place: str) -> None:
@@ -79,7 +79,7 @@ def moved_by(
 
 def flattened(t: OperationWriter, terms: Sequence[Term]) -> tuple[tuple[int, ...], list[Term]]:
     """Return the shape that terms broadcast to, and the terms with as few dimensions as broadcasting requires."""
-    whole = t.together(*map(t.known, terms))
+    whole = broadcast_shapes(*map(t.known, terms))
     shapes = merged([t.known(x) for x in terms], whole)
     if max(map(len, shapes)) > MOST_DIMENSIONS:
         terms = [broadcast(t, x, whole) for x in terms]

@@ -8,7 +8,7 @@ import numpy as np
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import axis_moved
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import INT32_RANGE, OperationWriter
+from nnhal.frontends.common.writing import INT32_RANGE, OperationWriter, check_count, nonzero_mask, ones
 from nnhal.ops.schema import B8, I32
 
 MOST_LOOKED_UP = 1 << 24  # entries of a dimension: a constant holds them all
@@ -21,7 +21,7 @@ def batched(t: OperationWriter, x: Term, indices: Term, axis: int, batches: int)
         shape[:batches] == places[:batches], f"batches are {shape[:batches]} and {places[:batches]}, must be equal"
     )
     t.require(batches <= axis, f"axis is {axis}, must be after the {batches} batch dimensions")
-    t.check_count(max(math.prod(places), math.prod(shape[:batches])))
+    check_count(max(math.prod(places), math.prod(shape[:batches])))
     between, size = shape[batches:axis], shape[axis]
     inner = math.prod(between) * math.prod(shape[axis + 1 :])
     order = [*range(batches), axis, *range(batches, axis), *range(axis + 1, len(shape))]
@@ -95,7 +95,7 @@ def row_numbers(t: OperationWriter, indices: Term, sizes: Sequence[int]) -> Term
 def rows_at(t: OperationWriter, x: Term, rows: Term, places: Sequence[int], depth: int) -> Term:
     """Return rows of a tensor by their flat numbers, in the shape `places`. depth: the dimensions that count rows."""
     shape = t.known(x)
-    bare = t.ones(x) if x.value.type == B8 else x
+    bare = ones(t, x) if x.value.type == B8 else x
     table = t.reshaped(bare, (math.prod(shape[:depth]), math.prod(shape[depth:])))
     found = t.reshaped(t.make("GATHER", table, 0, rows), (*places, *shape[depth:]) or (1,))
-    return t.nonzero_mask(found) if x.value.type == B8 else found
+    return nonzero_mask(t, found) if x.value.type == B8 else found

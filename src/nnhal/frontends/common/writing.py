@@ -148,19 +148,6 @@ class OperationWriter:
         if not condition:
             self.refuse(reason)
 
-    def check_count(self, count: int) -> None:
-        """Refuse to move that many elements individually, before any work is done."""
-        self.require(
-            count <= MOST_PLACES, f"has {count} elements to move individually, must have at most {MOST_PLACES}"
-        )
-
-    def together(self, *shapes: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape that all of these broadcast to."""
-        try:
-            return np.broadcast_shapes(*map(tuple, shapes))
-        except ValueError:
-            raise UnsupportedOperator(f"shapes {', '.join(map(str, map(list, shapes)))} do not broadcast") from None
-
     def integers(self, values: Sequence[int]) -> Term:
         """Return a constant TENSOR_INT32."""
         whole = all(int(n) == n for n in values)
@@ -251,37 +238,54 @@ class OperationWriter:
         ):
             return reshaped_constant(term, sizes)
         if term.value.type == B8:  # NNAPI reshapes numbers only
-            return self._finished(self.nonzero_mask(self.reshaped(self.ones(term), dims)), out)
-        shape = self.integers([-1 if d is None else d for d in dims])
-        like = self.out() if out else replace(term.value, shape=None, data=None, name="")
-        return self._finished(self.run("RESHAPE", term, shape, outs=[like])[0], out)
-
-    def copied(self, term: Term) -> Term:
-        """Return the same elements as a separate term."""
-        if term.value.type == B8:
-            return self.make("LOGICAL_OR", term, term)
-        return self.make("RESHAPE", term, self.integers(self.known(term)))
-
-    def _finished(self, term: Term, out: bool) -> Term:
+            made = nonzero_mask(self, self.reshaped(ones(self, term), dims))
+        else:
+            shape = self.integers([-1 if d is None else d for d in dims])
+            like = self.out() if out else replace(term.value, shape=None, data=None, name="")
+            (made,) = self.run("RESHAPE", term, shape, outs=[like])
         if out:
-            self.result(0, term)
-        return term
-
-    def ones(self, term: Term) -> Term:
-        """Convert booleans to int32 0 and 1."""
-        return self.make("SELECT", term, *[self.filled(self.known(term), n, I32) for n in (1, 0)], like=Value(I32))
-
-    def nonzero_mask(self, term: Term) -> Term:
-        """Return which numbers are not 0."""
-        return self.make("NOT_EQUAL", term, self.scalar(0, term), like=Value(B8))
-
-    def filled(self, shape: Sequence[int], value: float, kind: OperandType) -> Term:
-        """Return a tensor of equal elements."""
-        return self.make("FILL", self.integers(shape or (1,)), number(value, kind), like=Value(kind))
+            self.result(0, made)
+        return made
 
     def scalar(self, value: Any, like: Term) -> Term:
         """Return a constant of one element with the type of an unquantised term."""
         return constant(Value(like.value.type), number_array(value, like.value.type).reshape(1))
+
+
+def check_count(count: int) -> None:
+    """Refuse to move that many elements individually, before any work is done."""
+    if count > MOST_PLACES:
+        raise UnsupportedOperator(f"has {count} elements to move individually, must have at most {MOST_PLACES}")
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape that all of these broadcast to."""
+    try:
+        return np.broadcast_shapes(*map(tuple, shapes))
+    except ValueError:
+        raise UnsupportedOperator(f"shapes {', '.join(map(str, map(list, shapes)))} do not broadcast") from None
+
+
+def copied(t: OperationWriter, term: Term) -> Term:
+    """Return the same elements as a separate term."""
+    if term.value.type == B8:
+        return t.make("LOGICAL_OR", term, term)
+    return t.make("RESHAPE", term, t.integers(t.known(term)))
+
+
+def ones(t: OperationWriter, term: Term) -> Term:
+    """Convert booleans to int32 0 and 1."""
+    return t.make("SELECT", term, *[filled(t, t.known(term), n, I32) for n in (1, 0)], like=Value(I32))
+
+
+def nonzero_mask(t: OperationWriter, term: Term) -> Term:
+    """Return which numbers are not 0."""
+    return t.make("NOT_EQUAL", term, t.scalar(0, term), like=Value(B8))
+
+
+def filled(t: OperationWriter, shape: Sequence[int], value: float, kind: OperandType) -> Term:
+    """Return a tensor of equal elements."""
+    return t.make("FILL", t.integers(shape or (1,)), number(value, kind), like=Value(kind))
 
 
 def number(value: Any, kind: OperandType) -> Term:

@@ -12,7 +12,7 @@ from nnhal.frontends.common.element_moves import joined, moved
 from nnhal.frontends.common.integer_ranges import ANY, hull
 from nnhal.frontends.common.lowering import common_shape, reference
 from nnhal.frontends.common.terms import OpenDimension, Term, UnsupportedOperator, constant
-from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, INT32_RANGE
+from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, INT32_RANGE, check_count
 from nnhal.frontends.onnx.file import OnnxFileGraph
 from nnhal.frontends.onnx.graph import NodeGraph, OperationList
 from nnhal.frontends.onnx.node_order import inner_graphs
@@ -69,7 +69,7 @@ def branch(t: NodeTask) -> None:
     """Replace the node by its branch if the condition is known."""
     known = t.raw(0).data
     if known is not None and known.size == 1 and known.dtype != object:
-        taken = t.inner("then_branch" if bool(known.reshape(-1)[0]) else "else_branch")
+        taken = t.attr.graph("then_branch" if bool(known.reshape(-1)[0]) else "else_branch")
         for number, term in enumerate(inline(t, taken, [])):
             t.same(term, number)
         return
@@ -77,7 +77,7 @@ def branch(t: NodeTask) -> None:
     sizes = t.known(condition)
     t.require(math.prod(sizes) == 1, f"the condition has shape {list(sizes)}, must be one element")
     condition = t.reshaped(condition, (1,))
-    graphs = [inner_graph(t, t.inner(name), []) for name in ("then_branch", "else_branch")]
+    graphs = [inner_graph(t, t.attr.graph(name), []) for name in ("then_branch", "else_branch")]
     counts = {len(graph.outputs) for graph in graphs}
     t.require(
         counts == {len(t.node.outputs)}, f"branches have {sorted(counts)} outputs, must have {len(t.node.outputs)}"
@@ -109,7 +109,7 @@ def bare(value: Value) -> Value:
           becomes="its iterations one after the other if they are few and known; else WHILE")  # fmt: skip
 def loop(t: NodeTask) -> None:
     """Lower a loop: a number of iterations, a condition, and values carried from one iteration to the next."""
-    body = t.inner("body")
+    body = t.attr.graph("body")
     carried = len(t.node.inputs) - 2
     t.require(len(body.inputs) == 2 + carried, f"the body has {len(body.inputs)} inputs, must have {2 + carried}")
     scanned = len(body.outputs) - 1 - carried
@@ -177,7 +177,7 @@ def listed(t: NodeTask, rows: Sequence[Term]) -> Term:
     if rows[0].value.type in (*FLOATS, *ASYMMETRIC):
         return joined(t, rows, 0)
     shape = t.known(rows[0])[1:]
-    t.check_count(len(rows) * math.prod(shape))
+    check_count(len(rows) * math.prod(shape))
     return moved(t, rows, np.arange(len(rows) * math.prod(shape)).reshape(len(rows), *shape))
 
 

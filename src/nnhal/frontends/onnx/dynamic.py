@@ -13,7 +13,7 @@ from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.functions import RealArithmetic, rounded
 from nnhal.frontends.common.terms import PLAIN_SCALE, UNTYPED, Term, constant
-from nnhal.frontends.common.writing import ASYMMETRIC
+from nnhal.frontends.common.writing import ASYMMETRIC, filled
 from nnhal.frontends.onnx.file import OnnxNode
 from nnhal.frontends.onnx.graph import NodeGraph
 from nnhal.frontends.onnx.layers import convolution
@@ -47,7 +47,7 @@ def in_steps(t: NodeTask, x: Term) -> tuple[Term, Term, Term]:
     low = r("MINIMUM", t.reshaped(t.make("REDUCE_MIN", x, every, True), (1,)), 0.0)
     high = r("MAXIMUM", t.reshaped(t.make("REDUCE_MAX", x, every, True), (1,)), 0.0)
     extent = r("SUB", high, low)
-    one = t.filled((1,), 1, F32)
+    one = filled(t, (1,), 1, F32)
     scale = r.choose(r.test("EQUAL", extent, 0.0), one, r("DIV", extent, MOST))  # 1 if all are 0, as in ONNX Runtime
     zero = rounded(t, r("MINIMUM", t.make("NEG", r("DIV", low, scale)), MOST))
     steps = r("MAXIMUM", r("DIV", x, scale), t.make("NEG", zero))

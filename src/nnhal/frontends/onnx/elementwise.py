@@ -18,8 +18,9 @@ from nnhal.frontends.common.functions import plain as combined
 from nnhal.frontends.common.integer_ranges import Span
 from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import FLOATS, number
+from nnhal.frontends.common.writing import FLOATS, broadcast_shapes, check_count, copied, filled, number
 from nnhal.frontends.onnx.file import DTYPES, KINDS
+from nnhal.frontends.onnx.fusion import fuse_activation, fuse_into_weights
 from nnhal.frontends.onnx.graph import TYPES
 from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, operator
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
@@ -81,9 +82,9 @@ def fuse_into_layer(t: NodeTask) -> bool:
         if value is None or t.raw(place).data is not None or (t.name == "Sub" and place):
             continue
         if t.name == "Mul":
-            merged = t.fuse_into_weights(place, value, None)
+            merged = fuse_into_weights(t, place, value, None)
         else:
-            merged = t.fuse_into_weights(place, None, -value if t.name == "Sub" else value)
+            merged = fuse_into_weights(t, place, None, -value if t.name == "Sub" else value)
         if merged is not None:
             t.fresh(merged)
             return True
@@ -126,7 +127,7 @@ def modulo(t: NodeTask) -> None:
     t.require(x.value.type == F32, f"of {x.kind} has no operation in NNAPI")
     rest = floor_remainder(t, t.make("ABS", x), t.make("ABS", y))
     negative = t.make("LESS", x, t.scalar(0, x), like=Value(B8))
-    sizes = t.together(t.known(x), t.known(y))
+    sizes = broadcast_shapes(t.known(x), t.known(y))
     terms = [broadcast(t, each, sizes) for each in (negative, t.make("NEG", rest), rest)]
     if t.attr("fmod", 0):
         t.give("SELECT", *terms, like=x)
@@ -173,11 +174,11 @@ def raised(t: NodeTask) -> None:
 
 def require_integers(t: NodeTask, x: Term, y: Term) -> Term:
     """Return the bases, with 0 for those whose negative power is less than a whole number."""
-    shape = t.together(t.known(x), t.known(y))
+    shape = broadcast_shapes(t.known(x), t.known(y))
     x, y = broadcast(t, x, shape), broadcast(t, y, shape)
     r = RealArithmetic(t)
     small = t.make("LOGICAL_AND", r.test("LESS", y, 0), r.test("GREATER", t.make("ABS", x), 1))
-    return r.choose(small, t.filled(shape, 0, OperandType(I32)), x)
+    return r.choose(small, filled(t, shape, 0, OperandType(I32)), x)
 
 
 @operator("Max", to="MAXIMUM", inputs=(1, None), single=True, fold=many(np.maximum), span=spans.of_all)
@@ -246,14 +247,14 @@ def clipped(t: NodeTask, low: float, high: float) -> None:
     x = floats(t)
     code = RANGES.get((low, high))
     if code is not None:
-        fused = t.fused(0, code)
+        fused = fuse_activation(t, 0, code)
         if fused is None:
             t.give(OPERATIONS[code], x)
         else:
             t.fresh(fused)
         return
     if (low, high) == (0.0, 1.0):
-        t.give("RELU", t.fused(0, Activation.RELU1) or t.make("RELU1", x))
+        t.give("RELU", fuse_activation(t, 0, Activation.RELU1) or t.make("RELU1", x))
         return
     if low > -math.inf:
         x = t.make("MAXIMUM", x, t.scalar(low, x))
@@ -349,7 +350,7 @@ def hard_sigmoid(t: NodeTask) -> None:
 def thresholded(t: NodeTask) -> None:
     """Write x where it exceeds alpha, otherwise 0."""
     x, r = floats(t), RealArithmetic(t)
-    zeros = t.filled(t.known(x), 0, OperandType(x.value.type))
+    zeros = filled(t, t.known(x), 0, OperandType(x.value.type))
     t.result(0, r.choose(r.test("GREATER", x, t.attr("alpha", 1.0)), x, zeros))
 
 
@@ -370,7 +371,7 @@ def where(t: NodeTask) -> None:
     terms = [t.x(place) for place in range(3)]
     kind = terms[1].kind
     if len({term.value.shape for term in terms}) > 1:
-        shape = t.together(*map(t.known, terms))
+        shape = broadcast_shapes(*map(t.known, terms))
         terms = [broadcast(t, term, shape) for term in terms]
     condition, x, y = terms
     if x.value.type == B8:
@@ -425,11 +426,11 @@ def converted(t: NodeTask, x: Term, to: str) -> None:
     if to == x.kind:
         t.same(x)
     elif wanted == kind == I32:
-        t.result(0, t.copied(x), to)
+        t.result(0, copied(t, x), to)
     elif wanted == B8:
         t.give("NOT_EQUAL", numbers(t, x), t.scalar(0, numbers(t, x)), like=Value(B8))
     elif kind == B8 and wanted in (*FLOATS, I32):
-        parts = [t.filled(t.known(x), n, OperandType(wanted)) for n in (1, 0)]
+        parts = [filled(t, t.known(x), n, OperandType(wanted)) for n in (1, 0)]
         t.result(0, t.make("SELECT", x, *parts, like=parts[0]), to)
     elif kind in (Q8, Q8S):
         t.require(
@@ -444,7 +445,7 @@ def converted(t: NodeTask, x: Term, to: str) -> None:
     elif wanted in (Q8, Q8S):
         t.result(0, t.make("QUANTIZE", bytes_as_reals(t, x, wanted), like=Value(wanted, None, 1.0)), to)
     elif wanted == kind:
-        t.result(0, t.copied(x), to)
+        t.result(0, copied(t, x), to)
     else:
         t.result(0, t.make("CAST", x, like=Value(wanted)), to)
 
@@ -453,7 +454,7 @@ def bytes_as_reals(t: NodeTask, x: Term, wanted: OperandType) -> Term:
     """Convert numbers to 8 bits, as floats: the last bits of an integer; of a float, those of its integer part."""
     r = RealArithmetic(t)
     if x.value.type == B8:
-        return r.choose(x, *(t.filled(t.known(x), n, OperandType(F32)) for n in (1, 0)))
+        return r.choose(x, *(filled(t, t.known(x), n, OperandType(F32)) for n in (1, 0)))
     if x.value.type == I32:
         return in_range(t, t.make("CAST", remainder(t, x, 256), like=Value(F32)), wanted)
     whole = t.make("FLOOR", t.make("ABS", x))
@@ -523,7 +524,7 @@ def one_hot(t: NodeTask) -> None:
     axis = t.axis(t.attr("axis", -1), rank + 1)
     shape = t.known(indices)[:rank]
     whole = (*shape[:axis], depth, *shape[axis:])
-    t.check_count(math.prod(whole))
+    check_count(math.prod(whole))
     steps = np.arange(depth, dtype=np.int32).reshape([depth if i == axis else 1 for i in range(rank + 1)])
     expanded = t.reshaped(indices, (*shape[:axis], 1, *shape[axis:]))
     hits = [t.make("EQUAL", expanded, constant(Value(I32), steps - below), like=Value(B8)) for below in (0, depth)]

@@ -12,7 +12,7 @@ from nnhal.frontends.common.folding import FAILURES, require_foldable, taken
 from nnhal.frontends.common.integer_ranges import of_all, of_first
 from nnhal.frontends.common.row_gathers import index_offsets, row_numbers, rows_at
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS
+from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS, check_count, nonzero_mask, ones
 from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, operator
 from nnhal.ops.schema import B8, F16, F32, I32
 
@@ -50,8 +50,8 @@ def gather(t: NodeTask) -> None:
         chosen = constant(Value(I32), numbers.astype(np.int32))
     else:
         chosen = from_begin(t, indices, size)
-    made = t.make("GATHER", t.ones(x) if x.value.type == B8 else x, axis, chosen)
-    made = t.nonzero_mask(made) if x.value.type == B8 else made
+    made = t.make("GATHER", ones(t, x) if x.value.type == B8 else x, axis, chosen)
+    made = nonzero_mask(t, made) if x.value.type == B8 else made
     if indices.scalar:
         dims = [*shape[:axis], *shape[axis + 1 :]]
         t.result(0, t.reshaped(made, dims or [1]), x.kind, scalar=not dims)
@@ -91,7 +91,7 @@ def gather_elements(t: NodeTask) -> None:
     x, indices = t.x(0), t.index(1, "indices")
     shape, places = t.known(x), t.known(indices)
     axis = t.axis(t.attr("axis", 0), t.rank(x))
-    t.check_count(max(math.prod(shape), math.prod(places)))
+    check_count(max(math.prod(shape), math.prod(places)))
     numbered = np.arange(math.prod(shape)).reshape(shape)
     if indices.data is not None:
         try:
@@ -110,9 +110,9 @@ def gather_elements(t: NodeTask) -> None:
     flat = t.reshaped(from_begin(t, indices, shape[axis]), (math.prod(places),))
     rows = index_offsets(t, flat, shape[axis], stride)
     rows = t.make("ADD", rows, constant(Value(I32), starts.reshape(-1).astype(np.int32)), activation=0)
-    bare = t.ones(x) if x.value.type == B8 else x
+    bare = ones(t, x) if x.value.type == B8 else x
     made = t.reshaped(t.make("GATHER", t.reshaped(bare, (math.prod(shape),)), 0, rows), places)
-    t.result(0, t.nonzero_mask(made) if x.value.type == B8 else made, x.kind)
+    t.result(0, nonzero_mask(t, made) if x.value.type == B8 else made, x.kind)
 
 
 def gather_nd_moves(t: NodeTask, x: Array) -> Any:
@@ -151,7 +151,7 @@ def scatter_nd(t: NodeTask) -> None:
     x, indices, updates = t.x(0), t.ints(1, "indices"), t.x(2)
     shape, places = t.known(x), t.known(t.raw(1))
     depth, size = places[-1], math.prod(shape)
-    t.check_count(size + math.prod(t.known(updates)))
+    check_count(size + math.prod(t.known(updates)))
     vectors = np.array(indices, np.int64).reshape(-1, depth)
     vectors = np.where(vectors < 0, vectors + np.array(shape[:depth]), vectors)
     inside = bool(((vectors >= 0) & (vectors < np.array(shape[:depth]))).all())
@@ -166,7 +166,7 @@ def scatter_elements(t: NodeTask) -> None:
     shape, axis = t.known(x), t.axis(t.attr("axis", 0), t.rank(x))
     indices = t.data(1, "indices").astype(np.int64)
     size = math.prod(shape)
-    t.check_count(size + indices.size)
+    check_count(size + indices.size)
     indices = np.where(indices < 0, indices + shape[axis], indices)
     try:
         part = tuple(slice(0, n if i != axis else None) for i, n in enumerate(indices.shape))

@@ -15,6 +15,7 @@ from nnhal.frontends.common.functions import RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, MOST_DIMENSIONS, reshaped_constant
 from nnhal.frontends.onnx.elementwise import floats, in_own_type, single_floats
+from nnhal.frontends.onnx.fusion import fuse_into_weights
 from nnhal.frontends.onnx.movement import filled_around
 from nnhal.frontends.onnx.task import NodeTask, operator
 
@@ -54,7 +55,7 @@ def spatial(t: NodeTask, x: Term) -> tuple[Term, int]:
     """Return a tensor as pictures, and its rank in the file. A row of elements becomes a picture of height 1."""
     rank = t.rank(x)
     t.require(rank in (3, 4), f"of {rank - 2} dimensions has no operation in NNAPI, which supports pictures and rows")
-    return (x if rank == 4 else t.as_pictures(x)), rank
+    return (x if rank == 4 else as_pictures(t, x)), rank
 
 
 def window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int | None]) -> LayerWindow:
@@ -62,14 +63,14 @@ def window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int | None]) -> L
     count = len(kernel)
 
     def per(name: str, default: int) -> list[int]:
-        found = t.attr_ints(name) or [default] * count
+        found = t.attr.ints(name) or [default] * count
         t.require(len(found) == count, f"{name} is {found}, must have {count} numbers")
         return found
 
     stride, dilation = per("strides", 1), per("dilations", 1)
     good = min([*kernel, *stride, *dilation]) >= 1
     t.require(good, f"kernel {list(kernel)}, strides {stride} and dilations {dilation} must be at least 1")
-    given = t.attr_ints("pads") or [0] * 2 * count
+    given = t.attr.ints("pads") or [0] * 2 * count
     t.require(len(given) == 2 * count and min(given) >= 0, f"pads is {given}, must be {2 * count} numbers from 0")
     pads = list(zip(given[:count], given[count:], strict=True))
     mode = t.attr("auto_pad", "NOTSET")
@@ -154,6 +155,25 @@ def dilated_filter(t: NodeTask, data: Array, w: LayerWindow) -> Array:
     return made
 
 
+def as_pictures(t: NodeTask, x: Term) -> Term:
+    """Return rows of elements [n, c, w] as pictures [n, c, 1, w]: the source pictures, if there are any."""
+    found = t.graph.context.pictures.get(id(x))
+    if found is not None and t.graph.operations.produces(found):
+        return found
+    n, c, w = t.shape(x)
+    return t.reshaped(x, (n, c, 1, w))
+
+
+def from_pictures(t: NodeTask, made: Term, rank: int) -> None:
+    """Set the node's output from pictures, as rows if it has 3 dimensions in the file."""
+    if rank == 4:
+        t.result(0, made)
+        return
+    n, c, _, w = t.shape(made)
+    t.result(0, t.reshaped(made, (n, c, w)))
+    t.later.append(lambda: t.graph.context.note_reshaped_term(t.results[0], made))
+
+
 @operator("Conv", inputs=(2, 3), becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, in NCHW; of rows with RESHAPE")
 def convolution(t: NodeTask) -> None:
     """Convolve pictures, or rows."""
@@ -170,7 +190,7 @@ def convolution(t: NodeTask) -> None:
     x, w = narrowed(t, x, w, 0.0)
     more = {"nchw": True, **filter_.more}
     made = t.make(filter_.name, x, filter_.term, bias, **w.padding(), **w.strides(), activation=0, **more)
-    t.from_pictures(made, rank)
+    from_pictures(t, made, rank)
 
 
 @operator("ConvTranspose", inputs=(2, 3), becomes="TRANSPOSE_CONV_2D, in NCHW; in groups one for each")
@@ -209,22 +229,22 @@ def transposed_convolution(t: NodeTask) -> None:
         parts.append(
             t.make("TRANSPOSE_CONV_2D", part, filter_, own, **w.padding(), **w.strides(), activation=0, nchw=True)
         )
-    t.from_pictures(parts[0] if groups == 1 else t.make("CONCATENATION", *parts, 1, like=parts[0]), rank)
+    from_pictures(t, parts[0] if groups == 1 else t.make("CONCATENATION", *parts, 1, like=parts[0]), rank)
 
 
 def transposed_window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int]) -> LayerWindow:
     """Return the window of a transposed convolution: padding is what NNAPI removes from the range of the products."""
     count = len(kernel)
-    stride = t.attr_ints("strides") or [1] * count
-    dilation = t.attr_ints("dilations") or [1] * count
-    extra = t.attr_ints("output_padding") or [0] * count
-    given = t.attr_ints("pads") or [0] * 2 * count
+    stride = t.attr.ints("strides") or [1] * count
+    dilation = t.attr.ints("dilations") or [1] * count
+    extra = t.attr.ints("output_padding") or [0] * count
+    given = t.attr.ints("pads") or [0] * 2 * count
     even = len(stride) == len(dilation) == len(extra) == count and len(given) == 2 * count
     t.require(
         even and min([*stride, *dilation]) >= 1, f"strides {stride}, dilations {dilation}, pads {given} do not fit"
     )
     pads = [(given[n], given[n + count] - extra[n]) for n in range(count)]
-    mode, wanted = t.attr("auto_pad", "NOTSET"), t.attr_ints("output_shape")
+    mode, wanted = t.attr("auto_pad", "NOTSET"), t.attr.ints("output_shape")
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     if mode in ("SAME_UPPER", "SAME_LOWER") or wanted:
         pads, said = [], bool(wanted)
@@ -253,7 +273,7 @@ def pool(t: NodeTask) -> None:
     x = t.x(0) if t.name == "MaxPool" else floats(t)
     t.require(x.value.type in (*FLOATS, *ASYMMETRIC), f"of {x.kind} has no operation in NNAPI")
     x, rank = spatial(t, x)
-    kernel = t.attr_ints("kernel_shape")
+    kernel = t.attr.ints("kernel_shape")
     t.require(len(kernel) == rank - 2, f"kernel_shape is {kernel}, must have {rank - 2} numbers")
     sizes = t.shape(x)[-len(kernel) :]
     w = window(t, kernel, sizes)
@@ -275,7 +295,7 @@ def pool(t: NodeTask) -> None:
     made = t.make(t.facts.to, x, **w.padding(), **w.strides(), **size, activation=0, nchw=True)
     if t.name == "LpPool":
         made = RealArithmetic(t)("MUL", made, math.sqrt(math.prod(kernel)))
-    t.from_pictures(made, rank)
+    from_pictures(t, made, rank)
 
 
 def rounded_up(t: NodeTask, w: LayerWindow, sizes: Sequence[int]) -> LayerWindow:
@@ -325,7 +345,7 @@ def batch_normalisation(t: NodeTask) -> None:
     factor = scale / np.sqrt(variance + t.attr("epsilon", 1e-5))
     shift = bias - mean * factor
     sides = (1, -1, *[1] * (t.rank(x) - 2))[: t.rank(x)]
-    merged = t.fuse_into_weights(0, factor.reshape(sides), shift.reshape(sides))
+    merged = fuse_into_weights(t, 0, factor.reshape(sides), shift.reshape(sides))
     if merged is not None:
         t.fresh(merged)
         return
@@ -425,7 +445,7 @@ def local_response(t: NodeTask) -> None:
 def mean_variance(t: NodeTask) -> None:
     """Normalise over axes."""
     x, r = single_floats(t), RealArithmetic(t)
-    axes = t.integers(t.attr_ints("axes") or [0, 2, 3])
+    axes = t.integers(t.attr.ints("axes") or [0, 2, 3])
     centred = r("SUB", x, t.make("MEAN", x, axes, True))
     deviation = t.make("SQRT", t.make("MEAN", r("MUL", centred, centred), axes, True))
     t.result(0, in_own_type(t, r("DIV", centred, r("ADD", deviation, 1e-9))))

@@ -11,7 +11,14 @@ from nnhal.frontends.common.element_moves import NOWHERE, joined, moved, part_of
 from nnhal.frontends.common.folding import numbers, require_foldable
 from nnhal.frontends.common.integer_ranges import of_all, of_first
 from nnhal.frontends.common.terms import Term, constant, stored
-from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE, MOST_DIMENSIONS
+from nnhal.frontends.common.writing import (
+    ASYMMETRIC,
+    INT32_RANGE,
+    MOST_DIMENSIONS,
+    broadcast_shapes,
+    check_count,
+    copied,
+)
 from nnhal.frontends.onnx.file import DTYPES
 from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, computed, lower_by_places, operator
 from nnhal.ops.schema import B8, F16, F32, I32
@@ -37,7 +44,7 @@ def concat(t: NodeTask) -> None:
     t.require(even, "has inputs with different scales")
     terms = [x for x in terms if 0 not in t.shape(x)] or terms[:1]
     if len(terms) == 1:
-        t.result(0, t.copied(terms[0]) if terms[0].value.data is None else terms[0], kind)
+        t.result(0, copied(t, terms[0]) if terms[0].value.data is None else terms[0], kind)
         return
     t.result(0, joined(t, terms, axis), kind)
 
@@ -153,7 +160,7 @@ def slice_(t: NodeTask) -> None:
         t.known_result(np.zeros([d or 0 for d in left], DTYPES[x.kind]), kind=x.kind)
         return
     if left == list(shape) and all(r is None or r.step == 1 for r in ranges):
-        t.result(0, t.copied(x) if x.value.data is None else x, x.kind)
+        t.result(0, copied(t, x) if x.value.data is None else x, x.kind)
         return
     if x.value.type == B8 or len(shape) > MOST_DIMENSIONS:
         cut = [i for i, r in enumerate(ranges) if r is not None and r != range(shape[i] or 0)]
@@ -199,7 +206,7 @@ def pad(t: NodeTask) -> None:
             x = part_of(t, x, axis, -min(low, 0), left)
             widths[axis] = max(low, 0), max(high, 0)
     if not any(map(sum, widths)):
-        t.result(0, t.copied(x) if x is t.raw(0) and x.value.data is None else x, t.raw(0).kind)
+        t.result(0, copied(t, x) if x is t.raw(0) and x.value.data is None else x, t.raw(0).kind)
         return
     kind = t.raw(0).kind
     if mode == "constant":
@@ -214,7 +221,7 @@ def pad(t: NodeTask) -> None:
     how = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode]
     for axis, pair in enumerate(widths):
         if sum(pair):
-            t.check_count(t.known(x)[axis] + sum(pair))
+            check_count(t.known(x)[axis] + sum(pair))
             places = np.pad(np.arange(t.known(x)[axis]), pair, how)  # type: ignore[call-overload]
             x = t.make("GATHER", x, axis, constant(Value(I32), places.astype(np.int32)))
     t.result(0, x, kind)
@@ -233,7 +240,7 @@ def filled_around(t: NodeTask, x: Term, widths: Sequence[tuple[int, int]], value
     )
     if x.value.type not in (F32, F16, *ASYMMETRIC):
         sizes = t.known(x)
-        t.check_count(math.prod(d + sum(w) for d, w in zip(sizes, widths, strict=True)))
+        check_count(math.prod(d + sum(w) for d, w in zip(sizes, widths, strict=True)))
         places = np.pad(np.arange(math.prod(sizes)).reshape(sizes), widths, constant_values=NOWHERE)
         return moved(t, [x], places, int(value))
     if len(shape) > MOST_DIMENSIONS:
@@ -275,7 +282,7 @@ def tile(t: NodeTask) -> None:
 def repeated(t: NodeTask, x: Term, counts: Sequence[int]) -> Term:
     """Repeat a term along each dimension."""
     if all(n == 1 for n in counts):
-        return t.copied(x) if x.value.data is None else x
+        return copied(t, x) if x.value.data is None else x
     return t.make("TILE", x, t.integers(counts))
 
 
@@ -290,7 +297,7 @@ def expand(t: NodeTask) -> None:
     """Broadcast: repeat along dimensions of 1, in both directions."""
     x, wanted = t.x(0), t.ints(1, "shape")
     sizes = t.known(x)[: t.rank(x)]
-    whole = t.together(sizes, wanted)
+    whole = broadcast_shapes(sizes, wanted)
     full = (1,) * (len(whole) - len(sizes)) + sizes
     t.require(0 not in whole, "has no elements")
     if not whole:
@@ -315,12 +322,12 @@ def range_(_: NodeTask, start: Array, limit: Array, delta: Array) -> Any:
 
 @computed("ConstantOfShape", becomes="a constant, of a shape that is known",
           refused=f"of a shape that is computed at execution {COUNTED}")  # fmt: skip
-def filled(t: NodeTask, shape: Array) -> Any:
+def constant_of_shape(t: NodeTask, shape: Array) -> Any:
     sizes = numbers(shape)
     require_foldable(min(sizes, default=0) >= 0 and math.prod(sizes) <= MOST_FOLDED and len(sizes) <= 8)
     if "value" not in t.node.attributes:
         return np.zeros(sizes, np.float32), "FLOAT"
-    tensor = t.tensor("value")
+    tensor = t.attr.tensor("value")
     value = t.graph.array(tensor)
     require_foldable(value is not None and value.size == 1)
     return np.full(sizes, np.asarray(value).reshape(())), tensor.kind

@@ -8,6 +8,7 @@ import numpy as np
 from nnhal.base.operands import Array, Shape, Value
 from nnhal.frontends.common.element_moves import broadcast, transposed
 from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.writing import broadcast_shapes
 from nnhal.frontends.onnx.elementwise import floats
 from nnhal.frontends.onnx.task import NodeTask, operator
 
@@ -57,7 +58,7 @@ def multiplied(t: NodeTask, x: Term, y: Term, left: Shape, right: Shape) -> Term
     if left[:-2] == right[:-2] and len(left) <= 4:
         return t.make("BATCH_MATMUL", x, y, like=x, adj_x=False, adj_y=False)
     lefts, rights = t.known(x), t.known(y)
-    batch = t.together(lefts[:-2], rights[:-2])
+    batch = broadcast_shapes(lefts[:-2], rights[:-2])
     count = math.prod(batch)
     if math.prod(rights[:-2]) == 1 and math.prod(lefts[:-2]) == count:  # one matrix for all rows
         rows, one = t.reshaped(x, (math.prod(lefts[:-1]), lefts[-1])), t.reshaped(y, rights[-2:])

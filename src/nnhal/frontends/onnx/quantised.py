@@ -325,7 +325,7 @@ def fixed(t: NodeTask, out: WantedQuantParams, x: Term) -> Term:
     axis = t.axis(t.attr("axis", 1 if t.opset < 13 else -1), rank)
     if t.opset < 13 and axis != rank - 1:
         raise UnsupportedOperator
-    return t.run("SOFTMAX", x, 1.0, axis, outs=[out.steps.value()])[0]
+    return t.run(t.facts.to, x, 1.0, axis, outs=[out.steps.value()])[0]
 
 
 @on_stored_values("Concat", inputs=None)
@@ -344,7 +344,7 @@ def averaged(t: NodeTask, out: WantedQuantParams, x: Term) -> Term:
     """Write a mean of pictures, whose result has the same parameters in NNAPI."""
     if quant_params_of(x.value) != out.steps or t.rank(x) != 4:
         raise UnsupportedOperator
-    kernel = list(t.known(x)[2:]) if t.name == "GlobalAveragePool" else t.attr_ints("kernel_shape")
+    kernel = list(t.known(x)[2:]) if t.name == "GlobalAveragePool" else t.attr.ints("kernel_shape")
     w = window(t, kernel, t.shape(x)[2:])
     plain = (
         w.dilation == [1, 1]

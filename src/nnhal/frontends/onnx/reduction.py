@@ -15,7 +15,7 @@ from nnhal.frontends.common.integer_ranges import Span, Spans, of_all, of_indice
 from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.reductions import PAIRWISE, cumulated, grouped, halved
 from nnhal.frontends.common.terms import Term
-from nnhal.frontends.common.writing import MOST_DIMENSIONS
+from nnhal.frontends.common.writing import MOST_DIMENSIONS, check_count, copied, filled
 from nnhal.frontends.onnx.elementwise import in_own_type, single_floats
 from nnhal.frontends.onnx.indexing import reversed_along
 from nnhal.frontends.onnx.shapes import axes_in
@@ -99,7 +99,7 @@ def log_sum_exp(t: NodeTask) -> None:
     x, r = single_floats(t), RealArithmetic(t)
     axes, keep = over(t, x), bool(t.attr("keepdims", 1))
     if not axes:
-        left(t, t.copied(x), x, axes, keep=keep)
+        left(t, copied(t, x), x, axes, keep=keep)
         return
     shape = t.known(x)
     parts, greatest = reduced(t, x, "REDUCE_MAX", axes), float(np.finfo(np.float32).max)
@@ -179,7 +179,7 @@ def cumulative(t: NodeTask) -> None:
     x = t.x(0)
     t.require(x.value.type in (F32, F16, I32), f"of {x.kind} has no operation in NNAPI")
     axis, back = t.axis(t.integer_of(1, "axis"), t.rank(x)), bool(t.attr("reverse", 0))
-    t.check_count(math.prod(t.known(x)))
+    check_count(math.prod(t.known(x)))
     exclusive = bool(t.attr("exclusive", 0))
     made = cumulated(t, x, axis, lambda y, step: shifted(t, y, step, back=back), exclusive=exclusive)
     t.result(0, made, x.kind)
@@ -192,7 +192,7 @@ def shifted(t: NodeTask, x: Term, step: int, *, back: bool) -> Term:
         places = np.full((outer, size + step, inner), NOWHERE)
         places[:, step if not back else 0 :][:, :size] = np.arange(outer * size * inner).reshape(outer, size, inner)
         return moved(t, [x], places[:, step:] if back else places[:, :size])
-    zeros = t.filled((outer, min(step, size), inner), 0, OperandType(x.value.type))
+    zeros = filled(t, (outer, min(step, size), inner), 0, OperandType(x.value.type))
     if step >= size:
         return zeros
     kept = part_of(t, x, 1, step if back else 0, size - step)

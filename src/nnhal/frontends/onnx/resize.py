@@ -8,7 +8,7 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import MOST_DIMENSIONS
+from nnhal.frontends.common.writing import MOST_DIMENSIONS, copied
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import F16, F32, I32
 
@@ -54,7 +54,7 @@ def resize(t: NodeTask) -> None:
     if coordinates(t) == "tf_crop_and_resize":
         t.require(not outside, "reads elements outside of the input, which have an extrapolation value")
     if not grids:
-        t.result(0, t.copied(x), x.kind)
+        t.result(0, copied(t, x), x.kind)
         return
     own = own_operation(t, x, mode, grids, found)
     if own is not None:
@@ -75,7 +75,7 @@ def coordinates(t: NodeTask) -> str:
 def grids_of(t: NodeTask, x: Term) -> list[Grid]:
     """Return the grid of every axis."""
     rank = t.rank(x)
-    axes = [t.axis(n, rank) for n in t.attr_ints("axes")] or list(range(rank))
+    axes = [t.axis(n, rank) for n in t.attr.ints("axes")] or list(range(rank))
     scales_at = 1 if t.opset < 11 or t.name == "Upsample" else 2
     scales = t.floats(scales_at, "scales") if t.given(scales_at) else [float(n) for n in t.attr("scales", ())]
     sizes = t.ints(3, "sizes") if t.given(3) else []

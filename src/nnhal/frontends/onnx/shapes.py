@@ -15,10 +15,22 @@ from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import B8
 
 
+def extents(t: NodeTask, term: Term) -> Array:
+    """Return the shape of a term in the file, as a value."""
+    shape = t.shape(term)[: t.rank(term)]
+    return np.array([OpenDimension(term, n) if size is None else size for n, size in enumerate(shape)], object)
+
+
+def dimensions(t: NodeTask, place: int, what: str) -> list[int | OpenDimension]:
+    """Return the shape that input `place` holds."""
+    known = zip(t.partly(place, what), t.data(place, what).reshape(-1), strict=True)
+    return [n if size is None else size for size, n in known]
+
+
 @operator("Shape", becomes="a constant, as far as the shape is known")
 def shape_of(t: NodeTask) -> None:
     """Return the shape, known at import as far as possible."""
-    shape = t.extents(t.raw(0))[t.attr("start", 0) : t.attr("end", None)]
+    shape = extents(t, t.raw(0))[t.attr("start", 0) : t.attr("end", None)]
     t.known_result(shape if any(isinstance(n, OpenDimension) for n in shape) else shape.astype(np.int64))
 
 
@@ -46,7 +58,7 @@ def reshape(t: NodeTask) -> None:
         t.result(0, t.make("RESHAPE", x, t.index(1, "shape")), x.kind)
         return
     wanted: list[int | OpenDimension] = []
-    for place, n in enumerate(t.dimensions(1, "shape")):
+    for place, n in enumerate(dimensions(t, 1, "shape")):
         if n == 0 and not t.attr("allowzero", 0):
             t.require(
                 place < len(sizes),
@@ -100,7 +112,7 @@ def axes_in(t: NodeTask, place: int = 1) -> list[int] | None:
     """Return the axes: an attribute before version 13, an input from then on; None if unspecified."""
     if t.given(place):
         return t.ints(place, "axes")
-    return t.attr_ints("axes") if "axes" in t.node.attributes else None
+    return t.attr.ints("axes") if "axes" in t.node.attributes else None
 
 
 def squeeze_moves(t: NodeTask, x: Array) -> Any:
@@ -140,7 +152,7 @@ def unsqueeze(t: NodeTask) -> None:
 
 
 def transpose_moves(t: NodeTask, x: Array) -> Any:
-    order = t.attr_ints("perm")
+    order = t.attr.ints("perm")
     return x.transpose(order or None)
 
 
@@ -152,7 +164,7 @@ def transpose(t: NodeTask) -> None:
     """Permute the dimensions, reversed by default."""
     x = t.x(0)
     rank = t.rank(x)
-    order = t.attr_ints("perm") or list(reversed(range(rank)))
+    order = t.attr.ints("perm") or list(reversed(range(rank)))
     t.require(sorted(order) == list(range(rank)), f"perm is {order}, must be an order of {rank} dimensions")
     t.result(0, transposed(t, x, order) if rank else x, x.kind, scalar=not rank)
 

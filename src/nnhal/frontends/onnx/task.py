@@ -1,31 +1,25 @@
 """The interface of an entry to its node: values, attributes, and methods that write NNAPI operations."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from nnhal.base.codes import Activation
-from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
-from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.integer_ranges import ANY, Span, Spans, span_of
 from nnhal.frontends.common.lowering import flattened, moved_by
 from nnhal.frontends.common.operators import OperatorFacts, OperatorTable
-from nnhal.frontends.common.terms import UNTYPED, EmittedOperation, OpenDimension, Term, UnsupportedOperator, constant
-from nnhal.frontends.common.writing import ASYMMETRIC, OperationWriter, reshaped_constant
-from nnhal.frontends.onnx.file import AttributeReference, OnnxFileGraph, OnnxNode, OnnxTensor
+from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator, constant
+from nnhal.frontends.common.writing import ASYMMETRIC, OperationWriter, copied, reshaped_constant
+from nnhal.frontends.onnx.attributes import NodeAttributes
+from nnhal.frontends.onnx.file import OnnxNode
 from nnhal.frontends.onnx.graph import KIND_OF, TYPES, NodeGraph
-from nnhal.ops import OPS
-from nnhal.ops.schema import F32, I32, bind
+from nnhal.ops.schema import I32
 
-FUSABLE = ("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "FULLY_CONNECTED", "ADD", "SUB", "MUL", "DIV",
-           "TRANSPOSE_CONV_2D", "AVERAGE_POOL_2D", "MAX_POOL_2D")  # fmt: skip
 MOST_FOLDED = 1 << 20  # elements of a result at import that may be larger than its inputs
 KINDS: dict[str, Span] = {"BOOL": (0, 1), "UINT8": (0, 255), "INT8": (-128, 127)}  # ranges of narrow integers
-WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "FULLY_CONNECTED")
 
 
 class NodeFacts(OperatorFacts, frozen=True):
@@ -54,7 +48,10 @@ UNKNOWN = NodeFacts(None, (0, None), (0, None))
 
 
 class NodeTask(OperationWriter):
-    """One node to lower. The graph is unchanged before `commit`. eight: whether it uses stored 8-bit values."""
+    """One node to lower. The graph is unchanged before `commit`.
+
+    attr: its attributes. eight: whether it uses stored 8-bit values.
+    """
 
     eight = False
 
@@ -62,52 +59,16 @@ class NodeTask(OperationWriter):
         super().__init__(graph.file.budget, node.label)
         self.graph, self.node, self.opset = graph, node, opset
         self.name = f"{node.domain}.{node.op}" if node.domain else node.op
+        self.attr = NodeAttributes(node.attributes)
         self.facts = OPERATORS.get(self.name, UNKNOWN)
         self.results: dict[int, Term] = {}
         self.later: list[Callable[[], None]] = []
         self.own: list[Term] = []  # results that belong to this node only
         self._steps = self._common_steps()
 
-    # ------------------------------------------------------------------------------------------------------ attributes
-
-    def attr(self, name: str, default: Any = None) -> Any:
-        """Return an attribute: a number, a string, a tuple of them, a tensor or a graph, of the default's type."""
-        value = self.node.attributes.get(name)
-        if value is None:
-            return default
-        if isinstance(value, AttributeReference):
-            self.refuse(f"attribute {name} refers to an attribute of the function, which is not set")
-        wanted = type(default)
-        if wanted is float and isinstance(value, int):
-            value = float(value)
-        ok = default is None or isinstance(value, wanted)
-        self.require(ok, f"attribute {name} is {short(repr(value))}, must be {wanted.__name__}")
-        return value
-
-    def attr_ints(self, name: str) -> list[int]:
-        """Return an attribute of integers; empty if it is not set."""
-        value = self.attr(name, ())
-        whole = all(isinstance(n, int) for n in value)
-        self.require(whole, f"attribute {name} is {short(repr(value))}, must be integers")
-        return list(value)
-
     def listed(self, place: int, name: str) -> list[int]:
         """Return integers: input `place`, or an attribute in older versions; empty if neither is given."""
-        return self.ints(place, name) if self.given(place) else self.attr_ints(name)
-
-    def inner(self, name: str) -> OnnxFileGraph:
-        """Return an attribute that is a graph."""
-        value = self.node.attributes.get(name)
-        if not isinstance(value, OnnxFileGraph):
-            self.refuse(f"attribute {name} is not a graph, must be one")
-        return value
-
-    def tensor(self, name: str) -> OnnxTensor:
-        """Return an attribute that is a tensor."""
-        value = self.node.attributes.get(name)
-        if not isinstance(value, OnnxTensor):
-            self.refuse(f"attribute {name} is not a tensor, must be one")
-        return value
+        return self.ints(place, name) if self.given(place) else self.attr.ints(name)
 
     # ----------------------------------------------------------------------------------------------------------- inputs
 
@@ -163,16 +124,6 @@ class NodeTask(OperationWriter):
             return term
         return self.graph.context.stored.get(id(term))
 
-    def extents(self, term: Term) -> Array:
-        """Return the shape of a term in the file, as a value."""
-        shape = self.shape(term)[: self.rank(term)]
-        return np.array([OpenDimension(term, n) if size is None else size for n, size in enumerate(shape)], object)
-
-    def dimensions(self, place: int, what: str) -> list[int | OpenDimension]:
-        """Return the shape that input `place` holds."""
-        known = zip(self.partly(place, what), self.data(place, what).reshape(-1), strict=True)
-        return [n if size is None else size for size, n in known]
-
     def integer_of(self, place: int, what: str) -> int:
         """Return a constant integer of any number type."""
         value = self.number(place, what)
@@ -201,12 +152,6 @@ class NodeTask(OperationWriter):
             context.kept.append(source)
         made: Term = context.derived[key]
         return made
-
-    def alone(self, place: int) -> bool:
-        """Whether only this node reads input `place`, which a node of this graph produces."""
-        name, graph = self.node.inputs[place], self.graph
-        aliased = id(graph.terms.get(name)) in graph.context.aliased
-        return graph.uses[name] == 1 and name in graph.written and not aliased
 
     # ---------------------------------------------------------------------------------------------------------- outputs
 
@@ -245,7 +190,7 @@ class NodeTask(OperationWriter):
     def _view(self, term: Term) -> Term:
         """Return the same constant, or a copy of a computed value, as a separate term."""
         if term.value.data is None:
-            return self.copied(term)
+            return copied(self, term)
         return Term(term.value, term.kind, term.data, term.blob, term.scalar, term.span, made=term.made)
 
     def same(self, term: Term, number: int = 0) -> None:
@@ -308,113 +253,6 @@ class NodeTask(OperationWriter):
         spans = [term.span or KINDS.get(term.kind, ANY) for term in terms if term.kind in ("INT64", "INT32", *KINDS)]
         shape = terms[0].value.shape if terms else None
         return span_of(self.facts.span, result, terms, Spans(spans, shape, number), ANY)
-
-    # ------------------------------------------------------------------------------------------------- rows as pictures
-
-    def as_pictures(self, x: Term) -> Term:
-        """Return rows of elements [n, c, w] as pictures [n, c, 1, w]: the source pictures, if there are any."""
-        found = self.graph.context.pictures.get(id(x))
-        if found is not None and self.graph.operations.produces(found):
-            return found
-        n, c, w = self.shape(x)
-        return self.reshaped(x, (n, c, 1, w))
-
-    def from_pictures(self, made: Term, rank: int) -> None:
-        """Set the node's output from pictures, as rows if it has 3 dimensions in the file."""
-        if rank == 4:
-            self.result(0, made)
-            return
-        n, c, _, w = self.shape(made)
-        self.result(0, self.reshaped(made, (n, c, w)))
-        self.later.append(lambda: self.graph.context.note_reshaped_term(self.results[0], made))
-
-    # --------------------------------------------------------------------------------------------- the operation before
-
-    def before(self, place: int) -> int | None:
-        """Return the number of a nearby operation that produces input `place` for this node only; otherwise None."""
-        term, operations = self.raw(place), self.graph.operations
-        if not self.alone(place):
-            return None
-        for n in range(len(operations) - 1, max(-1, len(operations) - NEAR), -1):
-            if operations[n].outputs == (term,):
-                return n
-        return None
-
-    def fused(self, place: int, code: Activation) -> Term | None:
-        """Return input `place` with an activation fused into its operation, None if that is impossible."""
-        n = self.before(place)
-        made = None if n is None else self.graph.operations[n]
-        if n is None or made is None or made.type not in FUSABLE or self.raw(place).value.type != F32:
-            return None
-        again = with_argument(made, "activation", code)
-        if again is None:
-            return None
-        self.graph.operations.change(n, again)
-        return again.outputs[0]
-
-    def fuse_into_weights(self, place: int, factor: Array | None, shift: Array | None) -> Term | None:
-        """Fuse a factor and a shift for each channel of input `place` into the weights of its layer.
-
-        Returns None if it is not produced by a layer with constant weights and without activation.
-        """
-        n, operations = self.before(place), self.graph.operations
-        last = n
-        if n and operations[n].type == "RESHAPE" and operations[n - 1].outputs == (operations[n].inputs[0],):
-            n -= 1
-            if operations[n].type != "FULLY_CONNECTED":
-                return None
-        made = None if n is None else operations[n]
-        if n is None or last is None or made is None or made.type not in WEIGHTED or self.raw(place).value.type != F32:
-            return None
-        weights, bias = made.inputs[1], made.inputs[2]
-        if not (isinstance(weights, Term) and isinstance(bias, Term)) or weights.data is None or bias.data is None:
-            return None
-        if int(made.bound.activation) != Activation.NONE:
-            return None
-        rank, units = len(self.shape(self.raw(place))), bias.data.size
-        sides = (1,) * (rank - 1) + (units,) if made.type == "FULLY_CONNECTED" else (1, units, 1, 1)
-        inputs, values = list(made.inputs), np.asarray(bias.value.data, np.float64)
-        for value in (factor, shift):
-            if value is not None and (1,) * (rank - value.ndim) + value.shape != sides:
-                return None
-        if factor is not None:
-            flat = factor.reshape(-1).astype(np.float64)
-            shape = [1] * np.asarray(weights.value.data).ndim
-            shape[3 if made.type == "DEPTHWISE_CONV_2D" else 0] = -1
-            values = values * flat
-            scaled = (np.asarray(weights.value.data) * flat.reshape(shape)).astype(np.float32)
-            self.budget.spend(Cost.MEMORY, scaled.nbytes, self.label)
-            inputs[1] = constant(weights.value, scaled)
-        if shift is not None:
-            values = values + shift.reshape(-1)
-        inputs[2] = constant(bias.value, values.astype(np.float32))
-        operations.change(n, with_inputs(made, inputs))
-        if last != n:
-            reshaped = operations[last]
-            operations.change(last, with_inputs(reshaped, [operations[n].outputs[0], *reshaped.inputs[1:]]))
-        return operations[last].outputs[0]
-
-
-NEAR = 9  # operations that are searched for the source of an input
-
-
-def with_argument(made: EmittedOperation, name: str, value: int) -> EmittedOperation | None:
-    """Return an operation with another value of an argument, if that is 0 so far."""
-    places = [start for argument, start, _ in made.bound.form.slots(len(made.inputs)) if argument.name == name]
-    given = made.inputs[places[0]] if places else None
-    if not isinstance(given, Term) or given.value.data is None or int(given.value.data) != 0:
-        return None
-    inputs = list(made.inputs)
-    inputs[places[0]] = Term(replace(given.value, data=np.asarray(int(value), np.int32)))
-    return with_inputs(made, inputs)
-
-
-def with_inputs(made: EmittedOperation, inputs: Sequence[Term | int]) -> EmittedOperation:
-    """Return an operation with other inputs and new outputs."""
-    values = [each.value if isinstance(each, Term) else None for each in inputs]
-    bound = bind(OPS[made.type], values, [replace(out.value, shape=None) for out in made.outputs], made.type)
-    outputs = tuple(Term(out.value, out.kind, scalar=out.scalar) for out in made.outputs)
-    return made._replace(inputs=tuple(inputs), outputs=outputs, bound=bound)
 
 
 class FlatNode(NodeTask):

@@ -14,9 +14,11 @@ from nnhal.base.errors import BadFile, DriverFailed, InvalidModel, error_text
 from nnhal.base.operands import Value
 from nnhal.base.stacks import is_driver_code, store_stack
 from nnhal.frontends.common.terms import Term, UnsupportedOperator, constant
+from nnhal.frontends.common.writing import filled
 from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.layers import bias_of, four, weights_of
 from nnhal.frontends.tflite.task import OperatorTask, TfliteFacts, operator
+from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F32, I32
 
 CUSTOM = "custom operation "
@@ -25,7 +27,6 @@ DAMAGE = (struct.error, IndexError, KeyError, ValueError, TypeError, AttributeEr
 GREATEST = float(np.finfo(np.float32).max)
 MOST_BYTES, MOST_OPTIONS = 1 << 16, 64
 LEAST = np.float32(1e-37)  # replaces a score of 0, if those count too
-NEVER_NEGATIVE = frozenset(("LOGISTIC", "SOFTMAX", "RELU", "RELU6", "ABS", "EXP"))
 MOVES = frozenset(("RESHAPE", "CONCATENATION", "TRANSPOSE", "SLICE"))
 MEDIAPIPE = frozenset((
     "Landmarks2TransformMatrix", "MaxPoolingWithArgmax2D", "MaxUnpooling2D", "Resampler", "TransformLandmarks",
@@ -176,7 +177,7 @@ def detections(t: OperatorTask) -> None:
         scores = t.make("PAD", scores, t.reshaped(before, (3, 2)))
     if threshold <= 0:
         least, zero = (constant(Value(F32), np.array([[[n]]], np.float32)) for n in (LEAST, 0))
-        zeros = t.filled(t.known(scores), float(LEAST), F32)
+        zeros = filled(t, t.known(scores), float(LEAST), F32)
         scores = t.make("SELECT", t.make("EQUAL", scores, zero, like=Value(B8)), zeros, scores, like=least)
     else:
         threshold = np.nextafter(threshold, np.float32(-1))
@@ -224,7 +225,7 @@ def never_negative(t: OperatorTask, term: Term) -> bool:
             least = 0
             left += [x for x in made.inputs if isinstance(x, Term) and x.value.type == each.value.type]
         else:
-            least = 0 if made.type in NEVER_NEGATIVE else -1
+            least = 0 if OPS[made.type].nonnegative else -1
         if least < 0:
             return False
     return True

@@ -14,7 +14,7 @@ from nnhal.frontends.common.folding import elementwise, exact, numbers, quotient
 from nnhal.frontends.common.functions import floor_remainder, modulo, power, truncated_quotient
 from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.terms import PLAIN_SCALE, UNTYPED, Term, constant, stored
-from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, number
+from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, broadcast_shapes, filled, number
 from nnhal.frontends.tflite.file import DTYPES, Options
 from nnhal.frontends.tflite.task import FUSED, MOST_FOLDED, OperatorTask, operator
 from nnhal.ops.schema import B8, F32, I32, Q8, Q8S
@@ -244,7 +244,7 @@ def cast(t: OperatorTask) -> None:
         t.give("NOT_EQUAL", x, t.scalar(0, x))
     elif kind == B8 and to in (*FLOATS, I32):
         shape = t.known(x)
-        t.give("SELECT", x, *[t.filled(shape, n, OperandType(to)) for n in (1, 0)])
+        t.give("SELECT", x, *[filled(t, shape, n, OperandType(to)) for n in (1, 0)])
     elif kind == Q8S and to in FLOATS and plain:
         t.give("DEQUANTIZE", x)
     elif kind == I32 and to == Q8 and not (x.span and 0 <= x.span[0] <= x.span[1] <= 255):
@@ -306,7 +306,7 @@ def select(t: OperatorTask) -> None:
         if t.name == "SELECT" and len(sizes[0]) == 1 < len(sizes[1]):  # selects slices of the first dimension
             sizes[0] = (*sizes[0], *[1] * (len(sizes[1]) - 1))
             terms[0] = t.reshaped(terms[0], sizes[0])
-        shape = t.together(*sizes)
+        shape = broadcast_shapes(*sizes)
         terms = [broadcast(t, term, shape) for term in terms]
     if terms[1].value.type == B8:
         condition, x, y = terms

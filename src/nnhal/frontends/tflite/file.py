@@ -41,7 +41,9 @@ class FileTensor(NamedTuple):
 
 
 class Options(Protocol):
-    """The options of one operator, read on demand."""
+    """The options of one operator, read on demand. kind: their table, such as Conv2DOptions, or "NONE"."""
+
+    kind: str
 
     def read(self, kind: str) -> Any:
         """Return the fields of `kind`, such as Conv2DOptions, by their names: `options.read("PackOptions")("Axis")`."""

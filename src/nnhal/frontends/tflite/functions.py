@@ -23,7 +23,7 @@ from nnhal.frontends.common.functions import (
 from nnhal.frontends.common.functions import plain as combined
 from nnhal.frontends.common.integer_ranges import sign as sign_range
 from nnhal.frontends.common.terms import PLAIN_SCALE, Term, constant
-from nnhal.frontends.common.writing import ASYMMETRIC
+from nnhal.frontends.common.writing import ASYMMETRIC, check_count, filled
 from nnhal.frontends.tflite.elementwise import plain
 from nnhal.frontends.tflite.file import Options
 from nnhal.frontends.tflite.task import MOST_FOLDED, OperatorTask, computed, operator
@@ -166,7 +166,7 @@ def broadcast_args(t: OperatorTask) -> None:
     """Return the shape that two shapes broadcast to: from the back, the other's dimension if one is 1."""
     shapes = [t.index(place, "a shape") for place in (0, 1)]
     most = max(math.prod(t.known(shape)) for shape in shapes)
-    t.check_count(most)
+    check_count(most)
     places = [
         np.concatenate([np.full(most - n, NOWHERE), np.arange(n)]) for n in (math.prod(t.known(s)) for s in shapes)
     ]
@@ -188,10 +188,10 @@ def bucketize(t: OperatorTask) -> None:
         t.require(x.value.type == F32, f"of {x.kind} is not in TFLite")
     size = math.prod(shape)
     t.require(size and bounds.size, "has no elements, or no boundaries")
-    t.check_count(size * bounds.size)
+    check_count(size * bounds.size)
     rows = t.reshaped(x, (size, 1))
     above = t.make("GREATER_EQUAL", rows, constant(Value(x.value.type), bounds.reshape(1, -1)), like=Value(B8))
-    one, none = (t.filled((size, bounds.size), n, F32) for n in (1, 0))
+    one, none = (filled(t, (size, bounds.size), n, F32) for n in (1, 0))
     hits = t.make("SELECT", above, one, none, like=Value(F32))
     count = t.make("CAST", t.make("REDUCE_SUM", hits, t.integers([1]), False), like=Value(I32))
     t.result(0, t.reshaped(count, shape))

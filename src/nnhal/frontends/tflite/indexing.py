@@ -15,6 +15,7 @@ from nnhal.frontends.common.integer_ranges import of_all
 from nnhal.frontends.common.reductions import halved
 from nnhal.frontends.common.row_gathers import added, batched, count_below, index_offsets, row_numbers, rows_at
 from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.writing import check_count, filled, nonzero_mask, ones
 from nnhal.frontends.tflite.file import Options
 from nnhal.frontends.tflite.task import MOST_FOLDED, OperatorTask, operator
 from nnhal.ops.schema import B8, F32, I32
@@ -163,7 +164,7 @@ def combined(t: OperatorTask, kind: str, rows: Term, ids: Term, count: int) -> T
         wide = broadcast(t, t.reshaped(ids, (1, n, 1)), (count, n, inner))
         whole = t.make("EQUAL", wide, constant(Value(I32), places), like=Value(B8))
         choices = broadcast(t, t.reshaped(rows, (1, n, inner)), (count, n, inner))
-    chosen = t.make("SELECT", whole, choices, t.filled((count, n, inner), neutral(kind, type), type), like=choices)
+    chosen = t.make("SELECT", whole, choices, filled(t, (count, n, inner), neutral(kind, type), type), like=choices)
     name, reduction = COMBINED[kind]
     if type == I32:
         return t.reshaped(halved(t, name, chosen), (count, inner))
@@ -230,7 +231,7 @@ def sparse_to_dense(t: OperatorTask) -> None:
     table = t.reshaped(indices, (math.prod(sizes) // rank, rank))
     count = t.known(table)[0]
     values = broadcast(t, values, (count,)) if t.known(values) != (count,) else values
-    ones = t.filled((count,), 1, OperandType(values.value.type))
+    ones = filled(t, (count,), 1, OperandType(values.value.type))
     size = math.prod(shape)
     there = scattered(t, table, ones, shape)
     hits = t.make("NOT_EQUAL", there, t.scalar(0, there), like=Value(B8))
@@ -244,9 +245,9 @@ def update_slice(t: OperatorTask) -> None:
     x, part, starts = t.x(0), t.x(1), t.index(2, "start_indices")
     truth = x.value.type == B8
     if truth:
-        x, part = t.ones(x), t.ones(part)
+        x, part = ones(t, x), ones(t, part)
     shape, sizes, rank = t.known(x), t.known(part), t.rank(x)
-    t.check_count(max(shape, default=0))
+    check_count(max(shape, default=0))
     t.require(
         rank == t.rank(part) and all(0 < n <= m for n, m in zip(sizes, shape, strict=True)),
         f"the update has shape {list(sizes)}, must fit into {list(shape)}",
@@ -266,7 +267,7 @@ def update_slice(t: OperatorTask) -> None:
         t.same(t.x(1))
         return
     result = t.make("SELECT", mask, part, x, like=x)
-    t.result(0, t.nonzero_mask(result) if truth else result)
+    t.result(0, nonzero_mask(t, result) if truth else result)
 
 
 def clamped(t: OperatorTask, term: Term, most: int) -> Term:

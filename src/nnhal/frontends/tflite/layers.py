@@ -9,7 +9,7 @@ from nnhal.base.operands import ChannelQuant, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.element_moves import broadcast
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import ASYMMETRIC, reshaped_constant
+from nnhal.frontends.common.writing import ASYMMETRIC, broadcast_shapes, reshaped_constant
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.task import OperatorTask, operator
 from nnhal.ops.schema import F32, I32, Q8PC
@@ -180,7 +180,7 @@ def batch_matmul(t: OperatorTask) -> None:
         batches = math.prod(left[:-2])
         x, y = t.reshaped(x, (batches, *left[-2:])), t.reshaped(y, (batches, *right[-2:]))
     else:
-        batch = t.together(left[:-2], right[:-2])
+        batch = broadcast_shapes(left[:-2], right[:-2])
         if math.prod(right[:-2]) == 1 and not o("AdjX"):  # one matrix for all rows
             x, y = t.reshaped(x, (math.prod(left[:-1]), left[-1])), t.reshaped(y, right[-2:])
         else:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from nnhal.base.errors import ShapeNeeded, UnsupportedModel
 from nnhal.base.operands import Shape
+from nnhal.base.tflite_schema import fields_of
 from nnhal.frontends.source import Source
 from nnhal.frontends.tflite import chosen
 from nnhal.frontends.tflite.file import OMITTED, FileTensor, Operator
@@ -12,15 +13,6 @@ from nnhal.frontends.tflite.layers import SCHEMES
 from nnhal.frontends.tflite.metadata import metadata_of
 from nnhal.frontends.tflite.task import FUSED
 from nnhal.model.outline import Node, Outline, ShownTensor, attribute_text
-
-LAYERS = {
-    "CONV_2D": "Conv2DOptions",
-    "DEPTHWISE_CONV_2D": "DepthwiseConv2DOptions",
-    "TRANSPOSE_CONV": "TransposeConvOptions",
-    "AVERAGE_POOL_2D": "Pool2DOptions",
-    "MAX_POOL_2D": "Pool2DOptions",
-}
-
 
 OPEN = "a shape that the file leaves open must be given (--shape)"
 
@@ -58,16 +50,17 @@ def _tensor(tensor: FileTensor) -> ShownTensor:
 
 
 def _attributes(operator: Operator) -> str:
-    """Return stride, padding and activation of layers that have them."""
-    if operator.name not in LAYERS:
+    """Return window, stride, padding and activation of layers that move over pictures."""
+    kind = operator.options.kind
+    names, fields = fields_of(kind), operator.options.read(kind)
+    if "StrideH" not in names:
         return ""
-    fields = operator.options.read(LAYERS[operator.name])
     given = {"stride_h": fields("StrideH"), "stride_w": fields("StrideW")}
-    if LAYERS[operator.name] == "Pool2DOptions":
+    if "FilterHeight" in names:
         given |= {"filter_h": fields("FilterHeight"), "filter_w": fields("FilterWidth")}
     words = [attribute_text(given)]
     padding = SCHEMES.get(fields("Padding"))
     words += [padding.name.lower()] if padding else []
-    activation = FUSED.get(fields("FusedActivationFunction"), "") if operator.name != "TRANSPOSE_CONV" else ""
+    activation = FUSED.get(fields("FusedActivationFunction"), "")
     words += [activation.lower()] if activation not in ("", "NONE") else []
     return " ".join(filter(None, words))

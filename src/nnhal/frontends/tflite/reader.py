@@ -45,13 +45,13 @@ class OperatorOptions:
     """The options of one operator in the file."""
 
     def __init__(self, reader: "Reader", place: str, kind: str, at: int) -> None:
-        self._reader, self._place, self._kind, self._at = reader, place, kind, at
+        self._reader, self._place, self.kind, self._at = reader, place, kind, at
 
     def read(self, kind: str) -> "Fields":
         """Return the fields of `kind`, such as Conv2DOptions; the schema's defaults if the operator has no options."""
-        if self._kind not in ("NONE", kind):
-            raise BadFile(f"{self._reader.label}: {self._place}: has {self._kind}, must be {kind}")
-        return Fields(self._reader, f"{self._place} {kind}", kind, self._at if self._kind == kind else 0)
+        if self.kind not in ("NONE", kind):
+            raise BadFile(f"{self._reader.label}: {self._place}: has {self.kind}, must be {kind}")
+        return Fields(self._reader, f"{self._place} {kind}", kind, self._at if self.kind == kind else 0)
 
 
 class Fields:

@@ -15,7 +15,7 @@ from nnhal.frontends.common.integer_ranges import of_all, of_indices, of_sum
 from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.reductions import BOTH, PAIRWISE, cumulated, grouped, halved, unfused
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS
+from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, check_count, filled, ones
 from nnhal.frontends.tflite.file import Options
 from nnhal.frontends.tflite.padding import dilate, pad_edges
 from nnhal.frontends.tflite.task import MOST_FOLDED, OperatorTask, operator
@@ -110,12 +110,12 @@ def cumulative(t: OperatorTask) -> None:
 def shifted(t: OperatorTask, x: Term, step: int, *, back: bool) -> Term:
     """Move the second of three dimensions forward (back) by some places, and fill with zeros."""
     outer, size, inner = t.known(x)
-    t.check_count(outer * size * inner)
+    check_count(outer * size * inner)
     rows = np.arange(size) + (step if back else -step)
     there = (rows >= 0) & (rows < size)
     found = t.make("GATHER", x, 1, constant(Value(I32), np.where(there, rows, 0).astype(np.int32)))
     mask = np.broadcast_to(there[:, None], (outer, size, inner)).copy()
-    zeros = t.filled((outer, size, inner), 0, OperandType(x.value.type))
+    zeros = filled(t, (outer, size, inner), 0, OperandType(x.value.type))
     return t.make("SELECT", constant(Value(B8), mask), found, zeros, like=x)
 
 
@@ -170,7 +170,7 @@ def windows(
     t.require(fits, f"window, strides and dilations are {lists}, must be {whole.ndim} positive numbers each")
     reach = [(size - 1) * apart + 1 for size, apart in zip(shape, dilations, strict=True)]
     t.require(all(n <= size for n, size in zip(reach, whole.shape, strict=True)), "has a window that does not fit")
-    t.check_count(whole.size * math.prod(shape))
+    check_count(whole.size * math.prod(shape))
     seen = np.lib.stride_tricks.sliding_window_view(whole, reach)
     seen = seen[tuple(slice(None, None, n) for n in (*strides, *dilations))]
     return seen.reshape(*seen.shape[: whole.ndim], -1)
@@ -200,7 +200,7 @@ def arg_extreme(t: OperatorTask) -> None:
     """Return the index, whose 64-bit value fits 32 bits."""
     x = t.x(0)
     axis = t.axis(t.integer(1, "axis"), t.rank(x))
-    x = t.ones(x) if x.value.type == B8 else x
+    x = ones(t, x) if x.value.type == B8 else x
     (found,) = t.run(t.facts.to, x, axis, outs=[Value(I32, None)])
     t.same(found)
 

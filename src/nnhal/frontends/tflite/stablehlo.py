@@ -10,6 +10,7 @@ from nnhal.base.operands import Value
 from nnhal.frontends.common.element_moves import axis_moved, broadcast
 from nnhal.frontends.common.functions import truncated_quotient
 from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.writing import check_count
 from nnhal.frontends.tflite.functions import cosine
 from nnhal.frontends.tflite.indexing import COMBINED, combined
 from nnhal.frontends.tflite.task import OperatorTask, operator
@@ -76,7 +77,7 @@ def elements_from(
     whole = np.arange(math.prod(shape)).reshape(shape)
     offsets = whole[tuple(slice(0, n) for n in part)].reshape(1, -1).astype(np.int32)
     count = t.known(starts)[0]
-    t.check_count(count * offsets.size)
+    check_count(count * offsets.size)
     strides = np.array([math.prod(shape[axis + 1 :]) for axis in axes], np.int32).reshape(1, -1)
     moved = t.make("MUL", starts, constant(Value(I32), strides), activation=0)
     total: Term | None = None

@@ -5,6 +5,7 @@ import numpy as np
 from nnhal.base.operands import Value
 from nnhal.frontends.common.functions import TINY, RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.writing import filled, ones
 from nnhal.frontends.tflite.task import OperatorTask, operator
 from nnhal.ops.schema import F32, I32
 
@@ -32,17 +33,17 @@ def suppress(t: OperatorTask) -> None:
     left = t.reshaped(scores, (1, count))
     able = r.test("GREATER", left, least)
     left = r.choose(able, left, out)
-    hits = t.make("SELECT", able, *(t.filled((1, count), n, F32) for n in (1, 0)), like=left)
+    hits = t.make("SELECT", able, *(filled(t, (1, count), n, F32) for n in (1, 0)), like=left)
     most = t.make("REDUCE_SUM", hits, t.integers([1]), True)  # LiteRT selects no more often than there are boxes
     places, values, total = [], [], None
     for row in range(rows):
         (best,) = t.run("ARGMAX", left, 1, outs=[Value(I32, None)])
         top, place = t.make("GATHER", left, 1, best), t.reshaped(best, (1, 1))
         found = t.make("LOGICAL_AND", r.test("GREATER", top, least), r.test("GREATER", most, row))
-        chosen = t.make("SELECT", found, place, t.filled((1, 1), 0, I32), like=place)
+        chosen = t.make("SELECT", found, place, filled(t, (1, 1), 0, I32), like=place)
         places.append(t.make("CAST", chosen, like=Value(F32)))  # because CONCATENATION rejects integers
-        values.append(r.choose(found, top, t.filled((1, 1), 0, F32)))
-        one = t.ones(found)
+        values.append(r.choose(found, top, filled(t, (1, 1), 0, F32)))
+        one = ones(t, found)
         total = one if total is None else t.make("ADD", total, one, activation=0)
         shared = sides.shared(best)
         gone = r.test("GREATER_EQUAL", shared, overlap)  # also the box itself, unless it has no area, as in LiteRT

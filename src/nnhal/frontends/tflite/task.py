@@ -12,7 +12,15 @@ from nnhal.frontends.common.integer_ranges import ANY, EVERY, Span, Spans, span_
 from nnhal.frontends.common.lowering import flattened, moved_by
 from nnhal.frontends.common.operators import Fold, OperatorFacts, OperatorTable
 from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator, constant, stored
-from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE, MOST_DIMENSIONS, OperationWriter
+from nnhal.frontends.common.writing import (
+    ASYMMETRIC,
+    INT32_RANGE,
+    MOST_DIMENSIONS,
+    OperationWriter,
+    copied,
+    nonzero_mask,
+    ones,
+)
 from nnhal.frontends.tflite.file import OMITTED, Operator
 from nnhal.frontends.tflite.graph import ImportGraph
 from nnhal.frontends.tflite.reader import Fields
@@ -107,7 +115,7 @@ class OperatorTask(OperationWriter):
             return term
         scalar = not tensor.shape and not self._says_one()
         if term.scalar != scalar and not any(term is out for made in self.emitted for out in made.outputs):
-            term = self.copied(term)
+            term = copied(self, term)
         term.scalar = scalar
         return term
 
@@ -280,7 +288,7 @@ class NumbersTask(OperatorTask):
     def x(self, place: int) -> Term:
         """Return input `place`, as numbers."""
         term = super().x(place)
-        return self.ones(term) if term.value.type == B8 else term
+        return ones(self, term) if term.value.type == B8 else term
 
     def out(self, number: int = 0) -> Value:
         """Return the type of output `number` before it becomes boolean again."""
@@ -290,7 +298,7 @@ class NumbersTask(OperatorTask):
     def result(self, number: int, term: Term) -> None:
         """Set output `number`, converted to boolean again."""
         truth = self.declared(number).type == B8 and term.value.type == I32
-        super().result(number, self.nonzero_mask(term) if truth else term)
+        super().result(number, nonzero_mask(self, term) if truth else term)
 
 
 def lower_by_places(t: OperatorTask) -> None:

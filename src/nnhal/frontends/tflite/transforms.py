@@ -7,6 +7,7 @@ import numpy as np
 from nnhal.base.codes import Padding
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.terms import UNTYPED, Term, constant
+from nnhal.frontends.common.writing import check_count, filled
 from nnhal.frontends.tflite.layers import scheme
 from nnhal.frontends.tflite.task import OPERATORS, OperatorTask, operator
 from nnhal.ops.schema import F32, I32
@@ -155,7 +156,7 @@ def pictures_of_planes(
     same = padding == Padding.SAME
     places = -(-depth // stride) if same else (depth - reach) // stride + 1
     t.require(places > 0, f"a filter of depth {reach} must fit into {depth} planes")
-    t.check_count(places * size)
+    check_count(places * size)
     before = max(0, (places - 1) * stride + reach - depth) // 2 if same else 0
     after = max(0, (places - 1) * stride + reach - depth - before)
     flat = t.reshaped(x, (batch, depth, height * width * channels))
@@ -217,7 +218,7 @@ def moved_to(t: OperatorTask, x: Term, start: int, size: int) -> Term:
     batch, count, inner = t.known(x)
     first, last = max(0, -start), min(count, size - start)
     if first >= last:
-        return t.filled((batch, size, inner), 0, F32)
+        return filled(t, (batch, size, inner), 0, F32)
     x = t.make("SLICE", x, t.integers([0, first, 0]), t.integers([batch, last - first, inner]))
     more = [0, 0, start + first, size - start - last, 0, 0]
     return t.make("PAD", x, t.reshaped(t.integers(more), (3, 2))) if any(more) else x

@@ -7,36 +7,17 @@ multiplications, the bytes read and written, and the sequential iterations.
 import math
 from typing import NamedTuple
 
-from nnhal.base.codes import TYPE_FACTS, OperandType, operation_name
+from nnhal.base.codes import TYPE_FACTS, OperandType
 from nnhal.base.operands import UnknownValue
 from nnhal.model.graph import Model, Operation
 from nnhal.model.outline import outline
 from nnhal.model.validate import validate
 from nnhal.ops.schema import Bound
 
-_MEMBERS = {
-    "fully_connected": "FULLY_CONNECTED",
-    "batch_matmul": "BATCH_MATMUL",
-    "depthwise": "DEPTHWISE_CONV_2D",
-    "grouped": "GROUPED_CONV_2D",
-    "transpose_conv": "TRANSPOSE_CONV_2D",
-    "pool": "AVERAGE_POOL_2D MAX_POOL_2D L2_POOL_2D",
-    "add": "ADD SUB MUL MAXIMUM MINIMUM DIV PRELU POW GREATER GREATER_EQUAL LESS LESS_EQUAL EQUAL NOT_EQUAL LOGICAL_AND "
-    "LOGICAL_OR SELECT",
-    "relu": "RELU RELU1 RELU6 ABS NEG FLOOR HARD_SWISH CAST LOGICAL_NOT",
-    "logistic": "LOGISTIC TANH EXP LOG SQRT RSQRT SIN ELU",
-    "quantize": "QUANTIZE DEQUANTIZE",
-    "softmax": "SOFTMAX LOG_SOFTMAX L2_NORMALIZATION LOCAL_RESPONSE_NORMALIZATION INSTANCE_NORMALIZATION",
-    "mean": "MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD REDUCE_SUM ARGMAX ARGMIN",
-    "reshape": "RESHAPE SQUEEZE EXPAND_DIMS RANK",
-    "transpose": "TRANSPOSE DEPTH_TO_SPACE SPACE_TO_DEPTH BATCH_TO_SPACE_ND SPACE_TO_BATCH_ND CHANNEL_SHUFFLE REVERSE",
-    "pad": "PAD PAD_V2 MIRROR_PAD PACK CONCATENATION SPLIT SLICE STRIDED_SLICE TILE GATHER EMBEDDING_LOOKUP FILL",
-    "resize": "RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR",
-    "lstm": "LSTM UNIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_LSTM QUANTIZED_LSTM QUANTIZED_16BIT_LSTM RNN "
-    "UNIDIRECTIONAL_SEQUENCE_RNN BIDIRECTIONAL_SEQUENCE_RNN SVDF",
-}
-FAMILIES = ("pointwise", "convolution", *_MEMBERS)
-_FAMILY = {name: family for family, names in _MEMBERS.items() for name in names.split()}
+FAMILIES = (  # as records name them; "pointwise" is a convolution whose window is one pixel
+    *("pointwise", "convolution", "fully_connected", "batch_matmul", "depthwise", "grouped", "transpose_conv", "pool"),
+    *("add", "relu", "logistic", "quantize", "softmax", "mean", "reshape", "transpose", "pad", "resize", "lstm"),
+)
 KINDS = ("float32", "relaxed", "quant8", "quant8_signed")  # of values, measured separately
 _KIND: dict[int, str] = {
     OperandType.TENSOR_QUANT8_ASYMM: "quant8",
@@ -74,7 +55,7 @@ def _works(model: Model) -> list[OperationWork]:
     made = []
     for node, operation, bound in zip(shown.nodes, model.main.operations, facts.operations, strict=True):
         touched = sum(sizes[i] for i in (*operation.inputs, *operation.outputs))
-        family = _family(model, operation)
+        family = "" if bound is None else _family(bound)
         made.append(OperationWork(family, _kind(model, operation), shown.macs(node), touched, _turns(node.name, bound)))
     return made
 
@@ -96,12 +77,11 @@ def width(type: int) -> int:
     return 1 if facts is None or facts.dtype is None else facts.dtype.itemsize
 
 
-def _family(model: Model, operation: Operation) -> str:
-    name = operation_name(operation.type)
-    if name != "CONV_2D":
-        return _FAMILY.get(name, "")
-    filters = model.main.operands[operation.inputs[1]].dimensions
-    return "pointwise" if len(filters) == 4 and tuple(filters[1:3]) == (1, 1) else "convolution"
+def _family(bound: Bound) -> str:
+    if bound.op.cost != "convolution":
+        return bound.op.cost
+    filters = bound.filter.shape
+    return "pointwise" if filters is not None and filters[1:3] == (1, 1) else "convolution"
 
 
 def main_type(model: Model, operation: Operation) -> int:

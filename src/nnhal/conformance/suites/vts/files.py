@@ -93,7 +93,7 @@ def _files(count: CacheFiles, token: bytes = TOKENS[0]) -> Iterator[Cache]:
 def _kept(probe: Probe, count: CacheFiles, token: bytes = TOKENS[0], *, but: str = "") -> Iterator[_KeptFiles]:
     """Save a compilation of the first operation whose compilations the driver saves, except for one operation."""
     known = probe.lists.setdefault(SAVED, [])
-    for name in dict.fromkeys((*known, *COMMON, *NAMES)):
+    for name in dict.fromkeys((*known, *COMMON)):
         if name == but:
             continue
         other = probe.of(name)

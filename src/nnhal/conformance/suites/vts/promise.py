@@ -22,11 +22,9 @@ from nnhal.model.graph import Model
 from nnhal.ops import OPS
 
 DRIVER, CHOSEN, OPERATION = "driver", "chosen operations", "operation"
-# Operations that most drivers have, to look at what does not depend on the operation.
-COMMON = (
-    *("ADD", "MUL", "RELU", "CONV_2D", "FULLY_CONNECTED", "SOFTMAX", "LOGISTIC", "MAX_POOL_2D"),
-    *("CONCATENATION", "TRANSPOSE", "RESHAPE", "DEQUANTIZE", "QUANTIZE"),
-)
+# All operations, to look at what does not depend on the operation: first the oldest, which most drivers have, and of these
+# the ones that compute and fuse an activation.
+COMMON = sorted(OPS, key=lambda name: (OPS[name].since, "activation" not in OPS[name].forms[0].places))
 FEW = 2  # operations that a promise of chosen operations is looked at with
 
 
@@ -169,7 +167,7 @@ def chosen(probe: Probe) -> Iterator[Probe]:
 
 def _shown(probe: Probe) -> Iterator[str]:
     """Yield the operations with a call that promises can be looked at with."""
-    for operation in dict.fromkeys((*COMMON, *OPS)):
+    for operation in COMMON:
         each = probe.of(operation)
         with ending(each), suppress(NotAsked):
             each.closed()

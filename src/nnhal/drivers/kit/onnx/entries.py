@@ -7,6 +7,7 @@ from nnhal.drivers.kit.onnx.graph import AWAY, SIGN, engine_dtype, require_known
 from nnhal.drivers.kit.onnx.primitives import moving
 from nnhal.drivers.kit.onnx.task import FORMS, TABLE, OnnxTask, entry
 from nnhal.drivers.kit.operations import layers
+from nnhal.drivers.kit.operations.common import image, layout
 from nnhal.drivers.kit.operations.task import FLOATS, NUMBERS, QUANTS
 from nnhal.drivers.kit.sums import greatest_sum, require_32_bits
 from nnhal.ops.schema import Q8PC, Q8S
@@ -51,19 +52,19 @@ def convolution(t: OnnxTask) -> None:
     if t.form != "uint8" or a.bias.data is None:
         layers.convolution(t)
         return
-    (order, axis, groups), how = layers.filters(t), layers.sliding(t)
-    require_32_bits(greatest_sum(a.input, a.filter, axis, a.bias))
+    (order, groups), how = layers.filters(t), layers.sliding(t)
+    require_32_bits(greatest_sum(a.input, a.filter, t.weights.axis, a.bias))
     (weights, zero), by_channel = as_uint8(t, "filter"), a.filter.channel is not None
     scales = np.array(a.filter.channel.scales if by_channel else a.filter.scale, np.float32)
     zeros = np.full(scales.shape, zero, np.uint8)
-    x, x_zero = t.image(t.stored("input")), np.uint8(zero_point(a.input))
+    x, x_zero = image(t, t.stored("input")), np.uint8(zero_point(a.input))
     out = require_known(a.out)
     ends = out.scale / AWAY, np.uint8(zero_point(out))
     weights, more = t.o.Transpose(weights, perm=order), {"dilations": how.dilations, "group": groups}
     y = t.o.QLinearConv(
         x, a.input.scale, x_zero, weights, scales, zeros, *ends, t.stored("bias"), **moving(how), **more
     )
-    t.hold(t.clipped(t.layout(y)))
+    t.hold(t.clipped(layout(t, y)))
 
 
 @entry("FULLY_CONNECTED", forms=FORMS)

@@ -14,6 +14,7 @@ from nnhal.drivers.kit.numbers import bounds, stored_bounds
 from nnhal.drivers.kit.onnx.graph import AWAY, SIGN, OnnxGraph, engine_dtype, zero_point
 from nnhal.drivers.kit.onnx.primitives import OnnxPrimitives
 from nnhal.drivers.kit.operations import GraphTask, table_for
+from nnhal.drivers.kit.operations.common import layout
 from nnhal.drivers.kit.operations.elementwise import EVERY
 from nnhal.drivers.kit.operations.task import FLOATS, QUANTS, Product
 from nnhal.drivers.kit.sums import greatest_of, greatest_sum, reach, require_exact
@@ -25,7 +26,6 @@ from nnhal.ops.weighted import product_scales
 NEAR = 2.0**17  # up to so many quantisation steps of the output, sums of rounded numbers are close to the exact ones
 FEW = 4096  # up to so many elements of a window, no mean but an exact half is so close to a half
 LEAST = float(np.finfo(np.float32).min)
-FOLDED = ("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D")  # into whose weights ONNX Runtime multiplies a factor
 
 
 class OnnxTask(GraphTask):
@@ -105,12 +105,12 @@ class OnnxTask(GraphTask):
 
     def give_counts(self, node: str, *, mean: bool) -> None:
         if self.a.T in FLOATS:
-            self.give(self.layout(node))
+            self.give(layout(self, node))
             return
         if mean:
             scale = 1 / AWAY if self.a.filter_h * self.a.filter_w <= FEW else 1.0
             node = self.o.QuantizeLinear(node, scale, self._stored_zero())
-        self.hold(self.clipped(self.layout(node)))
+        self.hold(self.clipped(layout(self, node)))
 
     def _stored_zero(self) -> np.uint8:
         """Return the engine's element for a stored 0."""
@@ -124,14 +124,13 @@ class OnnxTask(GraphTask):
             node, *[np.uint8(end + int(SIGN) * (self.a.out.type == Q8S)) for end in stored_bounds(self.a)]
         )
 
-    def layer(
-        self, product: Product, name: str = "filter", axis: int = 0, *, image: bool = True, fast: bool = True
-    ) -> None:
+    def layer(self, product: Product, *, image: bool = True, fast: bool = True) -> None:
         """Give the layer of real numbers, or of integers in float32, whose sums are scaled and rounded once."""
-        a, weights = self.a, getattr(self.a, name)
+        a, (name, axis) = self.a, self.weights
+        weights = getattr(a, name)
         if not a.out.quantised:
             y = product(self.x("input"), self.x(name), self.x("bias"))
-            self.give(self.layout(y) if image else y)
+            self.give(layout(self, y) if image else y)
             return
         whole = self._require_sums(weights, axis)
         data = self.graph.known(self.place(name))
@@ -140,9 +139,9 @@ class OnnxTask(GraphTask):
         else:
             factor = self.constant(np.subtract(data, weights.zero_point, dtype=np.float32))
         y = product(self.steps("input"), factor, self.bias_steps())
-        if whole and self.name in FOLDED:
+        if whole and self.o.written[-1][0] == "Conv":  # into whose weights ONNX Runtime multiplies the factor
             y = self.o.Max(y, LEAST)
-        self.give_sums(self.layout(y) if image else y, weights, image=image)
+        self.give_sums(layout(self, y) if image else y, weights, image=image)
 
     def bias_steps(self) -> str:
         return self.o.convert(self.stored("bias"), np.float32)

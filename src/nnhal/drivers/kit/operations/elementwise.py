@@ -4,6 +4,7 @@ import numpy as np
 
 from nnhal.base.codes import Activation
 from nnhal.base.operands import Value
+from nnhal.drivers.kit.operations.common import has_ties, with_nan, without_nan
 from nnhal.drivers.kit.operations.task import FLOATS, NUMBERS, QUANTS, GraphTask, entry
 from nnhal.ops.common import ACTIVATION_RANGE
 from nnhal.ops.schema import B8, I32, Q8PC, Q8SYMM
@@ -27,7 +28,7 @@ def simple(t: GraphTask) -> None:
     """
     if t.form:
         constant = any(value.data is not None for _, value in t.a.inputs if isinstance(value, Value))
-        t.form = "float" if constant or (t.name in ("ADD", "SUB", "MUL", "HARD_SWISH") and t.halves()) else t.form
+        t.form = "float" if constant or (t.name in ("ADD", "SUB", "MUL", "HARD_SWISH") and has_ties(t)) else t.form
     kind = KINDS.get(t.name, t.name.lower())
     total = t.sum_of_steps(kind) if t.name in ("ADD", "SUB") and t.a.T in QUANTS else None
     t.give(t.op(kind, *t.xs()) if total is None else total)
@@ -36,7 +37,7 @@ def simple(t: GraphTask) -> None:
 @entry("EXP", types=FLOATS)
 def exponential(t: GraphTask) -> None:
     x = t.x("input")
-    t.give(t.with_nan("exp", t.op("exp", x), x))
+    t.give(with_nan(t, "exp", t.op("exp", x), x))
 
 
 @entry("MAXIMUM", "MINIMUM", types=NUMBERS, exact=True)
@@ -44,7 +45,7 @@ def greater(t: GraphTask) -> None:
     """Return NaN for a NaN and a number."""
     t.require_alike()
     kind, inputs = t.name.lower(), t.xs()
-    t.give(t.with_nan(kind, t.op(kind, *inputs), *inputs))
+    t.give(with_nan(t, kind, t.op(kind, *inputs), *inputs))
 
 
 @entry("POW", types=FLOATS)
@@ -111,7 +112,7 @@ def cast(t: GraphTask) -> None:
 @entry("QUANTIZE", types=FLOATS)
 def quantise(t: GraphTask) -> None:
     """Convert real values to stored ones, NaN to 0."""
-    t.give(t.without_nan(t.x("input")))
+    t.give(without_nan(t, t.x("input")))
 
 
 @entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC})

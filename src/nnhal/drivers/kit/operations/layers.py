@@ -9,6 +9,7 @@ from nnhal.base.codes import Padding as Scheme
 from nnhal.base.operands import UnknownValue, fixed
 from nnhal.drivers.kit.movement import interpolation, nearest_indices, repeats
 from nnhal.drivers.kit.numbers import window
+from nnhal.drivers.kit.operations.common import add_up, image, layout, mean_pool, spoilt
 from nnhal.drivers.kit.operations.primitives import Node, WindowAttributes
 from nnhal.drivers.kit.operations.task import FLOATS, GraphTask, entry
 from nnhal.drivers.kit.sums import EXPONENTIALS
@@ -32,11 +33,11 @@ def sliding(t: GraphTask) -> WindowAttributes:
     return WindowAttributes(strides, (h.before, w.before), (h.after, w.after), size, dilations)
 
 
-def filters(t: GraphTask) -> tuple[tuple[int, ...], int, int]:
-    """Return the order of dimensions that makes a filter [outputs, inputs, height, width]; the outputs' axis; groups."""
+def filters(t: GraphTask) -> tuple[tuple[int, ...], int]:
+    """Return the order of dimensions that makes a filter [outputs, inputs, height, width], and the number of groups."""
     if t.name != "DEPTHWISE_CONV_2D":
-        return (0, 3, 1, 2), 0, t.a.groups if t.name == "GROUPED_CONV_2D" else 1
-    return (3, 0, 1, 2), 3, t.a.filter.known[3] // t.a.depth_multiplier
+        return (0, 3, 1, 2), t.a.groups if t.name == "GROUPED_CONV_2D" else 1
+    return (3, 0, 1, 2), t.a.filter.known[3] // t.a.depth_multiplier
 
 
 @entry("CONV_2D", "GROUPED_CONV_2D", "DEPTHWISE_CONV_2D", variants=True)
@@ -46,13 +47,13 @@ def convolution(t: GraphTask) -> None:
     If several groups of one channel have several outputs each, OpenVINO's 8-bit kernel for small pictures (gemm) is
     wrong. So is one for a filter that meets only padding.
     """
-    how, (order, axis, groups) = sliding(t), filters(t)
+    how, (order, groups), axis = sliding(t), filters(t), t.weights.axis
     spreading = t.a.filter.known[axis] > groups > 1 and (axis == 3 or t.a.filter.known[3] == 1)
 
     def product(x: Node, weights: Node, bias: Node | None = None) -> Node:
-        return t.o.convolution(t.image(x), t.o.transpose(weights, order), groups, how, bias)
+        return t.o.convolution(image(t, x), t.o.transpose(weights, order), groups, how, bias)
 
-    t.layer(product, axis=axis, fast=not (spreading or any(map(partial(idle, t), "hw"))))
+    t.layer(product, fast=not (spreading or any(map(partial(idle, t), "hw"))))
 
 
 def idle(t: GraphTask, axis: str) -> bool:
@@ -81,7 +82,7 @@ def transposed_convolution(t: GraphTask) -> None:
     def product(x: Node, weights: Node, bias: Node | None = None) -> Node:
         weights = t.o.transpose(weights, [3, 0, 1, 2])
         ends = ([0, 0], [0, 0]) if beyond else (before, [max(0, n) for n in after])
-        y = t.o.spread(t.image(x), weights, [a.stride_h, a.stride_w], *ends)
+        y = t.o.spread(image(t, x), weights, [a.stride_h, a.stride_w], *ends)
         if min(after) < 0:
             y = t.o.pad(y, [0] * 4, [0, 0, *(max(0, -n) for n in after)], t.f32(0))
         if beyond:
@@ -109,7 +110,7 @@ def fully_connected(t: GraphTask) -> None:
         x = rows(t, x)
         return t.o.dense(t.apart(x) if single and t.a.input.quantised else x, weights, bias)
 
-    t.layer(product, "weights", image=False, fast=not single)
+    t.layer(product, image=False, fast=not single)
 
 
 @entry("BATCH_MATMUL", types=FLOATS | {Q8S})
@@ -130,16 +131,16 @@ def pool(t: GraphTask) -> None:
     """
     how, mean = sliding(t), t.name != "MAX_POOL_2D"
     if t.eight:
-        t.give(t.layout(t.o.max_pool(t.image(t.x("input")), how)))
+        t.give(layout(t, t.o.max_pool(image(t, t.x("input")), how)))
         return
-    x = t.image(t.counts("input", mean=mean))
+    x = image(t, t.counts("input", mean=mean))
     if t.name == "AVERAGE_POOL_2D":
-        y = t.mean_pool(x, how)
+        y = mean_pool(t, x, how)
     elif t.name == "MAX_POOL_2D":
         y = t.o.max_pool(x, how)
     else:
         less = t.op("multiply", x, t.f32(1 / SQUARED**2))
-        plain, root = (t.op("sqrt", t.mean_pool(t.op("multiply", y, y), how)) for y in (x, less))
+        plain, root = (t.op("sqrt", mean_pool(t, t.op("multiply", y, y), how)) for y in (x, less))
         great = t.op("multiply", root, t.f32(SQUARED**2))
         y = t.op("select", t.op("less", plain, t.f32(SQUARED)), plain, great)
     t.give_counts(y, mean=mean)
@@ -167,9 +168,9 @@ def softmax(t: GraphTask) -> None:
         found = t.o.softmax(below, axis, logarithm)
     else:
         powers = t.op("exp", below)
-        whole = t.add_up("sum", powers, shape, [axis])
+        whole = add_up(t, "sum", powers, shape, [axis])
         found = t.op("subtract", below, t.op("log", whole)) if logarithm else t.op("divide", powers, whole)
-    t.give(t.spoilt("softmax", found, x, [axis]))
+    t.give(spoilt(t, "softmax", found, x, [axis]))
 
 
 @entry("L2_NORMALIZATION")
@@ -178,8 +179,8 @@ def l2_normalisation(t: GraphTask) -> None:
     x, axis, shape = t.x("input"), [t.a.axis % t.a.input.rank], t.a.input.shape
     greatest = t.o.reduce("max", t.op("abs", x), axis, True)
     unit = t.op("divide", x, t.o.clamp(greatest, LEAST, GREATEST))
-    length = t.op("sqrt", t.add_up("sum", t.op("multiply", unit, unit), shape, axis))
-    t.give(t.spoilt("reduce_max", t.op("divide", unit, t.op("maximum", length, t.f32(LEAST))), x, axis))
+    length = t.op("sqrt", add_up(t, "sum", t.op("multiply", unit, unit), shape, axis))
+    t.give(spoilt(t, "reduce_max", t.op("divide", unit, t.op("maximum", length, t.f32(LEAST))), x, axis))
 
 
 @entry("LOCAL_RESPONSE_NORMALIZATION", types=FLOATS)
@@ -215,14 +216,14 @@ def instance_normalisation(t: GraphTask) -> None:
     greatest = t.o.reduce("max", t.op("abs", x), axes, True)
     scale = t.op("maximum", t.op("multiply", greatest, t.f32(1 / SQUARED)), t.f32(1))
     less = t.op("divide", x, scale)
-    centred = t.op("subtract", less, t.add_up("mean", less, shape, axes))
+    centred = t.op("subtract", less, add_up(t, "mean", less, shape, axes))
     # so that the error of the mean is not part of the deviation
-    centred = t.op("subtract", centred, t.add_up("mean", centred, shape, axes))
-    variance = t.add_up("mean", t.op("multiply", centred, centred), shape, axes)
+    centred = t.op("subtract", centred, add_up(t, "mean", centred, shape, axes))
+    variance = add_up(t, "mean", t.op("multiply", centred, centred), shape, axes)
     least = t.op("divide", t.op("divide", t.f32(a.epsilon), scale), scale)
     root = t.op("sqrt", t.op("maximum", t.op("add", variance, least), t.f32(LEAST)))
     found = t.op("add", t.op("multiply", t.op("divide", centred, root), t.f32(a.gamma)), t.f32(a.beta))
-    t.give(t.spoilt("reduce_max", found, x, axes))
+    t.give(spoilt(t, "reduce_max", found, x, axes))
 
 
 # ------------------------------------------------------------------------------------------------------------- resizing
@@ -244,7 +245,7 @@ def resize(t: GraphTask) -> None:
     def shares() -> tuple[Node, Node]:
         return interpolation(a, a.height, height), interpolation(a, a.width, width)
 
-    t.give(t.layout(t.o.interpolate(t.image(t.x("input")), (height, width), how, shares)))
+    t.give(layout(t, t.o.interpolate(image(t, t.x("input")), (height, width), how, shares)))
 
 
 @entry("RESIZE_NEAREST_NEIGHBOR", exact=True)

@@ -7,6 +7,7 @@ import numpy as np
 
 from nnhal.base.codes import RecurrentActivation as Kind
 from nnhal.drivers.kit.gru import GatedSequence
+from nnhal.drivers.kit.operations.common import part
 from nnhal.drivers.kit.operations.primitives import GATES, LstmLayer, Node, RnnLayer
 from nnhal.drivers.kit.operations.task import FLOATS, GraphTask, entry, whole_grus
 from nnhal.ops.lstm import EPSILON, scratch_size
@@ -249,14 +250,14 @@ def svdf(t: GraphTask) -> None:
     window = t.o.reshape(feature, [batch, filters, 1])
     if memory > 1:
         state = t.o.reshape(t.x("state"), [batch, filters, places])
-        window = t.o.concat([t.part(state, 2, 0, memory - 1), window], 2)
+        window = t.o.concat([part(t, state, 2, 0, memory - 1), window], 2)
     products = t.op("multiply", window, t.x("weights_time"))
     sums = t.o.reduce("sum", t.o.reshape(products, [batch, filters // a.rank, a.rank * memory]), [2], False)
     bias = t.maybe("bias")
     t.hold(with_activation(t, sums if bias is None else t.op("add", sums, bias)), 1)
     few = not places or memory == 1
     t.require(not few or not t.o.needs_elements, "the memory holds only the newest value, must hold older ones")
-    kept = [t.part(window, 2, 1, memory)] if memory > 1 else []
+    kept = [part(t, window, 2, 1, memory)] if memory > 1 else []
     if places >= memory or few:
         kept.append(t.constant(np.zeros((batch, filters, max(0, places - memory + 1)), np.float32)))
     t.hold(t.o.reshape(t.o.concat(kept, 2) if len(kept) > 1 else kept[0], [batch, filters * places]), 0)

@@ -5,6 +5,7 @@ import numpy as np
 from nnhal.base.codes import MirrorPad
 from nnhal.base.operands import Value
 from nnhal.drivers.kit.movement import block_move, strided_slices
+from nnhal.drivers.kit.operations.common import add_up, has_ties, image, layout, part, spoilt, without_nan
 from nnhal.drivers.kit.operations.primitives import Node
 from nnhal.drivers.kit.operations.task import FLOATS, NUMBERS, GraphTask, entry
 from nnhal.drivers.kit.sums import stages
@@ -38,7 +39,7 @@ def join(t: GraphTask) -> None:
     t.require_alike()
     places, value = t.places("parts"), t.value()
     axis = axis_of(t.a, "axis", value.rank)
-    t.form = "float" if t.form and t.halves() else t.form
+    t.form = "float" if t.form and has_ties(t) else t.form
     alike = all((v.scale, v.zero_point) == (value.scale, value.zero_point) for v in map(t.graph.value, places))
     parts = [t.graph.held(place) if alike else t.real(place) for place in places]
     if len({t.o.dtype(part) for part in parts}) > 1:
@@ -114,7 +115,7 @@ def blocks(t: GraphTask) -> None:
     x, picture = t.stored("input"), t.name != "CHANNEL_SHUFFLE"
     if t.a.form_has("blocks"):
         t.array("blocks")
-    x = t.image(x) if picture else x
+    x = image(t, x) if picture else x
     if t.a.form_has("paddings"):
         (top, bottom), (left, right) = t.array("paddings").tolist()
         fill = t.stored_constant(t.a.input, t.a.input.zero_point, x)
@@ -123,13 +124,13 @@ def blocks(t: GraphTask) -> None:
     if y is None:
         cut, order, whole = block_move(t.a)
         y = t.o.reshape(t.o.transpose(t.o.reshape(x, cut), order), whole)
-    t.hold(t.layout(y) if picture else y)
+    t.hold(layout(t, y) if picture else y)
 
 
 @entry("REVERSE", types=NUMBERS, exact=True)
 def reverse(t: GraphTask) -> None:
     """Reverse along one dimension."""
-    t.hold(t.part(t.stored("input"), int(t.array("axis").item()) % t.a.input.rank, -1, -1, -1))
+    t.hold(part(t, t.stored("input"), int(t.array("axis").item()) % t.a.input.rank, -1, -1, -1))
 
 
 @entry("FILL")
@@ -169,8 +170,8 @@ def reduce(t: GraphTask) -> None:
     of_steps = kind == "mean" and t.a.input.quantised and not t.eight
     x = t.counts("input", mean=False) if stored else t.steps("input") if of_steps else t.x("input")
     summed = kind in ("mean", "sum")
-    found = t.add_up(kind, x, t.a.input.shape, axes, keep) if summed else t.o.reduce(kind, x, axes, keep)
-    found = t.spoilt(f"reduce_{kind}", found, x, axes, keep)
+    found = add_up(t, kind, x, t.a.input.shape, axes, keep) if summed else t.o.reduce(kind, x, axes, keep)
+    found = spoilt(t, f"reduce_{kind}", found, x, axes, keep)
     found = found if keep or len(axes) < t.a.input.rank else t.o.reshape(found, [1])
     if stored:
         t.hold(t.apart(found))
@@ -188,7 +189,7 @@ def same_numbers(one: Value, other: Value) -> bool:
 def comparable(t: GraphTask, x: Node, instead: float) -> Node:
     """Return numbers that have an order, with another one for NaN."""
     x = t.converted(x, np.int32 if t.a.T == I32 else np.float32)
-    return t.without_nan(x, instead) if t.a.T in FLOATS else x
+    return without_nan(t, x, instead) if t.a.T in FLOATS else x
 
 
 @entry("ARGMAX", "ARGMIN", types=NUMBERS, exact=True)
@@ -203,7 +204,7 @@ def arg_extreme(t: GraphTask) -> None:
 def top(t: GraphTask) -> None:
     """Reverse the input for the engine: among equals NNAPI returns the last first. NaN counts as the least."""
     x, last, size = t.stored("input"), t.a.input.rank - 1, t.a.input.known[-1]
-    turned = t.part(x, last, -1, -1, -1)
+    turned = part(t, x, last, -1, -1, -1)
     found = t.o.top(comparable(t, turned, -np.inf), t.a.k, last)
     t.hold(x if size == 1 else t.o.gather_each(turned, found, last), 0)
     t.hold(t.converted(t.op("subtract", t.constant(size - 1, t.o.dtype(found)), found), np.int32), 1)

@@ -4,20 +4,17 @@ A back end has a graph, which holds each operand as a node, and a subclass of `G
 quantised operands are represented.
 """
 
-import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from nnhal.base.operands import Array, Shape, Value, fixed
+from nnhal.base.operands import Value
 from nnhal.drivers.kit.gru import GatedSequence
 from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
-from nnhal.drivers.kit.numbers import has_many_ties
-from nnhal.drivers.kit.operations.primitives import Node, Primitives, WindowAttributes
-from nnhal.drivers.kit.sums import Stage, mean_windows, padding_correction, stages, summed
+from nnhal.drivers.kit.operations.primitives import Node, Primitives
 from nnhal.model.graph import Operation
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound
 
@@ -92,10 +89,6 @@ class GraphTask(LoweringTask):
         """Return the distance of a quantised argument from its zero point, guarded against an engine's rewriting."""
         return self.apart(self.graph.steps(self.place(name)))
 
-    def known(self, name: str) -> Array | None:
-        """Return the elements of a constant argument, in the engine's type; None if it is computed."""
-        return self.o.elements(self.stored(name))
-
     # ---------------------------------------------------------------------------------------------------------- outputs
 
     def value(self, number: int = 0) -> Value:
@@ -128,13 +121,11 @@ class GraphTask(LoweringTask):
         """Give the output by what a pooling of `counts` found, with channels first."""
 
     @abstractmethod
-    def layer(
-        self, product: Product, name: str = "filter", axis: int = 0, *, image: bool = True, fast: bool = True
-    ) -> None:
+    def layer(self, product: Product, *, image: bool = True, fast: bool = True) -> None:
         """Give product(input, weights) + bias with the activation.
 
-        name: of the weights. axis: of the outputs in them. image: whether outputs are pictures with channels first.
-        fast: whether the engine's 8-bit kernels are right for the layer, wherever they are right at all.
+        image: whether outputs are pictures with channels first. fast: whether the engine's 8-bit kernels are right for
+        the layer, wherever they are right at all.
         """
 
     @abstractmethod
@@ -173,12 +164,6 @@ class GraphTask(LoweringTask):
         """Guard integers against an engine's rewriting of them and a subsequent factor."""
         return node
 
-    def halves(self) -> bool:
-        """Whether many results are exact halves of the output's quantisation step, which 8-bit kernels round to even."""
-        places = [place for argument, _ in self.a.inputs for place in self.places(argument.name)]
-        scales = [self.graph.value(place).scale for place in places]
-        return has_many_ties([math.prod(scales)] if self.name == "MUL" else scales, self.value().scale or 1.0)
-
     # ------------------------------------------------------------------------------------------------------------- nodes
 
     def f32(self, number: float) -> Node:
@@ -188,72 +173,6 @@ class GraphTask(LoweringTask):
     def converted(self, node: Node, dtype: Any) -> Node:
         """Convert a node's values to another type."""
         return node if self.o.dtype(node) == dtype else self.o.convert(node, dtype)
-
-    def image(self, node: Node) -> Node:
-        """Return a picture with channels first."""
-        return node if self.a.nchw else self.o.transpose(node, [0, 3, 1, 2])
-
-    def layout(self, node: Node) -> Node:
-        """Return a picture with channels first in the operation's layout."""
-        return node if self.a.nchw else self.o.transpose(node, [0, 2, 3, 1])
-
-    def missing(self, x: Node) -> Node:
-        """Return whether each element is NaN."""
-        return self.op("is_nan", x)
-
-    def without_nan(self, x: Node, instead: float = 0.0) -> Node:
-        """Return float32 with a number for NaN."""
-        return self.op("select", self.missing(x), self.f32(instead), x)
-
-    def with_nan(self, kind: str, found: Node, *inputs: Node) -> Node:
-        """Return what a function found, with the NaN of its inputs if the engine's function forgets it."""
-        if self.a.T in FLOATS and kind in self.o.forgets_nan:
-            for x in reversed(inputs):
-                found = self.op("select", self.missing(x), x, found)
-        return found
-
-    def spoilt(self, kind: str, found: Node, x: Node, axes: Sequence[int], keep: bool = True) -> Node:
-        """Return `found`, NaN if there is a NaN along the axes, for functions of which the engine forgets it."""
-        if self.a.T not in FLOATS or kind not in self.o.forgets_nan:
-            return found
-        return self.op("select", self.o.reduce("logical_or", self.missing(x), axes, keep), self.f32(np.nan), found)
-
-    def add_up(self, kind: str, x: Node, shape: Shape | None, axes: Sequence[int], keep: bool = True) -> Node:
-        """Return the "sum" or "mean" of real numbers of a shape along axes, in stages if it is long."""
-        parts = stages(shape, axes)
-        if not parts:
-            return self.o.reduce(kind, x, axes, keep)
-
-        def pad(y: Node, stage: Stage) -> Node:
-            after = [stage.more * (axis == stage.axis) for axis in range(len(stage.shape))]
-            return self.o.pad(y, [0] * len(after), after, self.f32(0))
-
-        def reduce(y: Node, stage: Stage) -> Node:
-            return self.o.reduce(kind, y, [stage.along], False)
-
-        y, share = summed(x, parts, self.o.reshape, pad, reduce), padding_correction(parts)
-        y = self.op("multiply", y, self.f32(share)) if kind == "mean" and share != 1 else y
-        sizes = enumerate(fixed(shape) or ())
-        return self.o.reshape(y, [1 if axis in axes else n for axis, n in sizes if keep or axis not in axes])
-
-    def mean_pool(self, x: Node, how: WindowAttributes) -> Node:
-        """Return the means of windows of a picture with channels first, in stages if they are long."""
-        windows = mean_windows(self.a)
-        if not windows:
-            return self.add_up("mean", x, (self.a.batch, self.a.depth, self.a.height, self.a.width), [2, 3])
-        if windows == [how.size]:
-            return self.o.mean_pool(x, how)
-        (down, across), (top, left), (bottom, right) = how.strides, how.before, how.after
-        x = self.o.mean_pool(x, how._replace(strides=(1, across), before=(0, left), after=(0, right), size=windows[0]))
-        return self.o.mean_pool(x, how._replace(strides=(down, 1), before=(top, 0), after=(bottom, 0), size=windows[1]))
-
-    def truncated(self, x: Node) -> Node:
-        """Truncate numbers towards 0."""
-        return self.op("select", self.op("less", x, self.f32(0)), self.op("ceiling", x), self.op("floor", x))
-
-    def part(self, x: Node, axis: int, start: int, end: int, step: int = 1) -> Node:
-        """Slice one dimension; an end of -1 with a negative step is before the first element."""
-        return self.o.slice(x, [start], [end if end >= 0 else -(2**31)], [step], [axis])
 
 
 Lower = Callable[[Any], None]

@@ -37,10 +37,15 @@ def exact_sums(
     return [keep_integer_weights(t, product(high, tens)), middle, keep_integer_weights(t, product(low, units))]
 
 
+def truncated(t: GraphTask, x: Node) -> Node:
+    """Truncate numbers towards 0."""
+    return t.op("select", t.op("less", x, t.f32(0)), t.op("ceiling", x), t.op("floor", x))
+
+
 def digits(t: GraphTask, x: Node) -> tuple[Node, Node]:
     """Split integers into high and low digits to the base of 16, both with the sign of the whole."""
     x = t.apart(x)
-    tens = t.truncated(t.op("multiply", x, t.f32(1 / BASE)))
+    tens = truncated(t, t.op("multiply", x, t.f32(1 / BASE)))
     return tens, t.op("subtract", x, t.op("multiply", tens, t.f32(BASE)))
 
 

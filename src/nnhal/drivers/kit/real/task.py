@@ -10,6 +10,7 @@ import numpy as np
 from nnhal.base.lazy import cached_property
 from nnhal.base.operands import Value
 from nnhal.drivers.kit.numbers import bounds, stored_bounds
+from nnhal.drivers.kit.operations.common import layout
 from nnhal.drivers.kit.operations.primitives import Node
 from nnhal.drivers.kit.operations.task import QUANTS, GraphTask
 from nnhal.drivers.kit.real.graph import FAR, RealGraph, scales_of
@@ -107,33 +108,26 @@ class RealTask(GraphTask):
 
     def give_counts(self, node: Node, *, mean: bool) -> None:
         if not self.value().quantised:
-            self.give(self.layout(node))
+            self.give(layout(self, node))
             return
-        zero, y = self.value().zero_point, self.layout(self.op("round", node))
+        zero, y = self.value().zero_point, layout(self, self.op("round", node))
         self.give_steps(self.op("subtract", y, self.f32(zero)) if zero else y, within=stored_bounds(self.a))
 
-    def layer(
-        self,
-        product: Callable[..., Node],
-        name: str = "filter",
-        axis: int = 0,
-        *,
-        image: bool = True,
-        fast: bool = True,
-    ) -> None:
+    def layer(self, product: Callable[..., Node], *, image: bool = True, fast: bool = True) -> None:
+        name, axis = self.weights
         x, weights, value = self.a.input, getattr(self.a, name), self.value()
 
         def shaped(numbers: Node) -> Node:
             return self.o.reshape(numbers, [1, -1, 1, 1]) if image else numbers
 
         def finished(y: Node) -> Node:
-            return self.layout(y) if image else y
+            return layout(self, y) if image else y
 
         if not x.quantised:
             self.give(finished(self.op("add", product(self.x("input"), self.x(name)), shaped(self.x("bias")))))
             return
         scales_of(x), scales_of(weights)
-        parts = self._eight_bits(name, axis) if self.eight and fast else []
+        parts = self._eight_bits() if self.eight and fast else []
         if parts:
             bias = self.constant(product_scales(x, weights) * self.a.bias.data, np.float32)
             products = [product(self.x("input"), part) for part in parts]
@@ -151,11 +145,12 @@ class RealTask(GraphTask):
             y = self.apart(y)  # otherwise factor and bounds are moved before the bias, and lose their digits beside it
         self.give_steps(finished(self.op("multiply", y, factor)), within=stored_bounds(self.a))
 
-    def _eight_bits(self, name: str, axis: int) -> list[Node]:
+    def _eight_bits(self) -> list[Node]:
         """Return constant weights for 8-bit kernels: one tensor, or two to be added up if a filter needs 9 bits.
 
         Empty if that is not enough, or if 32 bits or float32 do not hold the sums.
         """
+        name, axis = self.weights
         x, weights, value = self.a.input, getattr(self.a, name), self.value()
         if weights.data is None or self.a.bias.data is None:
             return []

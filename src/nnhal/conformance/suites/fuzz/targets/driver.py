@@ -47,13 +47,13 @@ from nnhal.model.graph import Model
 from nnhal.model.layouts import with_layout
 from nnhal.model.parts import outline
 from nnhal.model.validate import validate
+from nnhal.ops import OPS
 from nnhal.ops.schema import F32
 from nnhal.runtime import discovery
 
 CALLS = 8  # supported calls of different operations, for requests, packets and cache files
 DRAWS = 16  # calls of each type and signature of an operation whose example is supported
-WEIGHTED = "FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D", "MUL", "ADD"  # a call of one has so many constants
-CONSTANTS = 32
+CONSTANTS = 32  # elements of a call's constants, so that its cache files hold them
 SUPPORTED = 0.7  # the share of changed models that begin with a supported operation
 _TOKEN = bytes(range(TOKEN_SIZE))
 
@@ -136,7 +136,8 @@ class DriverTarget(FuzzTarget):
         rng.shuffle(names)
         ordered = sorted(names, key=lambda name: name not in self._names)
         known = (self._known_call(name, rng) for name in ordered)
-        constant = (self._known_call(name, rng, CONSTANTS) for name in WEIGHTED if name in self._names)
+        layers_first = sorted(self._names, key=lambda name: (OPS[name].weights is None, name))
+        constant = (self._known_call(name, rng, CONSTANTS) for name in layers_first)
         found: set[str] = set()
         for call in chain(islice(filter(None, constant), 1), filter(None, known)):
             if call.call.cell.op.name not in found:
