@@ -22,7 +22,7 @@ from tests.suites.faulty.driver import VARIABLE
 # Cases that have what the fault needs, and part of the reason; the whole suite has more.
 CASES = {
     "arena-shared": ("graph/(3|5)/0", "under 4 threads"),
-    "arena-early": ("graph/3/0", "differs in"),
+    "arena-early": ("graph/5/0", "differs in"),
     "same-operand": ("single/ADD/FLOAT32/.", "ADD on FLOAT32"),
     "wide-vector": ("single/ADD/FLOAT32/.", "1 operation"),
     "broadcast-left": ("broadcast/ADD/FLOAT32/0", "1 operation"),

@@ -42,6 +42,7 @@ OPERATIONS = (
 HEAD = 16  # bytes
 LARGE = 1024  # bytes
 LATE = 0.02  # seconds
+TABLE, TAPS, CHANNELS = 4, 16, 128
 LONGEST = 1 << 16  # elements
 Kernel = Callable[..., Any]
 
@@ -233,6 +234,58 @@ class ParametersByShape(Kernels):
     def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
         key = tuple((x.shape, x.dtype.str) for x in arguments)
         return kernel(with_fields(a, activation=self.known.setdefault(key, a.activation)), *arguments)
+
+
+# ------------------------------------------------------------------------------------------------------- sizes
+
+
+def of_sizes(name: str, what: str, operation: str) -> Callable[[type], type]:
+    """A fault of some sizes of an operation."""
+    return of_engine(name, what, operation, (CONTRACT,), check="values")
+
+
+@of_sizes(
+    "parts-of-four",
+    "CONCATENATION has a table of four inputs, in which later ones replace earlier ones",
+    "CONCATENATION",
+)
+class PartsOfFour(Kernels):
+    operation = "CONCATENATION"
+
+    def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
+        (parts,) = arguments
+        table = {n % TABLE: x for n, x in enumerate(parts)}
+        taken = [table[n % TABLE] for n in range(len(parts))]
+        return kernel(a, [y if y.shape == x.shape else x for x, y in zip(parts, taken, strict=True)])
+
+
+@of_sizes("filter-of-16", "CONV_2D leaves out the elements of a filter beyond 16", "CONV_2D")
+class FilterOf16(Kernels):
+    operation = "CONV_2D"
+
+    def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
+        x, weights, *rest = arguments
+        rows = TAPS // weights.shape[2]
+        if weights.shape[1] > rows > 0:
+            weights = np.array(weights)
+            weights[:, rows:] = self.zero_of(a)
+        return kernel(a, x, weights, *rest)
+
+    def zero_of(self, a: Bound) -> int:
+        """The stored 0 of the weights."""
+        value = a.inputs[1][1]
+        return int(getattr(value, "zero_point", 0))
+
+
+@of_sizes("channels-of-128", "CONV_2D computes output channels from number 128 on without bias", "CONV_2D")
+class ChannelsOf128(Kernels):
+    operation = "CONV_2D"
+
+    def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
+        x, weights, bias, *rest = arguments
+        bias = np.array(bias)
+        bias[CHANNELS:] = 0
+        return kernel(a, x, weights, bias, *rest)
 
 
 # ------------------------------------------------------------------------------------------------------------- requests
