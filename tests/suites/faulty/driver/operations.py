@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.codes import operation_name
+from nnhal.base.lazy import cached_property
 from nnhal.base.memory import Memory, address
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
@@ -242,6 +243,27 @@ class ParametersByShape(Kernels):
 def of_sizes(name: str, what: str, operation: str) -> Callable[[type], type]:
     """A fault of some sizes of an operation."""
     return of_engine(name, what, operation, (CONTRACT,), check="values")
+
+
+@of_engine("view-in-place", "RELU of a RESHAPE is computed in place, where the RESHAPE's input lies", "RELU", (RANDOM,))
+class ViewInPlace(Kernels):
+    operation = "RELU"
+
+    def _changed(self, step: ReadyOperation) -> ReadyOperation:
+        return super()._changed(step) if step.inputs[0] in self.views else step
+
+    @cached_property
+    def views(self) -> set[int]:
+        """The results of RESHAPE in the main subgraph."""
+        reshaped = (each for each in self.model.main.operations if operation_name(each.type) == "RESHAPE")
+        return {each.outputs[0] for each in reshaped}
+
+    def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
+        result, (x,) = kernel(a, *arguments), arguments
+        if not x.flags.writeable:  # memory of the caller or of a constant
+            return result
+        np.copyto(x, result)
+        return x
 
 
 @of_sizes(
