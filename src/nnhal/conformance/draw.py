@@ -41,7 +41,7 @@ STEPS = ("ordinary", "ends", "ties", "fine", "coarse", "far")
 INTEGERS = ("ordinary", "zeros", "largest")
 TRIES = 400
 LATE = 0.5  # the probability that some parameters, if there are any, are inputs of the model
-WIDE = 8, 16, 17, 31, 33, 65, 130, 260  # sizes about those of vectors and tiles, and beyond two and four tiles
+WIDE = 8, 16, 17, 31, 33, 65  # sizes about those of vectors and tiles
 SHARE = 0.3  # the share of elements of a class that are not ordinary
 AT_BOUNDS = "bounds"  # a class that is not drawn: each result lies at a bound of the activation, or is 0, and is exact
 

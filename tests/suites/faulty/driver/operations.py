@@ -43,7 +43,7 @@ OPERATIONS = (
 HEAD = 16  # bytes
 LARGE = 1024  # bytes
 LATE = 0.02  # seconds
-TABLE, TAPS, CHANNELS = 4, 16, 128
+TABLE, TAPS = 4, 16
 LONGEST = 1 << 16  # elements
 Kernel = Callable[..., Any]
 
@@ -297,17 +297,6 @@ class FilterOf16(Kernels):
         """The stored 0 of the weights."""
         value = a.inputs[1][1]
         return int(getattr(value, "zero_point", 0))
-
-
-@of_sizes("channels-of-128", "CONV_2D computes output channels from number 128 on without bias", "CONV_2D")
-class ChannelsOf128(Kernels):
-    operation = "CONV_2D"
-
-    def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
-        x, weights, bias, *rest = arguments
-        bias = np.array(bias)
-        bias[CHANNELS:] = 0
-        return kernel(a, x, weights, bias, *rest)
 
 
 # ------------------------------------------------------------------------------------------------------------- requests
