@@ -44,6 +44,7 @@ CAUGHT = [
     ("third-wrong", "selection/only/ADD/TENSOR_FLOAT32", "with the first inputs again"),
     ("run-raises", "partition/beside-faulty/run-fails/0", "fell back"),
     ("run-raises", "partition/beside-faulty/run-raises/0", "fell back"),
+    ("fenced-inputs-early", "fence/wait/RELU", "after the fence"),
     ("address-kept", "memory/bound/ADD", "changed contents"),
     ("times-in-picoseconds", "measure/times/ADD", "must be at most"),
     ("yes-and-no", "selection/only/MUL/TENSOR_FLOAT32", "on the list"),

@@ -80,6 +80,12 @@ def test_a_descriptor_that_an_execution_keeps_is_found(monkeypatch: pytest.Monke
     assert found.verdict == "failed" and "1 descriptors" in found.reason, found
 
 
+@pytest.mark.parametrize("fault", ["leaks-queries", "leaks-buffers"])
+def test_memory_that_a_query_or_an_allocation_keeps_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = outcomes("stress", fault, "growth/prepare/float32", monkeypatch)
+    assert found.verdict == "failed" and "KiB of resident memory" in found.reason, found
+
+
 def test_the_healthy_driver_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     found = outcomes("stress", "", "growth/(run|burst|prepare)/float32|endurance", monkeypatch)
     assert [outcome.verdict for outcome in found] == ["passed"] * 4, found

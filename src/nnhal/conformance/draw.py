@@ -41,6 +41,7 @@ STEPS = ("ordinary", "ends", "ties", "fine", "coarse", "far")
 INTEGERS = ("ordinary", "zeros", "largest")
 TRIES = 400
 LATE = 0.5  # the probability that some parameters, if there are any, are inputs of the model
+WIDE = 8, 16, 17, 31, 33, 65  # sizes about those of vectors and tiles
 SHARE = 0.3  # the share of elements of a class that are not ordinary
 AT_BOUNDS = "bounds"  # a class that is not drawn: each result lies at a bound of the activation, or is 0, and is exact
 
@@ -213,7 +214,7 @@ class Drawn:
             return 0
         if not self._wide and self.rng.random() < 0.05:
             self._wide = True
-            return int(self.pick(8, 16, 17, 31, 33, 65))
+            return int(self.pick(*WIDE))
         return int(self.whole(1, 5))
 
     def type_of(self, name: str) -> int:

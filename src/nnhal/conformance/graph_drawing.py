@@ -34,6 +34,7 @@ from nnhal.model.graph import Model, State
 from nnhal.model.validate import validate
 from nnhal.ops import OPS
 from nnhal.ops.common import broadcast_shape
+from nnhal.ops.order import each_element
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, T, bind, output_at
 
 TYPES = (F32, Q8S, Q8, F16, I32)  # of the first inputs of graphs
@@ -50,7 +51,9 @@ GREATEST = 1e3  # magnitude of floats
 LARGEST = 2**20  # of integers
 UNCERTAIN = 0.02  # the most that errors may be, as a share of the spread of a result
 FREQUENT = frozenset(("ADD", "CONCATENATION", "LOGISTIC", "MUL", "RELU", "RESHAPE", "SOFTMAX", "SUB", "TANH"))
+VIEWS = frozenset(("EXPAND_DIMS", "RESHAPE", "SQUEEZE", "TRANSPOSE"))  # results may share the input's memory
 TRIES = 60  # for an operation
+FEW_TRIES = 12  # for an operation that need not be there
 REFUSED = 4  # refused calls of a cell after which it is not drawn any more
 NARROW = 0.05  # of the range of a quantised type: the least share that results spread over
 
@@ -276,6 +279,41 @@ class GraphDrawing:
             if not controls and not self.grow():
                 self.first_inputs(kinds)  # others may have more readers
         return self.count >= size
+
+    def fill_views(self, kind: int) -> bool:
+        """Add a result, and each operation on single elements on a view of it.
+
+        An engine that computes one of these in place changes the result that the others read.
+
+        Args:
+            kind: The type of the result.
+
+        Returns:
+            Whether there is an operation on a view.
+        """
+        self.first_inputs([kind])
+        elementwise = [cell for cell in by_type(kind) if cell.op.reorder is each_element]
+        views = [cell for cell in by_type(kind) if cell.op.name in VIEWS]
+        results = (self._result_of(elementwise, self.pool[0]) for _ in range(FEW_TRIES))
+        source = next((node for node in results if node is not None and node.value.type == kind), None)
+        if source is None:
+            return False
+        added = 0
+        for cell in elementwise:
+            view = self._result_of(views, source)
+            added += view is not None and self._result_of([cell], view) is not None
+        return added > 0
+
+    def _result_of(self, cells: Sequence[Cell], node: DrawnNode) -> DrawnNode | None:
+        """Add one of some operations on a value; return its first result, None if none was kept."""
+        for _ in range(FEW_TRIES):
+            wanted = [cell for cell in cells if self._refused[str(cell)] < REFUSED]
+            if not wanted:
+                return None
+            before = len(self.made)
+            if self.try_cell(wanted[int(self.rng.integers(len(wanted)))], node):
+                return self.made[before]
+        return None
 
     def grow(self) -> bool:
         """Add one operation; return False if none of many tries was kept."""

@@ -27,6 +27,8 @@ from nnhal.ops.schema import (
     show,
 )
 
+FEW = 0.85  # the share of drawn calls with few parts
+
 
 def joined(a: Bound) -> list[Shape]:
     """Shape rule: the shape of the parts, which differ only along the axis; the sum of their sizes there."""
@@ -73,8 +75,13 @@ def along_axis(d: Draw) -> list[Value]:
             [d.whole(1, 4) if i == at else n for i, n in enumerate(shape)],
             own if d.once("one", True, False) else None,
         )
-        for _ in range(d.whole(1, 4))
+        for _ in range(count_of_parts(d))
     ]
+
+
+def count_of_parts(d: Draw) -> int:
+    """Range: mostly a few parts, sometimes more than a table or one kernel of an engine may hold."""
+    return int(d.pick(1, 2, 3, 4) if d.rng.random() < FEW else d.pick(5, 6, 9, 17, 33))
 
 
 def of_parts(d: Draw) -> tuple[float, int]:
@@ -89,7 +96,7 @@ def alike(d: Draw) -> list[Value]:
     """Range: parts of one shape and quantisation."""
     first = d.tensor(d.kind, d.whole(1, 4, d.whole(1, 3)))
     own = first.scale, first.zero_point
-    return [first, *(d.tensor(d.kind, first.known, own) for _ in range(d.whole(0, 3)))]
+    return [first, *(d.tensor(d.kind, first.known, own) for _ in range(count_of_parts(d) - 1))]
 
 
 def packed(a: Bound) -> list[Shape]:

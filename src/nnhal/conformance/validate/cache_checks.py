@@ -10,6 +10,7 @@ from nnhal.base.records import replace
 from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
+from nnhal.conformance.validate.limits import counted, driver_pid
 from nnhal.conformance.validate.state import data_sets
 from nnhal.conformance.validate.trial import PLAIN, NotAccepted, Trial, copies
 from nnhal.hal.answers import cache_files_by
@@ -21,6 +22,7 @@ from nnhal.model.layouts import with_layout
 from nnhal.model.parts import outline
 
 TOKEN, OTHER = bytes(range(TOKEN_SIZE)), bytes(range(1, TOKEN_SIZE + 1))
+RESTORES = 8  # models that are restored and closed
 FLIPS = 48  # bits of each file
 SAVES_NOTHING = "the driver saves none of the supported calls"
 
@@ -51,7 +53,7 @@ def saved(trial: Trial) -> int:
 
 @check(
     "cache-restored",
-    "A restored model computes the same as the prepared one, each time.",
+    "A restored model computes the same as the prepared one, each time, and releases its resources.",
     ("cache-saved",),
     unseen=SAVES_NOTHING,
 )
@@ -69,7 +71,25 @@ def restored(trial: Trial) -> int:
                 trial.unmet(f"files that it has just saved are a miss: {error}")
             _computes(trial, call, model, prepared, "when it is restored")
             trial.close(prepared)
+        if seen == 1:
+            _releases(trial, model, cache)
     return seen
+
+
+def _releases(trial: Trial, model: Model, cache: Cache) -> None:
+    """Raise Unmet if each restored and closed model keeps a descriptor, thread or process."""
+    pid = driver_pid(trial)
+    try:
+        before = counted(pid)
+        for _ in range(RESTORES):
+            trial.close(_restored(trial, model, cache))
+        after = counted(pid)
+    except OSError:  # the process cannot be read
+        return
+    for what, number in before.items():
+        kept = after[what] - number
+        if kept >= RESTORES:
+            trial.unmet(f"{RESTORES} models that were restored and closed keep {kept} {what}, must keep none")
 
 
 @check(

@@ -231,22 +231,32 @@ def timing(trial: Trial) -> int:
 
 def _held(pid: int) -> dict[str, int]:
     """Return a process's resources: bytes of memory, descriptors, threads, child processes."""
-    gc.collect()
+    counts = counted(pid)
     with open(f"/proc/{pid}/statm") as statm:
         size, resident = (int(pages) * PAGE for pages in statm.read().split()[:2])
+    return {**counts, "resident memory": resident, "address space": size}
+
+
+def counted(pid: int) -> dict[str, int]:
+    """Return the numbers of a process's descriptors, threads and child processes; OSError if it has ended."""
+    gc.collect()
     counts = {
         what: len(os.listdir(f"/proc/{pid}/{place}")) for what, place in (("descriptors", "fd"), ("threads", "task"))
     }
-    counts["processes"] = len(children_of(pid))
-    return {**counts, "resident memory": resident, "address space": size}
+    return {**counts, "processes": len(children_of(pid))}
+
+
+def driver_pid(trial: Trial) -> int:
+    """Return the process that the driver runs in."""
+    process = process_of(trial.device)
+    return os.getpid() if process is None else process.pid
 
 
 @check(
     "growth", "Executions, and models that are prepared and closed, leak no memory, descriptors, threads or processes."
 )
 def growth(trial: Trial) -> int:
-    process = process_of(trial.device)
-    pid = os.getpid() if process is None else process.pid
+    pid = driver_pid(trial)
     call, model = trial.samples()[0]
     kept = trial.prepare(model)
     _look(trial, pid, "run", partial(trial.run, kept, copies(arrays_of(call))))

@@ -145,6 +145,15 @@ class RestoresLast(Keeping):
         return super().prepare(self.last, hints)
 
 
+@of_saving("cache-restore-leaks", "keeps a descriptor of each restored model", "cache-restored")
+class RestoreLeaks(Keeping):
+    kept: list[int] = []
+
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Any:
+        self.kept.append(os.memfd_create("compiled"))
+        return super().restore(files, token, hints)
+
+
 class OwnFiles(Keeping):
     """Writes and reads the file itself."""
 

@@ -13,7 +13,7 @@ from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 
-from .faults import CONTRACT, fault
+from .faults import CONTRACT, STRESS, fault
 from .healthy import Engine, Healthy
 
 CONTEXTS = 8
@@ -57,6 +57,20 @@ class LeaksModels(Healthy):
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         _kept.append(np.ones(1 << 20, np.uint8))
         return super().prepare(model, hints)
+
+
+@fault("leaks-queries", "keeps 64 KiB of every query of supports", "", (STRESS,))
+class LeaksQueries(Healthy):
+    def supports(self, model: Model) -> Any:
+        _kept.append(np.ones(1 << 16, np.uint8))
+        return super().supports(model)
+
+
+@fault("leaks-buffers", "keeps 64 KiB of every allocation of driver memory", "", (STRESS,), way="memory")
+class LeaksBuffers(Healthy):
+    def allocate(self, desc: Any, roles: Any) -> Any:
+        _kept.append(np.ones(1 << 16, np.uint8))
+        return super().allocate(desc, roles)
 
 
 @fault(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.codes import operation_name
+from nnhal.base.lazy import cached_property
 from nnhal.base.memory import Memory, address
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
@@ -42,6 +43,7 @@ OPERATIONS = (
 HEAD = 16  # bytes
 LARGE = 1024  # bytes
 LATE = 0.02  # seconds
+TABLE, TAPS = 4, 16
 LONGEST = 1 << 16  # elements
 Kernel = Callable[..., Any]
 
@@ -233,6 +235,68 @@ class ParametersByShape(Kernels):
     def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
         key = tuple((x.shape, x.dtype.str) for x in arguments)
         return kernel(with_fields(a, activation=self.known.setdefault(key, a.activation)), *arguments)
+
+
+# ------------------------------------------------------------------------------------------------------- sizes
+
+
+def of_sizes(name: str, what: str, operation: str) -> Callable[[type], type]:
+    """A fault of some sizes of an operation."""
+    return of_engine(name, what, operation, (CONTRACT,), check="values")
+
+
+@of_engine("view-in-place", "RELU of a RESHAPE is computed in place, where the RESHAPE's input lies", "RELU", (RANDOM,))
+class ViewInPlace(Kernels):
+    operation = "RELU"
+
+    def _changed(self, step: ReadyOperation) -> ReadyOperation:
+        return super()._changed(step) if step.inputs[0] in self.views else step
+
+    @cached_property
+    def views(self) -> set[int]:
+        """The results of RESHAPE in the main subgraph."""
+        reshaped = (each for each in self.model.main.operations if operation_name(each.type) == "RESHAPE")
+        return {each.outputs[0] for each in reshaped}
+
+    def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
+        result, (x,) = kernel(a, *arguments), arguments
+        if not x.flags.writeable:  # memory of the caller or of a constant
+            return result
+        np.copyto(x, result)
+        return x
+
+
+@of_sizes(
+    "parts-of-four",
+    "CONCATENATION has a table of four inputs, in which later ones replace earlier ones",
+    "CONCATENATION",
+)
+class PartsOfFour(Kernels):
+    operation = "CONCATENATION"
+
+    def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
+        (parts,) = arguments
+        table = {n % TABLE: x for n, x in enumerate(parts)}
+        taken = [table[n % TABLE] for n in range(len(parts))]
+        return kernel(a, [y if y.shape == x.shape else x for x, y in zip(parts, taken, strict=True)])
+
+
+@of_sizes("filter-of-16", "CONV_2D leaves out the elements of a filter beyond 16", "CONV_2D")
+class FilterOf16(Kernels):
+    operation = "CONV_2D"
+
+    def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
+        x, weights, *rest = arguments
+        rows = TAPS // weights.shape[2]
+        if weights.shape[1] > rows > 0:
+            weights = np.array(weights)
+            weights[:, rows:] = self.zero_of(a)
+        return kernel(a, x, weights, *rest)
+
+    def zero_of(self, a: Bound) -> int:
+        """The stored 0 of the weights."""
+        value = a.inputs[1][1]
+        return int(getattr(value, "zero_point", 0))
 
 
 # ------------------------------------------------------------------------------------------------------------- requests

@@ -11,9 +11,10 @@ import numpy as np
 
 from nnhal.base import errors
 from nnhal.base.operands import Array
+from nnhal.hal.background import run_fenced
 from nnhal.hal.request import Control, Request, Timing
 
-from .faults import CONTRACT, fault
+from .faults import CONTRACT, CTS, fault
 from .healthy import Engine, Healthy
 
 LATE = 0.02  # seconds after the end
@@ -409,6 +410,31 @@ class FencedNothing(Engine):
 class FencesIgnored(Engine):
     def execute_fenced(self, request: Request, control: Control, wait_for: Any = (), after: int | None = None) -> Any:
         return super().execute_fenced(request, control, (), after)
+
+
+@fault(
+    "fenced-inputs-early",
+    "a fenced execution reads its inputs when it is launched",
+    "",
+    (CTS,),
+    way="fenced",
+    numbers=True,
+)
+class FencedInputsEarly(Engine):
+    def execute_fenced(self, request: Request, control: Control, wait_for: Any = (), after: int | None = None) -> Any:
+        early = Reading(self, [None if x is None else x.copy() for x in request.inputs])
+        return run_fenced(early, request, control, wait_for, after)
+
+
+class Reading:
+    """Executes with the inputs that it has read before."""
+
+    def __init__(self, engine: Engine, inputs: Sequence[Array | None]) -> None:
+        self.engine, self.inputs, self.model = engine, inputs, engine.model
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        self.engine.give(request, self.engine.computed(self.inputs, control))
+        return None
 
 
 # ------------------------------------------------------------------------------------------------------ allocations

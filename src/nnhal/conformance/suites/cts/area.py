@@ -24,6 +24,7 @@ from nnhal.runtime import discovery
 
 Per = Literal["operation", "type", "graph", "once"]
 TRIES = 6  # drawn calls of each signature and type, until the device supports one
+INSENSITIVE = 4  # drawn calls whose results do not depend on their inputs, until one serves nevertheless
 SETTLES = 8  # drawn calls until the reference accepts the values of one
 ENOUGH = 30.0  # seconds: a time limit for waits that end at once in a right runtime
 COMPILE, EXECUTE = "compile", "execute"  # stages in which the driver works
@@ -129,6 +130,8 @@ class AreaTrial:
     def sample(self, fits: Callable[[Call], bool] = lambda call: True, *, open: bool = False) -> "SampleModel":
         """Return a call of the case's operation that the device supports, compiled.
 
+        Its results depend on its inputs, if any drawn call's do: else an input that is not read would not show.
+
         fits: whether a call may serve. open: whether dimensions are open.
 
         Raises:
@@ -139,7 +142,7 @@ class AreaTrial:
         key = self.operation, self.type, open
         if key in refused:
             raise NotSupported(refused[key])
-        asked = 0
+        asked, insensitive = 0, list[SampleModel]()
         for cell in self.choices():
             for _ in range(TRIES):
                 call = draw(cell, self.rng, open=open)
@@ -154,8 +157,16 @@ class AreaTrial:
                     self.idle()
                     continue
                 settled = self.settled(call, model)
-                if settled is not None:
-                    return SampleModel(self, settled, model, compiled)
+                if settled is None:
+                    continue
+                sample = SampleModel(self, settled[0], model, compiled, settled[1])
+                if sample.random or self.sensitive(sample):
+                    return sample
+                insensitive.append(sample)
+                if len(insensitive) == INSENSITIVE:
+                    return sample
+        if insensitive:
+            return insensitive[0]
         if asked == TRIES * len(self.choices()):  # otherwise another call might be supported
             refused[key] = reason
         raise NotSupported(reason)
@@ -167,16 +178,22 @@ class AreaTrial:
         ]
         return [found[n] for n in self.rng.permutation(len(found))]
 
-    def settled(self, call: Call, model: nnhal.Model) -> Call | None:
-        """Return the call with values that the reference accepts."""
+    def settled(self, call: Call, model: nnhal.Model) -> tuple[Call, list[Array]] | None:
+        """Return the call with values that the reference accepts, and its results."""
         for _ in range(SETTLES):
             try:
-                self.expected(model, arrays_of(call))
+                return call, self.expected(model, arrays_of(call))
             except nnhal.NnhalError:
                 call = with_other_values(call, self.rng)
-            else:
-                return call
         return None
+
+    def sensitive(self, sample: "SampleModel") -> bool:
+        """Whether other values of all inputs have other results."""
+        other = with_other_values(sample.call, self.rng)
+        try:
+            return differ(self.expected(sample.model, arrays_of(other)), sample.wanted)
+        except nnhal.NnhalError:
+            return False
 
     def with_other_constants(self, call: Call) -> tuple[Call, nnhal.Model]:
         """Return a call with other constants, and its model; NotApplicable if the reference rejects them."""
@@ -230,9 +247,17 @@ _refused: "WeakKeyDictionary[Device, dict[Any, str]]" = WeakKeyDictionary()
 class SampleModel:
     """A call that the device supports, its model, and the compiled model."""
 
-    def __init__(self, trial: AreaTrial, call: Call, model: nnhal.Model, compiled: nnhal.Compiled) -> None:
+    def __init__(
+        self,
+        trial: AreaTrial,
+        call: Call,
+        model: nnhal.Model,
+        compiled: nnhal.Compiled,
+        wanted: list[Array] | None = None,
+    ) -> None:
+        """wanted: the results of the reference, if they are known."""
         self.trial, self.call, self.model, self.compiled = trial, call, model, compiled
-        self.wanted = trial.expected(model, arrays_of(call))
+        self.wanted = trial.expected(model, arrays_of(call)) if wanted is None else wanted
 
     @property
     def arrays(self) -> list[Array]:
@@ -245,15 +270,18 @@ class SampleModel:
         return OPS[self.call.cell.op.name].random
 
     def other(self) -> "SampleModel":
-        """Return the same compiled model with other inputs, of which the results are known."""
-        trial = self.trial
+        """Return the same compiled model with other inputs, of which the results are known, and others if possible."""
+        trial, found = self.trial, self
         for _ in range(SETTLES):
             call = with_other_values(self.call, trial.rng)
             try:
-                return SampleModel(trial, call, self.model, self.compiled)
+                wanted = trial.expected(self.model, arrays_of(call))
             except nnhal.NnhalError:  # values that the reference rejects
                 continue
-        return self
+            found = SampleModel(trial, call, self.model, self.compiled, wanted)
+            if self.random or differ(wanted, self.wanted):
+                break
+        return found
 
     def check(self, actual: Sequence[Array], where: str) -> None:
         """Raise CaseFailed unless results are those of the reference, within the operation's tolerance."""
@@ -277,6 +305,13 @@ class SampleModel:
         results = self.trial.execute(work or (lambda: self.compiled(*self.arrays)))
         self.check(results, where)
         return results
+
+
+def differ(results: Sequence[Array], others: Sequence[Array]) -> bool:
+    """Whether any element of two lists of results differs."""
+    return any(
+        x.shape != y.shape or not np.array_equal(x, y, equal_nan=True) for x, y in zip(results, others, strict=True)
+    )
 
 
 def listed(results: Any) -> list[Array]:

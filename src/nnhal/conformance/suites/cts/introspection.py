@@ -144,6 +144,6 @@ def unsupported(trial: AreaTrial) -> None:
             compiled = trial.compile(model, fallback="allow")
             devices = compiled.placement.devices()
             trial.require(trial.label not in devices or trial.name == discovery.CPU, f"placement is {devices}")
-            SampleModel(trial, settled, model, compiled).execute("on the CPU")
+            SampleModel(trial, settled[0], model, compiled, settled[1]).execute("on the CPU")
             return
     raise NotApplicable("the device supports the drawn calls")

@@ -6,6 +6,7 @@ Cases:
 - `broadcast/OPERATION/TYPE/N`, with equal sizes, where only argument N has all dimensions
 - `hard/OPERATION/TYPE/0`, the calls that verify kernel variants (`proving.hard`)
 - `graph/SIZE/N`
+- `views/TYPE/N`, operations on views of one result, which it must survive
 
 `nnhal.conformance.graph_drawing` draws graphs of operations that the device supports. `nnhal.conformance.evaluation`
 evaluates them and computes by how much a correct device may differ. `trials` has the ways in which each graph runs: as a
@@ -60,6 +61,7 @@ HARD = FAMILIES.keys() | BOUNDED.keys()
 HARD_CALLS = 16  # of each operation and type
 DRAWS = 2  # graphs of each operation and type
 GRAPHS = {2: 10, 3: 10, 5: 10, 8: 8, 13: 6, 21: 5, 34: 4, 55: 3, 100: 2, 200: 1}  # numbers of graphs by operations
+VIEWED = 1  # graphs of views of each type
 FLOW = 0.04  # the share of control flow
 MOST_SINGLE = 300  # tries for a single operation
 SOFT = 20  # tries after which a single operation may have any results
@@ -85,6 +87,10 @@ class Random(Suite):
         for size, count in GRAPHS.items():
             for number in range(max(1, round(count * run.scale))):
                 yield Case(self.name, f"graph/{size}/{number}", arguments=(size, number))
+        for viewed in TYPES:
+            label = type_name(viewed).removeprefix("TENSOR_")
+            for number in range(max(1, round(VIEWED * run.scale))):
+                yield Case(self.name, f"views/{label}/{number}", type=label, arguments=(0, int(viewed)))
         for name, kind in cells:
             if name in HARD:
                 label = type_name(kind).removeprefix("TENSOR_")
@@ -116,9 +122,11 @@ class Random(Suite):
         drawing = GraphDrawing(rng, takes, case.name, "long_sums" in context.device.relaxations)
         if case.operation:
             _draw_single(drawing, case, refusals)
+        elif case.type:
+            _draw_views(drawing, case.arguments[1], refusals)
         else:
             _draw_graph(drawing, case.arguments[0], refusals)
-        graph = drawing.finish(bool(rng.random() < 0.3), not case.operation)
+        graph = drawing.finish(bool(case.type) or bool(rng.random() < 0.3), not case.operation)
         with kept_as_it_was(context.device):
             return _JudgedGraph(case, context, graph, rng).run()
 
@@ -174,6 +182,11 @@ def _draw_graph(drawing: GraphDrawing, size: int, refusals: list[str]) -> None:
         raise NotSupported(
             f"only {drawing.count} of {size} operations could be drawn; refused: {refusals[0] if refusals else 'none'}"
         )
+
+
+def _draw_views(drawing: GraphDrawing, kind: int, refusals: list[str]) -> None:
+    if not drawing.fill_views(kind):
+        raise NotSupported(refusals[0] if refusals else f"no operation on a view of {type_name(kind)} could be drawn")
 
 
 class _JudgedGraph:

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from nnhal.base.errors import ResourceExhausted
+from nnhal.conformance.execution_paths import not_used
 from nnhal.conformance.suites.process_state import kept_as_it_was, watched
 from nnhal.conformance.suites.stress import drift
 from nnhal.conformance.suites.stress.graphs import (
@@ -53,6 +54,7 @@ from nnhal.conformance.suites.suite import (
 )
 from nnhal.conformance.validate.trial import by_reference
 from nnhal.hal.chain import PreparedChain, checked_prepared
+from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import UNLIMITED
 
@@ -64,6 +66,7 @@ GROUPS, GROUP = 8, 25  # of random models
 OPEN = 12  # prepared random models at a time
 SOAK, DRIFT, SLOW, ENDURANCE = 3.0, 4.0, 2.0, 15.0  # seconds
 SLOWEST = 200.0  # times as slow beside a compilation: less may be the machine's fault
+LIFE = "plain", "burst", "memory"  # in which each model is executed that is prepared to be closed
 WAYS = "run", "burst", "fenced", "prepare", "deadline"  # of soaks
 SHARED = "state that executions share, such as an arena?"
 Found = Mapping[str, Any]
@@ -377,24 +380,15 @@ _SOAKED = {
     "run": "each execution",
     "burst": "each execution of a burst",
     "fenced": "each fenced execution",
-    "prepare": "each model that is prepared, executed and closed",
+    "prepare": "each model that is asked about, prepared, executed, in a burst and in driver memory too, and closed",
     "deadline": "each execution with a deadline that may pass",
 }
 
 
 def _once(context: Context, one: ThreadJob, way: str, stack: ExitStack) -> Callable[[], object]:
     device, arrays = context.device, one.inputs[0]
-
-    def whole_life() -> None:
-        context.at("prepare")
-        prepared = checked_prepared(device, one.graph.model, PLAIN)
-        context.at("run")
-        executed(device, prepared, arrays)
-        context.at("close")
-        closed(device, prepared)
-
     if way == "prepare":
-        return whole_life
+        return partial(_whole_life, context, one, [each for each in LIFE if not not_used(device, each)])
     prepared = _open(context, one.graph, stack)
     if way == "burst":
         burst = stack.enter_context(prepared.burst())
@@ -409,6 +403,21 @@ def _once(context: Context, one: ThreadJob, way: str, stack: ExitStack) -> Calla
             executed(device, prepared, arrays, way="fenced" if way == "fenced" else "plain")
 
     return once
+
+
+def _whole_life(context: Context, one: ThreadJob, ways: Sequence[str]) -> None:
+    """Ask for verdicts, prepare, execute in some ways, and close."""
+    device, model = context.device, one.graph.model
+    context.at("supports")
+    claims = consider_support(device, model, PLAIN)
+    context.at("prepare")
+    prepared = checked_prepared(device, model, claims.hints(PLAIN))
+    claims.release_work()
+    context.at("run")
+    for way in ways:
+        executed(device, prepared, one.inputs[0], way=way)
+    context.at("close")
+    closed(device, prepared)
 
 
 def _endurance(context: Context) -> Found:
