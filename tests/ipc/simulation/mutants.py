@@ -5,7 +5,7 @@ from tests.ipc.simulation.stage import Changes
 _SESSION, _BURST = "nnhal.ipc.client.session", "nnhal.ipc.client.burst"
 _CHANNELS, _PENDING = "nnhal.ipc.client.channels", "nnhal.ipc.client.pending"
 _PREPARED, _CHANNEL = "nnhal.ipc.client.prepared", "nnhal.ipc.transport.channel"
-_CONNECTION, _CALLS = "nnhal.ipc.service.connection", "nnhal.ipc.service.calls"
+_CONNECTION = "nnhal.ipc.service.connection"
 _NATIVE = "tests.ipc.simulation.native"  # the model, as the code is C
 _EXPORTS, _SCOPE, _SERVICE_BURST = "nnhal.ipc.service.exports", "nnhal.ipc.service.scope", "nnhal.ipc.service.burst"
 

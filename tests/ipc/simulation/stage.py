@@ -38,8 +38,9 @@ STAGED = (
     *(f"nnhal.ipc.client.{name}" for name in ("channels", "pending", "pools", "prepared", "trace_follower")),
     *(
         f"nnhal.ipc.service.{name}"
-        for name in ("binding", "burst", "calls", "connection", "exports", "pools", "quota", "scope")
+        for name in ("binding", "buffers", "burst", "calls", "compilations", "connection", "executions", "exports")
     ),
+    *(f"nnhal.ipc.service.{name}" for name in ("pools", "queries", "quota", "scope")),
     "nnhal.ipc.client.session",
     "nnhal.ipc.transport.channel",
     "nnhal.ipc.transport.peer_end",
