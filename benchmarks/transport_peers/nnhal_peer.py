@@ -92,7 +92,7 @@ class Execution(PythonPeer):
         if isinstance(self._burst, RemoteBurst):
             return [self._burst._queues]
         if isinstance(self._device, RemoteDevice):
-            return [channel.lane for channel in self._device.session._lanes]
+            return [channel.lane for channel in self._device.session.channels.opened]
         return []
 
     def round_trip(self) -> np.ndarray:

@@ -325,15 +325,15 @@ def test_what_is_prepared_is_closed_once_and_what_is_left_at_the_end() -> None:
         trial.keep(kept)
         assert trial.drawing.kept == [kept]
         trial.close(one)
-        assert closed == [one.inner] and trial.stage == "close"
+        assert closed == [one.inner] and trial.stages.last == "close"
     assert closed == [one.inner, other.inner]
 
 
 def test_the_end_of_the_drivers_process_is_no_error_that_a_check_expects() -> None:
     trial = trial_of(device())
-    with pytest.raises(ProcessDied, match="gone"), trial.asking("run"):
+    with pytest.raises(ProcessDied, match="gone"), trial.stages.enter("run"):
         raise DeadObject("gone")
-    assert trial.stage == "run"
+    assert trial.stages.last == "run"
 
 
 def test_another_call_has_other_constants_and_the_same_of_what_is_given() -> None:

@@ -365,7 +365,7 @@ def test_a_check_has_the_device_the_drawing_and_the_board_and_tells_what_it_foun
 
     def look(trial: Any) -> int:
         seen.append((trial.device, trial.operation, trial.isolated, ends.board.read()))
-        with trial.asking("prepare"):
+        with trial.stages.enter("prepare"):
             seen.append(ends.board.read())
         seen.append(ends.board.read())
         trial.found = ("one", "two")
@@ -387,8 +387,8 @@ def test_the_suite_is_at_work_when_no_thread_asks_the_driver_any_more_and_for_ea
     stages: list[str] = []
     trial = Trial(Reference(), Drawing("FLOOR", 0, 1), stages.append, isolated=False)
     call, model = trial.drawing.calls[0]
-    with trial.asking("run"):
-        with trial.asking("run"):
+    with trial.stages.enter("run"):
+        with trial.stages.enter("run"):
             pass
         trial.wanted(model, arrays_of(call))
     assert stages == ["run", "run", "after run"]

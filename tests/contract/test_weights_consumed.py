@@ -118,8 +118,8 @@ def test_a_process_that_died_is_given_the_model_again():
     device = ReconnectingDevice("tunable", lambda: start(str(DRIVER)))
     compiled = nnhal.compile(adding(), devices=[device])
     assert np.array_equal(compiled(X), X + W)
-    device._remote.session.process.kill()
-    device._remote.session.process.wait()
+    device._remote.session.peer.process.kill()
+    device._remote.session.peer.process.wait()
     for _ in range(2):
         try:
             assert np.array_equal(compiled(X), X + W)

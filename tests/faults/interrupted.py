@@ -162,7 +162,7 @@ def storm(count: int, seed: int, progress: Callable[[], None] = lambda: None) ->
                 if strike % EVERY == EVERY - 1 or strike == count - 1:
                     ways.again()
                     _nothing_lost(device, base)
-        assert device.restarts == 0 and device.pid == pid and session.dead is None
+        assert device.restarts == 0 and device.pid == pid and session.peer.dead is None
         return {
             "ok": True,
             "seed": seed,
@@ -178,8 +178,10 @@ def storm(count: int, seed: int, progress: Callable[[], None] = lambda: None) ->
 
 def _nothing_lost(device: ReconnectingDevice, base: dict[str, int]) -> None:
     session = device.remote().session
-    wait_until(lambda: not session._given_up and not session._late, "the end of all that was given up")
-    assert not any(channel.in_doubt for channel in session._free) and len(session._lanes) <= 4
+    wait_until(
+        lambda: not session.channels.abandoned and not session.notifications.late, "the end of all that was given up"
+    )
+    assert not any(channel.in_doubt for channel in session.channels.free) and len(session.channels.opened) <= 4
     for what, before in base.items():
         most = before + SLACK.get(what, 0)
         wait_until(lambda what=what, most=most: held(device)[what] <= most, f"{what}: {held(device)}, must be {base}")

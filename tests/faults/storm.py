@@ -139,7 +139,7 @@ class Client:
             got = way(np.full(SIZE, number, np.float32))
         except NnhalError as error:
             self.errors[type(error).__name__] += 1
-            if self._device.remote().session.dead is not None:
+            if self._device.remote().session.peer.dead is not None:
                 raise
         except BaseException as error:
             self.wrong.append(f"{name}: {type(error).__name__}: {error}")
@@ -266,7 +266,7 @@ def _while_it_blows(seconds: float, dice: random.Random) -> dict[str, Any]:
 
 def _alive(device: ReconnectingDevice) -> int:
     session = device._remote.session
-    return session.welcome.pid if session.dead is None else 0
+    return session.welcome.pid if session.peer.dead is None else 0
 
 
 def _stranger(dice: random.Random) -> int:

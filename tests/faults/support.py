@@ -99,7 +99,7 @@ def used(device: RemoteDevice) -> None:
     """Have the service end an object of this client, for which it keeps a thread from then on: no fault's trace."""
     session = device.session
     number = made(session, wire.Hold, ())
-    session.release(number)
+    session.endings.release(number)
     again = wire.encode(wire.Hold(session.number(), (wire.Pool("ashmem", 1, 0, True, number),)))
     wait_until(lambda: "is not held" in str(session.answer_to("Hold", again, UNLIMITED)[0]), "the release")
 

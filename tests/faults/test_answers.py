@@ -97,7 +97,7 @@ def test_a_notification_of_the_wrong_kind_is_an_error_that_names_the_process(wro
 
         error = attempt(use)
         assert isinstance(error, DeadObject) and "peer" in str(error), error
-        assert session.dead is not None
+        assert session.peer.dead is not None
 
 
 @pytest.mark.parametrize("number", [0, 999, 2**63])
@@ -108,8 +108,10 @@ def test_a_notification_that_nobody_asked_for_ends_the_session_and_says_so(note,
         RemoteDevice(session)
         assert speaker.callbacks is not None
         speaker.callbacks.send(note(number))
-        wait_until(lambda: session.dead is not None, "the end of the session")
-        assert re.search(f"notified by Notify.* of {number}, must be of a requested object, once", str(session.dead))
+        wait_until(lambda: session.peer.dead is not None, "the end of the session")
+        assert re.search(
+            f"notified by Notify.* of {number}, must be of a requested object, once", str(session.peer.dead)
+        )
 
 
 @pytest.mark.parametrize("level", [0, 9, 255])
@@ -136,5 +138,5 @@ def test_a_message_without_bytes_leaves_no_descriptor(where):
         for _ in range(4):
             error = attempt(lambda: session.call(wire.GetVersionString(), wire.TextReply, UNLIMITED))
             assert isinstance(error, NnhalError), error
-        assert session.dead is not None
+        assert session.peer.dead is not None
         until(lambda: not opened.like(0), "what came is closed")

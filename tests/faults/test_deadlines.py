@@ -248,7 +248,7 @@ def test_executions_for_sustained_speed_use_no_more_threads_than_there_are_cores
 
     together([lambda m=m: execute(m) for m in models for _ in range(3)])  # type: ignore[misc]
     assert most[0] == (1 if threads == 0 else 2)
-    assert len(sustained()._free) == 2
+    assert len(sustained().slots.free) == 2
 
 
 @pytest.mark.parametrize("also", ["one at a time", "sustained speed"])

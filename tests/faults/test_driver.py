@@ -25,6 +25,7 @@ from nnhal.base.errors import (
     ResourceExhausted,
     UnsupportedModel,
 )
+from nnhal.ipc.client import peer
 from nnhal.ipc.client import session as client
 from nnhal.ipc.client.process import ProcessHealth, ReconnectingDevice, start
 from nnhal.runtime.compiled import Compiled
@@ -177,7 +178,7 @@ def test_three_deaths_in_a_short_time_are_quarantine_with_a_reason_until_forgive
             assert computes(compiled)
             session = device.remote().session
             os.kill(device.pid, signal.SIGABRT)
-            wait_until(lambda s=session: s.dead is not None, "news of the death")
+            wait_until(lambda s=session: s.peer.dead is not None, "news of the death")
             wait_until(lambda n=number: device.health.total == n + 1, "its count")
         for _ in range(2):
             with pytest.raises(DeviceUnavailable, match=r"faulty: is quarantined .* died 3 times .*SIGABRT"):
@@ -241,7 +242,7 @@ def test_a_hang_in_execute_ends_at_the_deadline_and_the_device_is_usable_again(h
 @pytest.mark.parametrize("hang", HANGS)
 def test_a_hang_in_prepare_ends_at_the_deadline(hang: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """31: MISSED_DEADLINE, also where fallback is allowed, as no time is left; the device is usable again."""
-    monkeypatch.setattr(client, "HUNG_BESIDE_OTHERS_NS", client.HUNG_NS)  # the second compilation waits for the process
+    monkeypatch.setattr(peer, "HUNG_BESIDE_OTHERS_NS", peer.HUNG_NS)  # the second compilation waits for the process
     for fallback in ("forbid", "allow"):
         with pytest.raises(MissedDeadline, match="deadline"):
             faulty(fallback, 0.3, prepare=hang)
@@ -253,7 +254,7 @@ def test_a_hang_in_prepare_ends_at_the_deadline(hang: str, monkeypatch: pytest.M
 
 def test_a_missed_deadline_of_an_execution_that_ends_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """31: a driver that is late is none that hangs: the same process serves on, the late result touches nobody."""
-    monkeypatch.setattr(client, "HUNG_NS", int(LIMIT * SECOND))  # however slow the machine is
+    monkeypatch.setattr(peer, "HUNG_NS", int(LIMIT * SECOND))  # however slow the machine is
     with faulty(run="sleep:0.5") as compiled:
         device = device_of(compiled)
         first, out = device.pid, np.full_like(X, -1)

@@ -12,6 +12,7 @@ import pytest
 
 import nnhal
 from nnhal.ipc.client import session as sessions
+from nnhal.ipc.client.channels import MAX_LANES
 from nnhal.ipc.client.process import ReconnectingDevice, start
 from tests.ipc.support import wait_until
 from tests.models import make_model
@@ -83,19 +84,19 @@ def test_after_an_interrupt_nothing_is_written_to_the_callers_memory(interrupts,
             pass
         room[...] = 7
         session = device.remote().session
-        wait_until(lambda: session.dead is not None or not session._given_up, "the late answer")
+        wait_until(lambda: session.peer.dead is not None or not session.channels.abandoned, "the late answer")
         assert room.tolist() == [7, 7, 7, 7]
 
 
 def test_what_nobody_waits_for_is_told_to_the_driver():
     x = np.ones(4, np.float32)
     with staying() as device, compiled(device, "polite") as c:
-        for _ in range(3 * sessions.MAX_LANES):  # each would hold a lane for ever
+        for _ in range(3 * MAX_LANES):  # each would hold a lane for ever
             with pytest.raises(nnhal.MissedDeadline):
                 c.run(x, deadline=0.005)
         session = device.remote().session
-        wait_until(lambda: not session._given_up, "the end of all that was given up")
-        assert session.dead is None and device.restarts == 0
+        wait_until(lambda: not session.channels.abandoned, "the end of all that was given up")
+        assert session.peer.dead is None and device.restarts == 0
 
 
 def test_a_close_that_hangs_delays_nobody_else():

@@ -72,7 +72,7 @@ class Arena:
     def unharmed(self) -> None:
         """The neighbour's results are bit by bit what they were, in the same process."""
         self.neighbour.computes()
-        assert self.watcher.session.dead is None and self.watcher.session.welcome.pid == self.pid
+        assert self.watcher.session.peer.dead is None and self.watcher.session.welcome.pid == self.pid
 
     def strike(self, case: Case) -> None:
         """One case, from the call to what is left of it."""

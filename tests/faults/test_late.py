@@ -73,8 +73,8 @@ def test_whatever_a_signal_handler_raises_later_answers_are_those_of_their_quest
                 x = numbers(64, 100 * n + k)
                 assert np.array_equal(WAYS[way](model, x), x + x)
         session = device.session
-        wait_until(lambda: not session._given_up, "lanes that were given up")
-        assert session.dead is None
+        wait_until(lambda: not session.channels.abandoned, "lanes that were given up")
+        assert session.peer.dead is None
 
 
 def test_a_notification_that_comes_late_is_not_that_of_the_next_execution():
@@ -88,7 +88,7 @@ def test_a_notification_that_comes_late_is_not_that_of_the_next_execution():
             for k in range(10):
                 x = numbers(64, 100 * n + k)
                 assert np.array_equal(run(quick, x), x + x)
-        assert device.session.dead is None
+        assert device.session.peer.dead is None
 
 
 # ----------------------------------------------------------------------------------------------------------- late writes
@@ -142,7 +142,7 @@ def test_an_execution_that_was_given_up_never_writes_to_the_callers_memory(give_
             sound(np.full(4, 3, np.float32), out=[out])
             (tmp_path / "open").touch()
             session = device.remote().session
-            wait_until(lambda: not session._given_up, "the late answer")
+            wait_until(lambda: not session.channels.abandoned, "the late answer")
             assert out.tolist() == [6, 6, 6, 6]
             assert device.restarts == 0, "the process was replaced, so nothing was late"
     finally:

@@ -64,7 +64,7 @@ def test_a_driver_whose_close_raises_disturbs_neither_other_executions_nor_later
         with ThreadPoolExecutor(3) as pool:
             for output in pool.map(lambda _: run(sound, X), range(30)):
                 assert output.tobytes() == EXPECTED
-        assert device.session.dead is None
+        assert device.session.peer.dead is None
         assert works(device)
 
 

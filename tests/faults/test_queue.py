@@ -122,7 +122,7 @@ class Raw:
         """End it."""
         self.queues.close()
         for number in (self.number, self.binding):
-            self.device.session.release(number)
+            self.device.session.endings.release(number)
         self.memory.close()
         del self.pool
 

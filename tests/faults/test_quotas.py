@@ -174,7 +174,7 @@ def test_a_client_whose_lanes_are_refused_gets_errors_by_name_and_its_session_go
                 right = [y for y in came if isinstance(y, np.ndarray) and y.tobytes() == (X + X).tobytes()]
                 refused = [y for y in came if isinstance(y, ResourceExhausted) and "lanes: this client has" in str(y)]
                 assert len(right) + len(refused) == 24 and right and refused, came
-                assert device.session.dead is None
+                assert device.session.peer.dead is None
             assert run(model, X).tobytes() == (X + X).tobytes()
     finally:
         process.kill()

@@ -388,7 +388,7 @@ class Overriding(Gives):
         self.alone: list[bool] = []
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        self.alone.append(self.chain.queues[0].queue._held_by(threading.get_ident()) is not None)
+        self.alone.append(self.chain.queues[0].queue.slots.held_by(threading.get_ident()) is not None)
         return super().run(request, control)
 
     def execute(self, request: Request, control: Control, notify: Notify) -> None:

@@ -315,8 +315,8 @@ def test_a_burst_over_the_wire_that_lost_its_process_has_ended() -> None:
         step = prepare(device, adding(1))
         burst = step.burst()
         assert not burst.ended
-        assert device.session.process is not None
-        device.session.process.kill()
+        assert device.session.peer.process is not None
+        device.session.peer.process.kill()
         for _ in range(2):
             with pytest.raises((DeadObject, Closed)):
                 asked(step, X, nan()).execute(burst.run, PLAIN)

@@ -710,5 +710,5 @@ def test_in_a_process_of_its_own_a_model_is_trimmed_there(tmp_path: Path, monkey
         model.close()
     finally:
         device.close()
-        assert device.session.process is not None
-        device.session.process.wait(LIMIT)
+        assert device.session.peer.process is not None
+        device.session.peer.process.wait(LIMIT)

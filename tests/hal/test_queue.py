@@ -19,6 +19,7 @@ from nnhal.base.codes import ErrorStatus, Priority
 from nnhal.base.errors import BadState, Cancelled, MissedDeadline, ResourceExhausted
 from nnhal.hal import queue as module
 from nnhal.hal import request as request_module
+from nnhal.hal import slots
 from nnhal.hal import waiting as waiting_module
 from nnhal.hal.queue import RunQueue, places, units_of
 from nnhal.hal.request import UNLIMITED, Control
@@ -289,7 +290,7 @@ def test_never_more_run_than_there_are_places(width: int, clock: Clock) -> None:
         played.step()
         assert len(played.inside) == width
     played.end()
-    assert len(queue._free) == width
+    assert len(queue.slots.free) == width
 
 
 def test_an_execution_with_threads_of_its_own_takes_as_many_places(clock: Clock) -> None:
@@ -303,7 +304,7 @@ def test_an_execution_with_threads_of_its_own_takes_as_many_places(clock: Clock)
         played.step()
         used.append(sum(units for _, _, units in played.inside.values()))
     played.end()
-    assert max(used) == 4 and len(queue._free) == 4
+    assert max(used) == 4 and len(queue.slots.free) == 4
 
 
 def test_places_are_as_many_as_cores_and_two_at_least_unless_the_device_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +346,7 @@ def test_an_execution_that_asks_for_another_on_its_thread_runs_that_beside_itsel
     soft = RunQueue("device mine", 1, strict=False)
     inner = in_turn(soft, lambda _: "inner", OWN, MEDIUM)
     assert in_turn(soft, inner, OWN, MEDIUM)(UNLIMITED) == "inner"
-    assert len(soft._free) == 1
+    assert len(soft.slots.free) == 1
     strict = one()
     inner = in_turn(strict, lambda _: "inner", OWN, MEDIUM)
     with pytest.raises(BadState, match="device mine: an execution asks for another of the same device"):
@@ -357,7 +358,7 @@ def test_an_execution_that_asks_for_another_on_its_thread_runs_that_beside_itsel
 def test_what_does_not_end_when_it_should_keeps_nobody_from_running_unless_it_must(
     why: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LONG_NS", 200 * MS if why == "long" else 1 << 60)
+    monkeypatch.setattr(slots, "LONG_NS", 200 * MS if why == "long" else 1 << 60)
     for strict in (False, True):
         queue, over, inside = RunQueue("device mine", 1, strict=strict), threading.Event(), threading.Event()
 
@@ -392,13 +393,13 @@ def test_what_does_not_end_when_it_should_keeps_nobody_from_running_unless_it_mu
 def test_a_client_whose_executions_are_long_by_habit_keeps_another_out_for_so_long_and_no_longer(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LONG_NS", 50 * MS)
-    monkeypatch.setattr(module, "LONGEST_NS", 300 * MS)
+    monkeypatch.setattr(slots, "LONG_NS", 50 * MS)
+    monkeypatch.setattr(slots, "LONGEST_NS", 300 * MS)
     queue, over, pace = RunQueue("device mine", 1, strict=False), threading.Event(), LatencyEstimator()
     pace.add_time(1000 * MS)  # eight times as long is eight seconds
     hang = queue.queued(lambda *_: over.wait(LIMIT), OWN, MEDIUM, pace=pace)
     hung = begun(partial(hang, None), UNLIMITED)
-    until(lambda: list(queue._busy()), "it hangs")
+    until(lambda: list(queue.slots.busy()), "it hangs")
     another = begun(in_turn(queue, lambda _: "ran", QueueClient("another"), MEDIUM), clock.within(5))
     until(lambda: waiting(queue) == 1, "another waits")
     clock.advance(0.299)
@@ -418,7 +419,7 @@ def test_what_was_given_up_a_tenth_of_a_second_ago_is_in_nobodys_way_however_lit
     queue, over = RunQueue("device mine", 2, strict=False), threading.Event()
     hang = in_turn(queue, lambda _: over.wait(LIMIT), OWN, MEDIUM)
     hung = [begun(hang, clock.within(0.1)) for _ in range(2)]
-    until(lambda: sum(1 for _ in queue._busy()) == 2, "both hang")
+    until(lambda: sum(1 for _ in queue.slots.busy()) == 2, "both hang")
     run = in_turn(queue, lambda _: "ran", OWN, MEDIUM)
     if waits:
         outcome = begun(run, clock.within(0.3))
@@ -442,7 +443,7 @@ def test_what_ends_while_somebody_looks_at_it_is_nothing_to_who_looks() -> None:
         def is_set(self) -> bool:
             if not over.is_set():
                 over.set()
-                until(lambda: sum(1 for _ in queue._busy()) < 2)
+                until(lambda: sum(1 for _ in queue.slots.busy()) < 2)
             return False
 
     def hold(_: Control) -> None:
@@ -635,11 +636,11 @@ def test_more_than_may_wait_are_refused_and_other_clients_are_not(monkeypatch: p
 
 def test_a_place_that_was_lost_is_there_again(clock: Clock) -> None:
     queue = one()
-    lost = queue._free.pop()
+    lost = queue.slots.free.pop()
     run = in_turn(queue, lambda _: "ran", OWN, MEDIUM)
     too_late(queue, run, clock)
     del lost
-    assert run(UNLIMITED) == "ran" and len(queue._free) == 1
+    assert run(UNLIMITED) == "ran" and len(queue.slots.free) == 1
 
 
 def test_a_ticket_that_was_lost_is_passed_over() -> None:
@@ -660,11 +661,11 @@ def test_a_ticket_that_was_lost_is_passed_over() -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_a_place_that_comes_back_when_another_stands_in_for_it_is_none(first: bool, clock: Clock) -> None:
     queue = one()
-    slot = queue._free.pop()
+    slot = queue.slots.free.pop()
     assert isinstance(slot, Slot)
     slot.there = False
-    queue._add()
-    (queue._free.append if first else queue._free.appendleft)(slot)
+    queue.slots.add()
+    (queue.slots.free.append if first else queue.slots.free.appendleft)(slot)
     del slot
     with held(queue):
         too_late(queue, in_turn(queue, lambda _: None, OWN, MEDIUM), clock)
@@ -689,19 +690,19 @@ def test_a_place_that_another_takes_between_look_and_grant_and_gives_back_is_the
     units: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = RunQueue("device mine", 2, strict=True)
-    queue._free = TakenElsewhere(queue._free, 3 - units)  # who takes one tries before it looks
+    queue.slots.free = TakenElsewhere(queue.slots.free, 3 - units)  # who takes one tries before it looks
     monkeypatch.setattr(queue, "_wait", lambda *_: pytest.fail("waits beside a free place"))
     assert in_turn(queue, lambda _: "ran", OWN, MEDIUM, units)(UNLIMITED) == "ran"
-    assert len(queue._free) == 2
+    assert len(queue.slots.free) == 2
 
 
 def test_where_too_few_places_are_left_those_that_were_taken_are_there_again() -> None:
     queue = RunQueue("device mine", 3, strict=True)
     with held(queue):
         with pytest.raises(IndexError):
-            queue._several(3)
-        assert len(queue._free) == 2
-    assert len(queue._several(3).others) == 2
+            queue.slots.several(3)
+        assert len(queue.slots.free) == 2
+    assert len(queue.slots.several(3).others) == 2
 
 
 def test_a_client_is_a_process_however_many_connections_it_has() -> None:
@@ -715,7 +716,7 @@ def test_in_a_forked_child_nobody_holds_a_place() -> None:
     with held(queue):  # one of the two
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if run(within(LIMIT * 1000)) == "ran" and len(queue._free) == 2 else 1)
+            os._exit(0 if run(within(LIMIT * 1000)) == "ran" and len(queue.slots.free) == 2 else 1)
         assert os.waitpid(pid, 0)[1] == 0
 
 
@@ -724,8 +725,8 @@ def test_in_a_child_that_an_execution_has_forked_there_are_no_more_places_once_i
     queue = RunQueue("device mine", 1, strict=strict)
     pid = in_turn(queue, lambda _: os.fork(), OWN, MEDIUM)(UNLIMITED)
     if pid == 0:
-        os._exit(len(queue._free))
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1 == len(queue._free)
+        os._exit(len(queue.slots.free))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1 == len(queue.slots.free)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -774,7 +775,7 @@ def test_any_interleaving_keeps_within_the_places_lets_everybody_leave_and_loses
                     weakref.ref(QueueTicket(line, LatencyEstimator(), 1, UNLIMITED))
                 )
             with suppress(IndexError):
-                queue._free.pop()
+                queue.slots.free.pop()
 
     threads = [threading.Thread(target=come, args=(n, random.Random(f"{seed} {n}"))) for n in range(10)]
     threads.append(threading.Thread(target=lose))
@@ -786,8 +787,8 @@ def test_any_interleaving_keeps_within_the_places_lets_everybody_leave_and_loses
     assert most[0] <= width and len(outcomes) == 60
     assert runs[0][2]((0, False), UNLIMITED) is None
     with queue._lock:
-        queue._settle()
-    assert not waiting(queue) and len(queue._free) == width
+        queue.slots.settle()
+    assert not waiting(queue) and len(queue.slots.free) == width
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -847,7 +848,7 @@ def test_interrupted_at_any_point_who_runs_or_waits_is_in_nobodys_way(
     thread.join(LIMIT)
     assert not thread.is_alive()
     with queue._lock:
-        queue._settle()
+        queue.slots.settle()
         queue._dispatch(time.monotonic_ns())
-    assert not waiting(queue) and len(queue._free) == 1
+    assert not waiting(queue) and len(queue.slots.free) == 1
     assert other is None or other(UNLIMITED) == "ran"

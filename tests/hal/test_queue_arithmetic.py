@@ -12,8 +12,9 @@ import pytest
 from nnhal.base.codes import Priority
 from nnhal.base.errors import MissedDeadline
 from nnhal.hal import queue as module
-from nnhal.hal.queue import GRACE_NS, RunQueue
+from nnhal.hal.queue import RunQueue
 from nnhal.hal.request import UNLIMITED, Control
+from nnhal.hal.slots import GRACE_NS
 from nnhal.hal.waiting import FIRST, LEVELS, OWN, LatencyEstimator, QueueClient, QueueTicket, Slot
 from tests.waiting import Clock
 
@@ -117,9 +118,9 @@ def test_all_places_of_an_execution_that_does_not_end_are_there_again() -> None:
     state = State(3)
     late = Control(NOW - GRACE_NS)
     state.runs(OWN, 10, since=1000, units=2, control=late)
-    assert len(state.queue._free) == 1
-    state.queue._relieve(NOW)
-    assert len(state.queue._free) == 3
+    assert len(state.queue.slots.free) == 1
+    state.queue.slots.relieve(NOW)
+    assert len(state.queue.slots.free) == 3
 
 
 def test_a_cancelled_execution_counts_from_the_first_look_at_it_however_often_it_is_looked_at() -> None:
@@ -128,7 +129,7 @@ def test_a_cancelled_execution_counts_from_the_first_look_at_it_however_often_it
     slot = state.runs(OWN, 10, since=0, control=Control(cancelled=cancelled))
     cancelled.set()
     for later in (0, GRACE_NS // 2, GRACE_NS - 1):
-        assert state.queue._counts_until(slot, NOW + later) == NOW + GRACE_NS
+        assert state.queue.slots.counts_until(slot, NOW + later) == NOW + GRACE_NS
 
 
 def test_a_cancelled_execution_has_its_own_grace_after_another_in_the_same_place_was_cancelled() -> None:
@@ -136,7 +137,7 @@ def test_a_cancelled_execution_has_its_own_grace_after_another_in_the_same_place
     cancelled.set()
     slot = state.runs(OWN, 10, since=0, control=Control(cancelled=cancelled))
     slot.overdue = NOW - 1  # of the execution before
-    assert state.queue._counts_until(slot, NOW + 5) == NOW + 5 + GRACE_NS
+    assert state.queue.slots.counts_until(slot, NOW + 5) == NOW + 5 + GRACE_NS
 
 
 # ----------------------------------------------------------------------------------------- clients that come back quickly

@@ -26,8 +26,8 @@ from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc.client.pools import ClientPools, Packing
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire
-from nnhal.ipc.service.calls import CallHandler, Work
-from nnhal.ipc.service.scope import CallScope
+from nnhal.ipc.service.calls import CallHandler
+from nnhal.ipc.service.scope import CallScope, Work
 from nnhal.ipc.transport import _native
 from nnhal.model.graph import Model
 from tests.ipc.support import a_share

@@ -144,8 +144,8 @@ def own_process(driver: str = PROBE, **named: Any) -> Iterator[RemoteDevice]:
         yield device
     finally:
         device.close()
-        assert device.session.process is not None
-        device.session.process.wait(LIMIT)
+        assert device.session.peer.process is not None
+        device.session.peer.process.wait(LIMIT)
 
 
 def lingering(seconds: int) -> tuple[socket.socket, socket.socket]:

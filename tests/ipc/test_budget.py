@@ -17,6 +17,7 @@ from nnhal.hal.host import contents_of, contents_within, fill, fill_within
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Timing
 from nnhal.ipc.client import burst as bursts
+from nnhal.ipc.client import pending
 from nnhal.ipc.client import prepared as executions
 from nnhal.ipc.client import session as sessions
 from nnhal.ipc.client.buffer import RemoteBuffer
@@ -184,7 +185,7 @@ def test_each_call_of_an_execution_ends_by_its_deadline(
     monkeypatch.setattr(executions, "TELL_NS", 0)
     with pytest.raises(MissedDeadline):
         client.act(mute, act, PASSED)
-    assert client.peer.session.dead is None
+    assert client.peer.session.peer.dead is None
 
 
 @each_inner_call
@@ -193,7 +194,8 @@ def test_a_call_without_a_deadline_to_a_process_that_is_silent_ends_by_default_a
 ) -> None:
     """After 30 s, or after 10 minutes where the driver may be at work."""
     assert (sessions.QUERY_NS, sessions.WORK_NS) == (30_000_000_000, 600_000_000_000)
-    monkeypatch.setattr(sessions, "WORK_NS" if mute in DRIVER_AT_WORK else "QUERY_NS", 20_000_000)
+    for module in (sessions, pending):
+        monkeypatch.setattr(module, "WORK_NS" if mute in DRIVER_AT_WORK else "QUERY_NS", 20_000_000, raising=False)
     with pytest.raises(DeviceUnavailable, match=r"device peer: did not answer .+ within 0 s; it is dropped"):
         client.act(mute, act, UNLIMITED)
     with pytest.raises(DeadObject, match="it is dropped"):
@@ -201,12 +203,11 @@ def test_a_call_without_a_deadline_to_a_process_that_is_silent_ends_by_default_a
 
 
 def test_an_execution_in_a_burst_ends_by_default_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (bursts, sessions):
-        monkeypatch.setattr(module, "WORK_NS", 1_000_000)
+    monkeypatch.setattr(bursts, "WORK_NS", 1_000_000)
     burst = client.prepared.burst()
     with pytest.raises(DeviceUnavailable, match="did not answer an execution in a burst within 0 s; it is dropped"):
         burst.run(request_for(client.prepared, X), UNLIMITED)
-    assert client.peer.session.dead is not None
+    assert client.peer.session.peer.dead is not None
 
 
 def test_a_process_has_a_second_at_least_to_tell_what_an_execution_that_has_ended_came_to(

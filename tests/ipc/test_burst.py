@@ -342,7 +342,7 @@ def test_a_binding_that_is_released_is_a_named_error_in_a_burst_also_where_its_p
     with prepared.burst() as burst:
         for _ in range(2):
             assert raw(burst, call) == wire.Acknowledged()
-        prepared.session.release(number)
+        prepared.session.endings.release(number)
         until(lambda: not isinstance(raw(burst, call), wire.Acknowledged), "it is released")
         reply = raw(burst, call)
         assert (reply.kind, "binding" in reply.message) == ("InvalidArgument", True)
@@ -521,7 +521,7 @@ def test_who_is_interrupted_waits_for_a_driver_that_writes_to_memory_of_the_call
     waited, given_up = [], []
     with served_here(Probe()) as device:
         prepared = prepare(device)
-        monkeypatch.setattr(device.session, "give_up", given_up.append)
+        monkeypatch.setattr(device.session.peer, "give_up", given_up.append)
         with prepared.burst() as burst:
             struck = burst._queues = Struck(burst._queues)
             struck.receive = lambda limit: waited.append(limit) or (_native.TIMEOUT if late else b"")

@@ -122,7 +122,7 @@ def test_what_was_restored_is_prepared_again_after_its_process_died(tmp_path):
                 compiled(numbers(50_000))
                 session = device.remote().session
                 os.kill(device.pid, signal.SIGKILL)
-                wait_until(lambda session=session: session.dead is not None, "the death")
+                wait_until(lambda session=session: session.peer.dead is not None, "the death")
                 for _ in range(3):
                     np.testing.assert_array_equal(compiled(numbers(50_000)), numbers(50_000) + 3)
                 assert compiled._caller.plan.steps[0].prepared.inner.prepared_again == 1  # type: ignore[attr-defined]
@@ -190,7 +190,7 @@ def test_files_count_among_the_descriptors_until_nobody_uses_them():
         number = hold(device, list(cache.files), 32, 0)
         with pytest.raises(ResourceExhausted, match="descriptors"):
             hold(device, list(cache.files), 32, 0)
-        device.session.release(number)
+        device.session.endings.release(number)
         wait_until(lambda: holds(device, cache), "the descriptors back")
 
 

@@ -27,7 +27,7 @@ from nnhal.ipc.client.pools import ClientPools, Packing
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire, timing_to_wire
 from nnhal.ipc.service.binding import LaunchedRequest
-from nnhal.ipc.service.calls import control_of
+from nnhal.ipc.service.executions import control_of
 from nnhal.ipc.transport import _native
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
@@ -291,7 +291,7 @@ def test_only_what_is_written_is_mapped_for_writing(service: Service) -> None:
     pools = tuple(wire.MemoryPool(packing.pool(memory)) for memory in (given, taken))
     request = wire.WireRequest((wire.WireArgument(0, 0, 16, (4,)),), (wire.WireArgument(1, 0, 16, (4,)),), pools)
     service.call(wire.Bind(2, 1, request), sent_along(packing))
-    assert [memory.readonly for memory in service.handler.binding(2).memories] == [True, False]
+    assert [memory.readonly for memory in service.handler._executions.binding(2).memories] == [True, False]
     given.bytes()[:] = numbers().view(np.uint8)
     assert service.call(wire.ExecuteSynchronously(V1_3, 2)) == wire.DONE
     assert np.array_equal(taken.bytes().view(np.float32), 2 * numbers())
@@ -454,7 +454,7 @@ def test_a_fenced_execution_that_is_not_launched_leaves_nothing(service: Service
         assert service.more() == {}
     with pytest.raises(InvalidArgument, match="1 descriptors are attached, must be 0 fences"):
         service.call(wire.ExecuteFenced(3, 2, 0), came(os.open("/dev/null", os.O_RDONLY)))
-    service.handler.binding(2).entry.release()
+    service.handler._executions.binding(2).entry.release()
     with pytest.raises(Closed):
         service.call(wire.ExecuteFenced(3, 2, 0))
     assert service.call(wire.Cancel((3,))) is wire.DONE and memory is not None
@@ -528,7 +528,7 @@ def test_arguments_lie_in_memories_and_in_buffers(service: Service) -> None:
     to_buffer = wire.WireRequest((whole,), (wire.WireArgument(2, 0, 0, ()),), pools)
     for number, request in ((4, to_memory), (5, to_buffer)):
         service.call(wire.Bind(number, 1, request), came(os.dup(room.fd)))
-        assert len(service.handler.binding(number).memories) == 1
+        assert len(service.handler._executions.binding(number).memories) == 1
         assert isinstance(service.call(wire.ExecuteSynchronously(V1_3, number)), wire.Acknowledged | wire.ExecutedReply)
     assert np.array_equal(room.bytes().view(np.float32), 2 * numbers())
     room.bytes()[:] = 0

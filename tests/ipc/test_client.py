@@ -26,6 +26,7 @@ from nnhal.base.errors import (
 from nnhal.base.levels import FL8, V1_0, V1_3, Level
 from nnhal.base.memory import Memory
 from nnhal.hal.request import UNLIMITED, Control
+from nnhal.ipc.client import endings, peer
 from nnhal.ipc.client import session as subject
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
@@ -123,8 +124,8 @@ def test_a_greeting_may_take_30_s_unless_another_time_is_given(monkeypatch: pyte
 def test_a_session_knows_the_level_and_what_it_calls_by(level: Level, methods: Level) -> None:
     with Peer(lambda lane, _: lane.answer(wire.encode(ONE)), int(level)) as session:
         assert (session.level, session.methods) == (level, methods)
-        assert session.where == "peer" and session.dead is None and session.process is None
-        assert session.watch >= 0 and session._control.lane.watch == session.watch
+        assert session.where == "peer" and session.peer.dead is None and session.peer.process is None
+        assert session.peer.watch >= 0 and session._first.channel.lane.watch == session.peer.watch
         memory = Memory.wrap(np.zeros(4, np.uint8))
         assert session.pools._shared is True and session.pools.shareable(memory) is not memory
         numbers = [session.number() for _ in range(3)]
@@ -162,7 +163,7 @@ class Service(Peer):
 
     def __exit__(self, *of: object) -> None:
         self.gate.set()
-        os.eventfd_write(self.session._wake, 1)  # as the end of a process of the client's own does
+        os.eventfd_write(self.session.endings.wake, 1)  # as the end of a process of the client's own does
         super().__exit__(*of)
 
 
@@ -176,7 +177,8 @@ def service() -> Iterator[Service]:
 def test_calls_one_after_the_other_take_one_lane(service: Service) -> None:
     for _ in range(5):
         assert service.session.call(ASK, wire.TextReply, UNLIMITED)[0] == ONE
-    assert len(service.session._lanes) == 1 and len(service._lanes) == 3  # of calls; the first, of callbacks, of calls
+    assert len(service.session.channels.opened) == 1  # of calls
+    assert len(service._lanes) == 3  # the first, of callbacks, of calls
     assert service.session.calls == {"getVersionString": 5}
 
 
@@ -191,10 +193,10 @@ def test_of_more_calls_than_32_at_once_the_others_wait_for_a_lane_and_past_their
         with pytest.raises(MissedDeadline, match="peer: no channel was free by the deadline"):
             session.call(ASK, wire.TextReply, Control(soon()))
         calls.append(pool.submit(session.call, ASK, wire.TextReply, UNLIMITED))
-        assert len(session._lanes) == 32 and len(service.came) == 32
+        assert len(session.channels.opened) == 32 and len(service.came) == 32
         service.gate.set()
         assert [call.result(LIMIT)[0] for call in calls] == [ONE] * 33
-    assert len(session._lanes) == 32 and session.dead is None
+    assert len(session.channels.opened) == 32 and session.peer.dead is None
 
 
 def test_who_is_cancelled_while_he_waits_for_a_lane_leaves_at_once(service: Service) -> None:
@@ -204,7 +206,7 @@ def test_who_is_cancelled_while_he_waits_for_a_lane_leaves_at_once(service: Serv
         calls = [pool.submit(session.call, ASK, wire.TextReply, UNLIMITED) for _ in range(32)]
         wait_until(lambda: len(service.came) == 32, "32 calls at once")
         waits = pool.submit(session.call, ASK, wire.TextReply, Control(cancelled=cancelled))
-        wait_until(lambda: bool(session._in_want), "one that waits")
+        wait_until(lambda: bool(session.channels._in_want), "one that waits")
         cancelled.set()
         try:
             assert isinstance(waits.exception(LIMIT / 4), Cancelled)
@@ -220,7 +222,7 @@ def test_who_waits_for_a_lane_hears_of_a_death(service: Service) -> None:
         calls = [pool.submit(session.call, ASK, wire.TextReply, UNLIMITED) for _ in range(32)]
         wait_until(lambda: len(service.came) == 32, "32 calls at once")
         calls.append(pool.submit(session.call, ASK, wire.TextReply, UNLIMITED))
-        session.give_up("the test ends it")
+        session.peer.give_up("the test ends it")
         for call in calls:
             with pytest.raises(DeadObject, match="the test ends it"):
                 call.result(LIMIT)
@@ -233,18 +235,18 @@ def test_after_32_calls_that_were_given_up_no_more_are_made_until_one_has_ended(
         session.call(wire.GetType(), wire.TextReply, UNLIMITED)  # leaves a lane free
         with pytest.raises(MissedDeadline, match="peer: the deadline has passed without an answer"):
             session.call(ASK, wire.TextReply, Control(soon()))
-    assert len(session._given_up) == 32 and not session._lanes and session.dead is None
+    assert len(session.channels.abandoned) == 32 and not session.channels.opened and session.peer.dead is None
     with pytest.raises(ResourceExhausted, match="peer: 32 abandoned calls have not ended, must be fewer"):
         session.call(wire.GetType(), wire.TextReply, UNLIMITED)
-    assert session.dead is None
+    assert session.peer.dead is None
     service.gate.set()
-    wait_until(lambda: not session._given_up, "the ends of the calls")
+    wait_until(lambda: not session.channels.abandoned, "the ends of the calls")
     assert session.call(wire.GetType(), wire.TextReply, UNLIMITED)[0] == ONE
 
 
 def test_an_own_process_in_which_32_calls_do_not_end_is_replaced(service: Service) -> None:
     session, process = service.session, Process(service.session)
-    session.process = process  # type: ignore[assignment]
+    session.peer.process = process  # type: ignore[assignment]
     service.waits = lambda call: call == ASK
     for _ in range(32):
         session.call(wire.GetType(), wire.TextReply, UNLIMITED)  # leaves a lane free
@@ -298,7 +300,7 @@ class Process:
 
     def kill(self) -> None:
         self.done.append("kill")
-        os.eventfd_write(self._session._wake, 1)  # as its end does
+        os.eventfd_write(self._session.endings.wake, 1)  # as its end does
 
     def wait(self, seconds: float | None = None) -> int:
         self.done.append("wait")
@@ -312,28 +314,35 @@ def test_an_own_process_that_does_not_end_a_call_past_its_deadline_hangs_and_is_
 ) -> None:
     session, process = service.session, Process(service.session)
     if own:
-        session.process = process  # type: ignore[assignment]
-    monkeypatch.setattr(subject, "HUNG_NS", 0)
+        session.peer.process = process  # type: ignore[assignment]
+    monkeypatch.setattr(peer, "HUNG_NS", 0)
     session.call(
         wire.GetType(), wire.TextReply, UNLIMITED
     )  # leaves a lane free: else the deadline may pass before the call
     service.waits = lambda call: call == ASK
     cancelled = threading.Event()
     cancelled.set()
-    looked, look = threading.Event(), session._look_at_late
-    monkeypatch.setattr(session, "_look_at_late", lambda: (look(), looked.set()))  # before what was given up can end
+    looked, look = threading.Event(), session.channels.look
+
+    def look_late(now: int) -> None:
+        late = session.channels.late  # before what was given up can end
+        look(now)
+        if late:
+            looked.set()
+
+    monkeypatch.setattr(session.channels, "look", look_late)
     with pytest.raises((MissedDeadline, Cancelled)):
         if how == "deadline":
             session.call(ASK, wire.TextReply, Control(soon()))
         else:
             session.call(ASK, wire.TextReply, Control(cancelled=cancelled))
     if own and how == "deadline":
-        wait_until(lambda: session.dead is not None, "the end")
-        assert str(session.dead) == "peer: the driver process hangs and was killed" and "kill" in process.done
+        wait_until(lambda: session.peer.dead is not None, "the end")
+        assert str(session.peer.dead) == "peer: the driver process hangs and was killed" and "kill" in process.done
         return
-    session._rouse()
+    session.endings.rouse()
     assert looked.wait(LIMIT)
-    assert session.dead is None and "kill" not in process.done
+    assert session.peer.dead is None and "kill" not in process.done
     assert session.call(wire.GetType(), wire.TextReply, UNLIMITED)[0] == ONE
 
 
@@ -343,47 +352,48 @@ def test_a_notification_that_does_not_come_by_its_deadline_nor_later_is_that_of_
 ) -> None:
     session, process = service.session, Process(service.session)
     if own:
-        session.process = process  # type: ignore[assignment]
-    monkeypatch.setattr(subject, "HUNG_NS", 0)
+        session.peer.process = process  # type: ignore[assignment]
+    monkeypatch.setattr(peer, "HUNG_NS", 0)
     pending = session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
     with pytest.raises(MissedDeadline):
         session.outcome(pending, Control(soon()))
     wait_until(lambda: pending.number in {n for c in service.all(wire.Cancel) for n in c.objects}, "it is told")
     if own:
-        wait_until(lambda: session.dead is not None, "the end")
-        assert "hangs and was killed" in str(session.dead)
+        wait_until(lambda: session.peer.dead is not None, "the end")
+        assert "hangs and was killed" in str(session.peer.dead)
         return
-    assert session.dead is None and len(session._late) == 1
+    assert session.peer.dead is None and len(session.notifications.late) == 1
     assert service.callbacks is not None
     service.callbacks.send(wire.encode(wire.NotifyExecuted(pending.number, wire.ExecutedReply())))
-    wait_until(lambda: not session._late, "it came after all")
-    assert pending.came and session.dead is None and not session._pending
+    wait_until(lambda: not session.notifications.late, "it came after all")
+    assert pending.came and session.peer.dead is None and not session.notifications.pending
 
 
 @pytest.mark.parametrize("others", ["a call", "a notification", "a burst", "a buffer", "who gave up"])
 def test_a_slow_process_that_has_something_of_others_is_ended_13_s_later(service: Service, others: str) -> None:
     session, process, burst = service.session, Process(service.session), Burst()
-    session.process = process  # type: ignore[assignment]
-    limit = subject.HUNG_NS
-    channel = session._lane(UNLIMITED, 32)  # of another thread
+    session.peer.process = process  # type: ignore[assignment]
+    limit = peer.HUNG_NS
+    channel = session.channels.reserve(UNLIMITED, 32)  # of another thread
     if others == "a notification":
         session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
     elif others == "a burst":
-        session.bursts[1], burst.busy = burst, True
+        session.peer.recipients.add(burst)
+        burst.busy = True
     elif others == "a buffer":
-        session.holders.add(burst)
+        session.peer.holders.add(burst)
     elif others == "who gave up":
         with pytest.raises(MissedDeadline):
             session.outcome(session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED), Control(soon()))
     if others != "a call":
-        session._keep(channel)
+        session.channels.give_back(channel)
     if others != "who gave up":
-        session._look_whether_hangs(limit + 1)
+        session.peer.look_whether_hangs(limit + 1)
         limit = 15_000_000_000
-    session._look_whether_hangs(limit)
-    assert session.dead is None
-    session._look_whether_hangs(limit + 1)
-    assert "hangs and was killed" in str(session.dead)
+    session.peer.look_whether_hangs(limit)
+    assert session.peer.dead is None
+    session.peer.look_whether_hangs(limit + 1)
+    assert "hangs and was killed" in str(session.peer.dead)
 
 
 # ------------------------------------------------------------------------------------------------------------- answers
@@ -394,7 +404,7 @@ def test_an_answer_of_another_kind_or_none_ends_the_session(service: Service) ->
     service.says = wire.NamesReply(())
     with pytest.raises(DeadObject, match="peer: answered getVersionString with Names"):
         session.call(ASK, wire.TextReply, UNLIMITED)
-    assert session.dead is not None
+    assert session.peer.dead is not None
     with pytest.raises(DeadObject, match="answered getVersionString with Names"):
         session.call(wire.GetType(), wire.TextReply, UNLIMITED)
     peer = Peer(lambda lane, _: lane.answer(b"\xc0"))
@@ -406,17 +416,17 @@ def test_an_answer_of_another_kind_or_none_ends_the_session(service: Service) ->
 def test_an_own_process_that_asks_for_it_is_replaced(service: Service, own: bool) -> None:
     session, process = service.session, Process(service.session)
     if own:
-        session.process = process  # type: ignore[assignment]
+        session.peer.process = process  # type: ignore[assignment]
     service.says = wire.Failed(7, "ResourceExhausted", "no memory", recycle=True)
     with pytest.raises(ResourceExhausted, match="no memory"):
         session.call(ASK, wire.TextReply, UNLIMITED)
-    assert (session.dead is not None) == own == ("kill" in process.done)
-    assert not own or "peer: the process is replaced: no memory" in str(session.dead)
+    assert (session.peer.dead is not None) == own == ("kill" in process.done)
+    assert not own or "peer: the process is replaced: no memory" in str(session.peer.dead)
     service.says = wire.Failed(7, "ResourceExhausted", "no memory")
     if not own:
         with pytest.raises(ResourceExhausted):
             session.call(ASK, wire.TextReply, UNLIMITED)
-        assert session.dead is None
+        assert session.peer.dead is None
 
 
 def test_a_call_that_is_refused_is_notified_of_by_nobody(service: Service) -> None:
@@ -424,7 +434,7 @@ def test_a_call_that_is_refused_is_notified_of_by_nobody(service: Service) -> No
     service._answer = lambda lane, _: lane.answer(wire.encode(wire.Failed(4, "InvalidArgument", "no")))
     with pytest.raises(InvalidArgument, match="no"):
         session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
-    assert not session._pending and session.dead is None
+    assert not session.notifications.pending and session.peer.dead is None
 
 
 def test_a_query_has_30_s_and_who_does_not_answer_it_is_given_up(
@@ -436,14 +446,14 @@ def test_a_query_has_30_s_and_who_does_not_answer_it_is_given_up(
     service.says = wire.Failed(5, "MissedDeadline", "the driver says so")
     with pytest.raises(MissedDeadline, match="the driver says so"):
         session.call(ASK, wire.TextReply, UNLIMITED)
-    assert session.dead is None
+    assert session.peer.dead is None
     monkeypatch.setattr(subject, "QUERY_NS", 2 * 10**9 // 1000)
     service.waits = lambda call: call == ASK
     with pytest.raises(
         DeviceUnavailable, match="device peer: did not answer getVersionString within 0 s; it is dropped"
     ):
         session.call(ASK, wire.TextReply, UNLIMITED)
-    assert session.dead is not None and "it is dropped" in str(session.dead)
+    assert session.peer.dead is not None and "it is dropped" in str(session.peer.dead)
 
 
 # ------------------------------------------------------------------------------------------------------- house-keeping
@@ -477,28 +487,28 @@ def released(service: Service) -> list[int]:
 def test_what_is_let_go_of_is_told_in_messages_of_no_more_than_the_wire_takes(service: Service) -> None:
     session = service.session
     count = (1 << 15) + 5
-    session._released.extend(range(1, count))
-    session.release(count)
+    session.endings.released.extend(range(1, count))
+    session.endings.release(count)
     wait_until(lambda: len(released(service)) == count, "all is told")
     assert sorted(released(service)) == list(range(1, count + 1))
     assert max(len(call.objects) for call in service.all(wire.Release)) <= 1 << 16
-    assert subject._some(session._released) == ()
+    assert endings._some(session.endings.released) == ()
 
 
 def test_a_wish_is_told_once_when_it_ends_unless_it_was_forgotten(service: Service) -> None:
     session = service.session
     events = {number: threading.Event() for number in (101, 102, 103)}
     for number, event in events.items():
-        session.watch_cancellation(number, event)
-    session.watch_cancellation(104, None)
-    session.unwatch_cancellation(102)
-    session.unwatch_cancellation(999)
+        session.endings.watch_cancellation(number, event)
+    session.endings.watch_cancellation(104, None)
+    session.endings.unwatch_cancellation(102)
+    session.endings.unwatch_cancellation(999)
     events[102].set()
     events[101].set()
     wait_until(lambda: bool(service.all(wire.Cancel)), "it is told")
     events[103].set()
     wait_until(lambda: len(service.all(wire.Cancel)) == 2, "the other is told")
-    assert [call.objects for call in service.all(wire.Cancel)] == [(101,), (103,)] and not session._wishes
+    assert [call.objects for call in service.all(wire.Cancel)] == [(101,), (103,)] and not session.endings.wishes
 
 
 def test_an_end_that_is_waited_for_is_answered(service: Service) -> None:
@@ -526,22 +536,24 @@ class Burst:
 
 def test_a_death_is_told_to_all_who_wait_and_to_all_who_come(service: Service) -> None:
     session, told, burst = service.session, list[str](), Burst()
-    session.on_death(lambda error: told.append(f"before: {error}"))
-    session.bursts[5] = burst
+    session.peer.on_death(lambda error: told.append(f"before: {error}"))
+    session.peer.recipients.add(burst)
     pending = session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
-    session.give_up("peer: the end")
-    session.give_up("peer: another end")
-    session.on_death(lambda error: told.append(f"after: {error}"))
+    session.peer.give_up("peer: the end")
+    session.peer.give_up("peer: another end")
+    session.peer.on_death(lambda error: told.append(f"after: {error}"))
     assert told == ["before: peer: the end", "after: peer: the end"] and burst.died >= 1
     for act in (
         lambda: session.outcome(pending, UNLIMITED),
         lambda: session.call(ASK, wire.TextReply, UNLIMITED),
-        lambda: session._attach(False),
+        lambda: session._first.attach_callbacks(0),
     ):
         with pytest.raises(DeadObject, match="peer: the end"):
             act()
     session._thread.join(LIMIT)
-    assert not session._pending and not session._free and session._control.socket.fileno() < 0
+    assert (
+        not session.notifications.pending and not session.channels.free and session._first.channel.socket.fileno() < 0
+    )
     assert session._callbacks.socket.fileno() < 0
 
 
@@ -564,7 +576,7 @@ def test_a_death_is_the_drivers_fault_where_there_is_evidence(
 ) -> None:
     """docs/contributing/ipc.md has the table. A client that kills the process does not take that for its own end."""
     session, process = service.session, Process(service.session)
-    session.process = process  # type: ignore[assignment]
+    session.peer.process = process  # type: ignore[assignment]
     if what == "another answer":
         service.says = wire.NamesReply(())
     elif what == "no message":
@@ -577,11 +589,11 @@ def test_a_death_is_the_drivers_fault_where_there_is_evidence(
         service.callbacks.send(wire.encode(wire.NotifyExecuted(99, wire.ExecutedReply())))
     elif what.startswith("it ended itself"):
         process.exit_by_itself = what.removeprefix("it ended itself: ")
-        session._died(DeadObject("gone"))
+        session.peer.died(DeadObject("gone"))
     elif what == "it was killed":
-        session._died(DeadObject("gone"))
+        session.peer.died(DeadObject("gone"))
     elif what == "it hangs":
-        session._look_whether_hangs(subject.HUNG_NS + 1)
+        session.peer.look_whether_hangs(peer.HUNG_NS + 1)
     elif what == "no answer to a query":
         monkeypatch.setattr(subject, "QUERY_NS", 2_000_000)
         service.waits = lambda call: call == ASK
@@ -590,8 +602,8 @@ def test_a_death_is_the_drivers_fault_where_there_is_evidence(
     else:
         with pytest.raises(NnhalError):
             session.call(ASK, wire.TextReply, UNLIMITED)
-    wait_until(lambda: session.dead is not None, "the end")
-    assert session.dead is not None and session.dead.driver_fault == fault
+    wait_until(lambda: session.peer.dead is not None, "the end")
+    assert session.peer.dead is not None and session.peer.dead.driver_fault == fault
     with pytest.raises(DeadObject) as raised:
         session.call(ASK, wire.TextReply, UNLIMITED)
     assert raised.value.driver_fault == fault
@@ -602,11 +614,11 @@ def test_a_closed_session_is_closed_and_who_comes_is_told(service: Service) -> N
     session.call(ASK, wire.TextReply, UNLIMITED)
     session.close()
     session.close()
-    assert not session._thread.is_alive() and session._control.socket.fileno() < 0
+    assert not session._thread.is_alive() and session._first.channel.socket.fileno() < 0
     with pytest.raises(Closed, match="peer: the connection was closed"):
         session.call(ASK, wire.TextReply, UNLIMITED)
-    session.give_up("too late")
-    assert isinstance(session.dead, Closed)
+    session.peer.give_up("too late")
+    assert isinstance(session.peer.dead, Closed)
 
 
 def test_a_session_of_the_process_that_this_one_was_forked_from_is_closed_and_its_service_goes_on(
@@ -615,30 +627,36 @@ def test_a_session_of_the_process_that_this_one_was_forked_from_is_closed_and_it
     monkeypatch.setattr(subject, "_sessions", weakref.WeakSet())  # those of other tests are not forked
     with Service() as session:
         session.call(ASK, wire.TextReply, UNLIMITED)
-        lanes = [session._control, session._callbacks, *session._lanes]
-        watch, wake, locks = session.watch, session._wake, (session._death_lock, session._attaching)
+        lanes = [session._first.channel, session._callbacks, *session.channels.opened]
+        watch, wake, locks = (
+            session.peer.watch,
+            session.endings.wake,
+            (session.peer._deciding, session._first.attaching),
+        )
         kept = os.dup(wake)
         subject._after_fork()
-        assert isinstance(session.dead, Closed)
-        assert "peer: belongs to the process that this one was forked from; compile again here" in str(session.dead)
+        assert isinstance(session.peer.dead, Closed)
+        assert "peer: belongs to the process that this one was forked from; compile again here" in str(
+            session.peer.dead
+        )
         assert all(lane.socket.fileno() < 0 for lane in lanes) and len(lanes) == 3
-        assert session.watch == -1 and watch >= 0 and not session._own.fds
-        assert session._death_lock is not locks[0] and session._attaching is not locks[1]
+        assert session.peer.watch == -1 and watch >= 0 and not session.endings.own.fds
+        assert session.peer._deciding is not locks[0] and session._first.attaching is not locks[1]
         with pytest.raises(Closed):
             session.call(ASK, wire.TextReply, UNLIMITED)
         os.eventfd_write(kept, 1)  # the thread, which a child does not have, ends
         session._thread.join(LIMIT)
-        session._wake = kept
+        session.endings.wake = kept
     os.close(kept)
 
 
 def test_a_service_that_hangs_up_is_dead_for_who_calls_and_its_process_for_who_confirms(service: Service) -> None:
     session = service.session
-    assert "lives" in str(session.confirm_death("lives")) and session.dead is None  # its process does
-    watch, session.watch = session.watch, -1
-    assert "gone" in str(session.confirm_death("gone")) and session.dead is not None
-    session.watch = watch
-    assert "gone" in str(session.confirm_death("another"))
+    assert "lives" in str(session.peer.confirm_death("lives")) and session.peer.dead is None  # its process does
+    watch, session.peer.watch = session.peer.watch, -1
+    assert "gone" in str(session.peer.confirm_death("gone")) and session.peer.dead is not None
+    session.peer.watch = watch
+    assert "gone" in str(session.peer.confirm_death("another"))
 
 
 @pytest.mark.parametrize(
@@ -659,8 +677,12 @@ def test_a_lane_that_the_service_does_not_give_is_an_error_of_the_call(
     service._attach = lambda channel, _: channel.answer(answer)  # type: ignore[method-assign]
     with pytest.raises(kind, match=says):
         session.call(ASK, wire.TextReply, UNLIMITED)
-    assert not session._lanes and not session._free and (session.dead is None) == (kind is not DeadObject)
-    if session.dead is None:
+    assert (
+        not session.channels.opened
+        and not session.channels.free
+        and (session.peer.dead is None) == (kind is not DeadObject)
+    )
+    if session.peer.dead is None:
         service._attach = attach  # type: ignore[method-assign]
         assert session.call(ASK, wire.TextReply, UNLIMITED)[0] == ONE
 
@@ -707,18 +729,22 @@ def test_a_lane_that_comes_after_the_deadline_of_who_asked_for_it_is_for_the_nex
     cancelled.set()
     with pytest.raises(Cancelled):
         session.call(ASK, wire.TextReply, Control(cancelled=cancelled))
-    assert session._control.in_doubt and not session._lanes and session.dead is None
+    assert session._first.channel.in_doubt and not session.channels.opened and session.peer.dead is None
     gate.set()
     assert session.call(ASK, wire.TextReply, UNLIMITED)[0] == ONE
-    assert len(session._lanes) == 1 and len(service.all(wire.GetVersionString)) == 1 and not session._overdue
+    assert (
+        len(session.channels.opened) == 1
+        and len(service.all(wire.GetVersionString)) == 1
+        and not session._first.overdue
+    )
 
 
 def test_an_own_process_that_gives_no_lane_by_a_deadline_and_long_after_it_is_ended(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, gate = service.session, threading.Event()
-    monkeypatch.setattr(subject, "HUNG_NS", 1)
-    process = session.process = Process(session)  # type: ignore[assignment]
+    monkeypatch.setattr(peer, "HUNG_NS", 1)
+    process = session.peer.process = Process(session)  # type: ignore[assignment]
     service._attach = lambda *_: gate.wait(LIMIT)  # type: ignore[method-assign, assignment]
     try:
         with pytest.raises(MissedDeadline):

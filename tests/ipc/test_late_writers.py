@@ -16,8 +16,8 @@ from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.prepared import PreparedWrapper
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.endings import Endings
 from nnhal.ipc.client.prepared import RemotePrepared
-from nnhal.ipc.client.session import Session
 from nnhal.model.graph import Model
 from tests.hal.devices import OwnBuffer
 from tests.ipc.support import LIMIT, numbers, prepare, served_here, wait_until
@@ -126,7 +126,7 @@ def test_an_abandoned_call_does_not_write_a_buffer_after_the_next_one(
         buffer = device.allocate(BufferDesc(), [BufferRole(prepared, 0, output=True)])
         fill(buffer, SECOND)
         # Only the next call itself may tell the service that the first one was abandoned.
-        monkeypatch.setattr(Session, "_send_endings", lambda session: None)
+        monkeypatch.setattr(Endings, "send", lambda *_: None)
         driver.gate.holds, cancelled = True, threading.Event()
         first = pool.submit(late, prepared, FIRST, buffer, Control(cancelled=cancelled))
         assert driver.gate.reached.wait(LIMIT)
@@ -135,7 +135,9 @@ def test_an_abandoned_call_does_not_write_a_buffer_after_the_next_one(
             first.result(LIMIT)
         execute(prepared, SECOND, buffer, UNLIMITED)
         driver.gate.opened.set()
-        wait_until(lambda: not session._given_up and not session._pending, "the end of the first call")
+        wait_until(
+            lambda: not session.channels.abandoned and not session.notifications.pending, "the end of the first call"
+        )
         assert contents_of(buffer).tolist() == (2 * SECOND).tolist()
 
 

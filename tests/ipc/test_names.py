@@ -66,7 +66,7 @@ def connected(name: str = "probe") -> Iterator[RemoteDevice]:
 def test_a_service_is_found_by_its_name_and_serves(runtime: Path) -> None:
     with service(), connected() as device:
         assert names.running() == ["probe"]
-        assert (device.name, device.session.welcome.shared, device.session.process) == ("probe", True, None)
+        assert (device.name, device.session.welcome.shared, device.session.peer.process) == ("probe", True, None)
         assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
 
 

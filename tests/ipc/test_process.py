@@ -241,8 +241,8 @@ def test_a_device_that_is_closed_while_it_starts_again_does_not_come_back() -> N
         closed.set()
         with pytest.raises(Closed):
             call.result(LIMIT)
-    assert len(sessions) == 2 and all(session.dead is not None for session in sessions)
-    process = sessions[1].process
+    assert len(sessions) == 2 and all(session.peer.dead is not None for session in sessions)
+    process = sessions[1].peer.process
     assert process is not None
     wait_until(lambda: process.poll() is not None, "the end of the process that was started last")
 
@@ -251,12 +251,12 @@ def test_a_device_that_is_dropped_ends_its_process_and_nobody_waits_for_it(monke
     device = ReconnectingDevice("probe", lambda: start(PROBE))
     session, waits = device.remote().session, []
     monkeypatch.setattr(session._thread, "join", waits.append)
-    process = session.process
+    process = session.peer.process
     assert process is not None
     del device
     gc.collect()
     wait_until(lambda: process.poll() is not None, "the end of the process")
-    assert session.dead is not None and not waits
+    assert session.peer.dead is not None and not waits
 
 
 def test_a_device_that_comes_back_as_another_version_is_refused(tmp_path: os.PathLike[str]) -> None:
@@ -380,7 +380,7 @@ def test_a_device_that_nobody_holds_is_ended_and_not_waited_for(monkeypatch):
         patch.setattr(session._thread, "join", waited.append)
         del device
         gc.collect()
-    assert session.dead is not None and session._thread.is_alive() and not waited
+    assert session.peer.dead is not None and session._thread.is_alive() and not waited
     gate.set()
     session._thread.join(LIMIT)
-    assert session.process is not None and session.process.poll() is not None
+    assert session.peer.process is not None and session.peer.process.poll() is not None

@@ -377,14 +377,14 @@ def test_a_wish_is_watched_until_the_outcome_of_a_fenced_execution_is_known(told
     told.says[wire.GetExecutionInfo] = wire.ExecutionInfoReply(wire.WireTiming(), wire.WireTiming())
     cancelled = threading.Event()
     execution, _ = fenced(told, Control(cancelled=cancelled))
-    assert list(told.session._wishes) == [execution._number]
+    assert list(told.session.endings.wishes) == [execution._number]
     execution.get_execution_info()
-    assert not told.session._wishes
+    assert not told.session.endings.wishes
     other, _ = fenced(told, Control(cancelled=cancelled))
     number = other._number
-    assert list(told.session._wishes) == [number]
+    assert list(told.session.endings.wishes) == [number]
     del other
-    wait_until(lambda: not told.session._wishes, "it is forgotten with its execution")
+    wait_until(lambda: not told.session.endings.wishes, "it is forgotten with its execution")
     wait_until(lambda: any(number in c.objects for c in list(told.came) if isinstance(c, wire.Release)), "the release")
 
 
@@ -416,7 +416,7 @@ def test_a_buffer_is_of_its_device_and_its_shape_what_it_may_be(told: Told) -> N
     with pytest.raises(Closed, match="used after close"):
         buffer.of(told.session)
     wait_until(lambda: [c.objects for c in list(told.came) if isinstance(c, wire.Release)] == [(call.object,)], "one")
-    told.session.give_up("gone")
+    told.session.peer.give_up("gone")
     orphan: Any = buffer
     orphan._number = 5
     with Told() as another, pytest.raises(DeadObject, match="gone"):

@@ -195,11 +195,11 @@ class Connect:
 
     def kill(self) -> None:
         """The service dies, and nobody knows why."""
-        self.sessions[-1].give_up("killed")
+        self.sessions[-1].peer.give_up("killed")
 
     def break_the_protocol(self) -> None:
         """The service answers with what is no answer, which ends it."""
-        self.sessions[-1]._died(NoProtocol("killed"))
+        self.sessions[-1].peer.died(NoProtocol("killed"))
 
     def end(self) -> None:
         for session in self.sessions:
@@ -303,7 +303,7 @@ def test_a_driver_that_answers_nonsense_leaves_no_session(connect: Connect, monk
     monkeypatch.setattr(RemoteDevice, "__init__", nonsense)
     with pytest.raises(ValueError, match="nonsense"):
         ReconnectingDevice("mine", connect)
-    assert isinstance(connect.sessions[0].dead, Closed)
+    assert isinstance(connect.sessions[0].peer.dead, Closed)
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_another_device_in_the_place_of_one_that_died_is_refused_for_good(
     refusal = f"device mine: another device came back in its place: {says}.*; compile again"
     with pytest.raises(DeviceUnavailable, match=refusal):
         run(prepared, numbers())
-    assert connect.sessions[1].dead is not None and device.restarts == 0 and not connect.driver.models
+    assert connect.sessions[1].peer.dead is not None and device.restarts == 0 and not connect.driver.models
     assert device.is_unusable  # who asks for it by its name gets a new one
     with pytest.raises(DeviceUnavailable, match=refusal):
         device.status()
@@ -357,7 +357,7 @@ def test_a_device_whose_names_come_back_in_another_order_is_the_same() -> None:
 
 def test_a_closed_device_is_closed_and_does_not_come_back(device: ReconnectingDevice, connect: Connect) -> None:
     device.close()
-    assert device.is_unusable and isinstance(connect.sessions[0].dead, Closed)
+    assert device.is_unusable and isinstance(connect.sessions[0].peer.dead, Closed)
     with pytest.raises(Closed, match="device mine: was closed"):
         device.status()
     assert len(connect.sessions) == 1 and device.health.total == 0
@@ -378,7 +378,7 @@ def test_a_device_that_is_closed_while_it_connects_again_is_closed(
     device._connect = closing
     with pytest.raises(Closed, match="device mine: was closed"):
         device.status()
-    assert isinstance(connect.sessions[1].dead, Closed) and device.restarts == 0
+    assert isinstance(connect.sessions[1].peer.dead, Closed) and device.restarts == 0
 
 
 def test_a_device_of_the_process_that_this_one_was_forked_from_does_not_connect(
@@ -419,7 +419,7 @@ def test_a_device_that_nobody_holds_ends_its_last_connection(connect: Connect) -
     weak = weakref.ref(device)
     del device
     gc.collect()
-    assert weak() is None and isinstance(connect.sessions[1].dead, Closed)
+    assert weak() is None and isinstance(connect.sessions[1].peer.dead, Closed)
 
 
 # -------------------------------------------------------------------------------------------------------------- models
@@ -508,18 +508,18 @@ def test_buffers_and_results_behind_fences_are_what_a_slow_process_is_kept_for(
 ) -> None:
     prepared, session = checked_prepared(device, doubling(), Hints()).inner, connect.sessions[0]
     run(prepared, numbers())
-    assert not session._has_others()
+    assert not session.peer._has_others()
     buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0)])
-    assert session._has_others()
+    assert session.peer._has_others()
     buffer.close()
-    assert not session._has_others()
+    assert not session.peer._has_others()
     request = request_for(prepared, numbers())
     execution = prepared.execute_fenced(request, UNLIMITED)
     assert execution.fence is not None
     execution.fence.wait(LIMIT)
-    assert session._has_others()
+    assert session.peer._has_others()
     execution.get_execution_info()
-    assert not session._has_others() and np.array_equal(request.results[0], 2 * numbers())
+    assert not session.peer._has_others() and np.array_equal(request.results[0], 2 * numbers())
 
 
 # -------------------------------------------------------------------------------------------------------------- bursts

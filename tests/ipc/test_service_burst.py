@@ -34,14 +34,14 @@ class Opened:
         self.service, self.asked = service, list[int]()
         fd = _native.create_queues(length, length)
         self.queues = _native.Queues(fd, _native.CLIENT)
-        entry, claim = service.handler._entry(1), service.client.share.take(bursts=1)
+        entry, claim = service.handler._exports.prepared(1), service.client.share.take(bursts=1)
         self.burst = ServiceBurst(entry, fd, self._binding, level, -1, claim)
         os.close(fd)
         self.burst.start()
 
     def _binding(self, number: int) -> Any:
         self.asked.append(number)
-        return self.service.handler.binding(number)
+        return self.service.handler._executions.binding(number)
 
     def packet(self, packet: bytes) -> Any:
         answer = self.queues.exchange(packet, PATIENCE)
@@ -201,16 +201,16 @@ def test_queues_that_are_tampered_with_or_closed_end_the_burst(service: Service)
 
 
 def test_what_is_no_memory_of_queues_is_refused(service: Service) -> None:
-    entry = service.handler._entry(1)
+    entry = service.handler._exports.prepared(1)
     fd = os.memfd_create("test")
     with pytest.raises(InvalidArgument, match="burst: "):
-        ServiceBurst(entry, fd, service.handler.binding, V1_3, -1, service.client.share.take(bursts=1))
+        ServiceBurst(entry, fd, service.handler._executions.binding, V1_3, -1, service.client.share.take(bursts=1))
     os.close(fd)
     assert not entry._users
 
 
 def test_a_driver_that_does_not_open_a_burst_has_none(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = service.handler._entry(1)
+    entry = service.handler._exports.prepared(1)
 
     def no(self: WatchedPrepared) -> None:
         raise OperationFailed("no bursts today")
@@ -218,7 +218,7 @@ def test_a_driver_that_does_not_open_a_burst_has_none(service: Service, monkeypa
     monkeypatch.setattr(WatchedPrepared, "burst_opened", no)
     fd = _native.create_queues(16, 16)
     with pytest.raises(OperationFailed, match="no bursts today"):
-        ServiceBurst(entry, fd, service.handler.binding, V1_3, -1, service.client.share.take(bursts=1))
+        ServiceBurst(entry, fd, service.handler._executions.binding, V1_3, -1, service.client.share.take(bursts=1))
     os.close(fd)
     assert not entry._users
 

@@ -42,11 +42,12 @@ from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Timing
+from nnhal.ipc.client.channels import KEPT_LANES, MAX_LANES
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.frames import Frames
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.process import start
-from nnhal.ipc.client.session import KEPT_LANES, MAX_LANES, Session
+from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
 from nnhal.model.graph import Model, Operation, Subgraph
@@ -120,7 +121,7 @@ def test_a_session_that_is_closed_during_an_execution_leaves_the_callers_memory_
     x, y = pool.view(0, 16, np.float32, (4,)), pool.view(16, 16, np.float32, (4,))
     with own_process() as device:
         prepared = prepare(device, sleep=LIMIT)
-        process, alive = device.session.process, []
+        process, alive = device.session.peer.process, []
         assert process is not None
 
         def execute() -> None:
@@ -131,17 +132,17 @@ def test_a_session_that_is_closed_during_an_execution_leaves_the_callers_memory_
         thread = threading.Thread(target=execute)
         thread.start()
         wait_until(lambda: device.session.calls.get("executeSynchronously_1_3", 0) == 1, "the call")
-        wait_until(lambda: bool(device.session._lanes) and not device.session._free, "its lane")
+        wait_until(lambda: bool(device.session.channels.opened) and not device.session.channels.free, "its lane")
         device.session.close()
         thread.join(LIMIT)
     assert alive == [False]
 
 
 def test_the_lane_that_carries_new_lanes_is_not_closed_under_who_sends_on_it() -> None:
-    with own_process() as device, device.session._attaching:
+    with own_process() as device, device.session._first.attaching:
         device.session.end()
         device.session._thread.join(0.2)
-        assert device.session._control.socket.fileno() >= 0
+        assert device.session._first.channel.socket.fileno() >= 0
 
 
 def test_lanes_are_used_again() -> None:
@@ -276,7 +277,7 @@ def test_a_binding_is_executed_any_number_of_times_and_acknowledged(device: Remo
         assert raw(device, wire.ExecuteSynchronously(4, number)) == wire.Acknowledged()
         assert np.array_equal(memory.view(16, 16, np.float32), 2 * numbers(start=n))
     assert isinstance(raw(device, wire.ExecuteSynchronously(4, number, True)), wire.ExecutedReply)
-    device.session.release(number)
+    device.session.endings.release(number)
 
 
 EXECUTIONS = [
@@ -290,7 +291,7 @@ EXECUTIONS = [
 def test_a_binding_that_was_released_is_a_named_error(device: RemoteDevice, call: wire.ExecuteSynchronously) -> None:
     prepared, memory = prepare(device), Memory.allocate(32)
     number = bound(prepared, memory)
-    device.session.release(number)
+    device.session.endings.release(number)
     wait_until(lambda: isinstance(raw(device, wire.ExecuteSynchronously(4, number)), wire.Failed), "the release")
     reply = raw(device, msgspec.structs.replace(call, binding=number))
     assert isinstance(reply, wire.Failed) and reply.kind == "InvalidArgument"
@@ -387,7 +388,7 @@ def test_executions_in_the_background_end_in_error_when_the_session_dies() -> No
         prepared = prepare(device, sleep=LIMIT)
         for _ in range(5):
             prepared.execute(request_for(prepared, numbers()), Control(), lambda error, _: came.append(error))
-        device.session.give_up("the test ends it")
+        device.session.peer.give_up("the test ends it")
         wait_until(lambda: len(came) == 5, "notifications of death")
         assert {type(error).__name__ for error in came} == {"DeadObject"}
 
@@ -476,7 +477,7 @@ def test_what_its_owner_cancels_ends_in_the_driver(way: str, level: str) -> None
             WAYS[way](prepared, Control(cancelled=cancelled))
         assert cancelled.is_set()
         wait_until(lambda: inside(device)["inside"] == 0, "the execution ends in the driver")
-        assert device.session.dead is None
+        assert device.session.peer.dead is None
 
 
 def test_an_interrupted_wait_for_a_notification_ends_the_execution_in_the_driver(interrupts: Interrupts) -> None:
@@ -502,7 +503,7 @@ def test_a_number_that_is_held_already_is_refused(device: RemoteDevice) -> None:
     number = made(device.session, wire.Hold, ())
     with pytest.raises(InvalidArgument, match=f"object {number} is held already, must be a new number"):
         device.session.call(wire.Hold(number, ()), wire.Acknowledged, UNLIMITED)
-    device.session.release(number)
+    device.session.endings.release(number)
 
 
 MAKING: dict[str, Callable[[RemoteDevice, Prepared], object]] = {
@@ -532,12 +533,12 @@ def test_wherever_the_interrupt_comes_nothing_is_left_in_the_service(what: str) 
 
         def make() -> None:
             MAKING[what](device, prepared)
-            wait_until(lambda: len(device.session._given_up) < 16, "the end of lanes that were given up")
+            wait_until(lambda: len(device.session.channels.abandoned) < 16, "the end of lanes that were given up")
 
         assert interrupted_at(points, make) > 20
         wait_until(settles, f"all that was made goes: {before}")
         assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
-        assert device.session.dead is None
+        assert device.session.peer.dead is None
 
 
 def executed(device: RemoteDevice, prepared: RemotePrepared) -> object:
@@ -622,8 +623,8 @@ def test_lanes_after_sixty_interrupted_calls_are_usable_and_every_later_result_i
             for _ in range(3):
                 assert np.array_equal(run(prepared, numbers(start=n)), 2 * numbers(start=n))
         session = device.session
-        assert session.dead is None and not any(channel.in_doubt for channel in session._free)
-        wait_until(lambda: not session._given_up, "lanes that were given up")
+        assert session.peer.dead is None and not any(channel.in_doubt for channel in session.channels.free)
+        wait_until(lambda: not session.channels.abandoned, "lanes that were given up")
         with ThreadPoolExecutor(8) as pool:
             outputs = list(pool.map(lambda n: run(prepared, numbers(start=n)), range(80)))
         assert all(np.array_equal(y, 2 * numbers(start=n)) for n, y in enumerate(outputs))
@@ -657,7 +658,7 @@ def test_results_that_come_after_an_interrupt_are_never_those_of_another_executi
             interrupts.during(hundred, dice.uniform(0.00005, 0.001))
             x = numbers(start=-n)
             assert np.array_equal(run(prepared, x), 2 * x)
-        assert device.session.dead is None
+        assert device.session.peer.dead is None
 
 
 @contextlib.contextmanager
@@ -680,22 +681,22 @@ def test_a_late_answer_is_not_taken_for_the_next_questions() -> None:
                 session.call(wire.GetVersionString(), wire.TextReply, Control(time.monotonic_ns()))
             assert session.call(wire.GetType(), wire.TextReply, UNLIMITED)[0].value == int(device.type)
             assert session.call(wire.GetVersionString(), wire.TextReply, UNLIMITED)[0].value == device.version
-        wait_until(lambda: not session._given_up, "lanes that were given up")
+        wait_until(lambda: not session.channels.abandoned, "lanes that were given up")
 
 
 def test_a_lane_whose_call_was_given_up_is_hung_up_watched_closed_and_never_used_again() -> None:
     with own_process() as device:
         session = device.session
         threads = inside(device)["threads"]
-        (lane,) = session._free
+        (lane,) = session.channels.free
         with stopped(device):
             with pytest.raises(MissedDeadline):
                 session.call(wire.GetVersionString(), wire.TextReply, Control(time.monotonic_ns()))
-            assert [given_up for given_up, *_ in session._given_up.values()] == [lane] and lane.in_doubt
+            assert [given_up for given_up, *_ in session.channels.abandoned.values()] == [lane] and lane.in_doubt
             with pytest.raises(DeadObject):
                 lane.send(b"more")
-        assert session.call(wire.GetType(), wire.TextReply, UNLIMITED) and lane not in session._free
-        wait_until(lambda: not session._given_up and lane.socket.fileno() == -1, "its end")
+        assert session.call(wire.GetType(), wire.TextReply, UNLIMITED) and lane not in session.channels.free
+        wait_until(lambda: not session.channels.abandoned and lane.socket.fileno() == -1, "its end")
         wait_until(lambda: inside(device)["threads"] <= threads, "its thread in the service")
 
 
@@ -712,7 +713,7 @@ def test_what_a_call_that_was_given_up_brings_is_given_back() -> None:
                 requests.run(prepared, [view], late, [np.zeros(4, np.float32)])
             del fresh, view
         assert np.array_equal(run(prepared, numbers()), 2 * numbers())
-        wait_until(lambda: not device.session._given_up, "lanes that were given up")
+        wait_until(lambda: not device.session.channels.abandoned, "lanes that were given up")
         settled(device, {**inside(device), "memories": before})
 
 
@@ -726,7 +727,7 @@ def test_driver_memory_that_comes_too_late_is_given_back() -> None:
                 device.session.call(
                     wire.Allocate(device.session.number(), (4,), roles), wire.Acknowledged, Control(time.monotonic_ns())
                 )
-        wait_until(lambda: not device.session._given_up, "lanes that were given up")
+        wait_until(lambda: not device.session.channels.abandoned, "lanes that were given up")
         wait_until(lambda: inside(device)["buffers"] == 0, "buffers that nobody knows")
 
 
@@ -899,7 +900,7 @@ def test_a_model_that_is_dropped_while_it_runs_is_closed_after_the_run() -> None
 
 
 def test_a_message_without_a_number_is_never_answered(device: RemoteDevice) -> None:
-    lane = device.session._asked(int(LIMIT * 1e9))
+    lane = device.session._first.attach(int(LIMIT * 1e9))
     assert lane is not None
     good, bad = wire.encode(wire.GetVersionString()), b"\xc0"
     for data in (good, bad, wire.encode(wire.Release((10**6,))), wire.encode(wire.GetShape(999)), bytes(1 << 17)):
@@ -933,7 +934,7 @@ def test_a_service_that_answers_with_another_number_is_dead(number: int) -> None
     with Peer(lambda lane, _: lane.socket.sendall(answer)) as session:
         with pytest.raises(DeadObject, match="broke the protocol"):
             session.call(wire.GetVersionString(), wire.TextReply, UNLIMITED)
-        assert session.dead is not None
+        assert session.peer.dead is not None
 
 
 def test_an_answer_that_comes_twice_is_never_the_next_questions() -> None:
@@ -958,7 +959,7 @@ def test_a_closed_session_says_so_and_ends_its_process() -> None:
         with pytest.raises(Closed, match="was closed"):
             device.supports(doubling())
         prepared.close()
-        assert device.session.process is not None and device.session.process.wait(LIMIT) == 0
+        assert device.session.peer.process is not None and device.session.peer.process.wait(LIMIT) == 0
 
 
 def test_methods_that_were_called_are_counted_by_their_hal_names() -> None:
@@ -991,7 +992,7 @@ def test_a_notification_of_what_was_not_asked_for_ends_the_session_and_nobody_wa
         pending = session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
         with pytest.raises(DeadObject, match=r"NotifyExecuted of \d+, must be of a requested object, once"):
             session.outcome(pending, UNLIMITED)
-        assert session.dead is not None
+        assert session.peer.dead is not None
 
 
 def test_a_notification_that_comes_twice_ends_the_session() -> None:
@@ -999,7 +1000,7 @@ def test_a_notification_that_comes_twice_ends_the_session() -> None:
         pending = session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
         with contextlib.suppress(DeadObject):
             assert session.outcome(pending, UNLIMITED)[0] == wire.ExecutedReply()
-        wait_until(lambda: session.dead is not None, "the end of the session")
+        wait_until(lambda: session.peer.dead is not None, "the end of the session")
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -1025,9 +1026,11 @@ def test_a_notification_of_a_call_that_was_given_up_may_come_and_is_kept_account
             with pytest.raises(MissedDeadline):
                 session.notified(wire.Execute(session.number(), 4, 1), Control(time.monotonic_ns()))
             given_up.set()
-            wait_until(lambda: not session._pending and not session._given_up, "the end of the call")
+            wait_until(
+                lambda: not session.notifications.pending and not session.channels.abandoned, "the end of the call"
+            )
             assert session.call(wire.GetVersionString(), wire.TextReply, UNLIMITED)[0].value == "1"
-        assert session.dead is None
+        assert session.peer.dead is None
 
 
 # ------------------------------------------------------------------------------------------------------- refused lanes
@@ -1043,11 +1046,11 @@ def test_a_lane_that_the_service_does_not_take_is_an_error_with_the_limit_and_th
         for _ in range(50):
             with pytest.raises(ResourceExhausted, match="lanes: this client has 2, must be at most 2"):
                 run(both, x)
-        assert len(device.session._lanes) == 2
+        assert len(device.session.channels.opened) == 2
         table.rows["lanes"] = replace(table.rows["lanes"], most=3)
         assert np.array_equal(run(both, x), 2 * x)
         assert all(np.array_equal(each.result(LIMIT), 2 * x) for each in lone)
-        assert device.session.dead is None
+        assert device.session.peer.dead is None
 
 
 def test_a_lane_without_a_thread_is_resource_exhausted_and_the_session_lives_on(
@@ -1059,7 +1062,7 @@ def test_a_lane_without_a_thread_is_resource_exhausted_and_the_session_lives_on(
         def no_thread(self: object) -> None:
             raise RuntimeError("can't start new thread")
 
-        device.session._free.pop().close()
+        device.session.channels.free.pop().close()
         with monkeypatch.context() as none:
             none.setattr(threading.Thread, "start", no_thread)
             with pytest.raises(ResourceExhausted, match="no thread for another channel"):
@@ -1069,8 +1072,8 @@ def test_a_lane_without_a_thread_is_resource_exhausted_and_the_session_lives_on(
 
 def test_a_first_call_that_fails_is_an_error_of_its_own_and_the_next_one_works(device: RemoteDevice) -> None:
     for _ in range(3):
-        while device.session._free:
-            device.session._free.pop().close()
+        while device.session.channels.free:
+            device.session.channels.free.pop().close()
         with pytest.raises(InvalidArgument, match="is not held"):
             made(device.session, wire.Bind, 999, wire.WireRequest((), (), ()))
     assert device.status() == DeviceStatus.AVAILABLE
@@ -1081,6 +1084,6 @@ def test_a_channel_that_ended_is_not_waited_for_nor_is_a_session_that_lives() ->
     waited: list[float] = []
     thread = SimpleNamespace(join=waited.append)
     for dead, process in ((None, "own"), (DeadObject("gone"), None), (DeadObject("gone"), "own")):
-        session: Any = SimpleNamespace(dead=dead, process=process, _thread=thread, where="here")
+        session: Any = SimpleNamespace(peer=SimpleNamespace(dead=dead, process=process), _thread=thread)
         Session._settle(session, ended)
     assert waited == [5]  # once: its own process is ended by the thread

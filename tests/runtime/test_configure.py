@@ -210,7 +210,7 @@ def test_a_process_that_is_started_again_has_the_options_in_force():
     device = ReconnectingDevice("tunable", lambda: start(str(DRIVER)))
     compiled = nnhal.compile(model(), devices=[device], driver_options={"tunable": {"slow": 0, "gain": 1}})
     compiled.configure("tunable", {"gain": 4})
-    device._remote.session.process.kill()
+    device._remote.session.peer.process.kill()
 
     def started_again() -> bool:
         with contextlib.suppress(nnhal.DeadObject):

@@ -17,7 +17,7 @@ from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request
 from nnhal.hal.wrappers import WithHalLevel
-from nnhal.ipc.client import session
+from nnhal.ipc.client import peer
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import State
 from nnhal.runtime import discovery
@@ -370,7 +370,7 @@ def begun(compiled: nnhal.Compiled, given: Any, out: nnhal.Allocation, deadline:
 @pytest.mark.parametrize("given_up_by", ["deadline", "cancel", "another execution"])
 @WAYS
 def test_contents_that_began_last_stay_whatever_becomes_of_who_began_before(isolation, given_up_by, monkeypatch):
-    monkeypatch.setattr(session, "HUNG_NS", int(LIMIT * NS))  # the process is held by this test
+    monkeypatch.setattr(peer, "HUNG_NS", int(LIMIT * NS))  # the process is held by this test
     nnhal.load_driver(HOLDING)
     slow = nnhal.compile(sums(), devices="holding", isolation=isolation, fallback="forbid")
     a, held = nnhal.allocate([(slow, "output", 0)]), Memory.allocate(X.nbytes).view(0, X.nbytes, np.float32, X.shape)
@@ -430,7 +430,7 @@ def test_a_stream_of_which_one_buffer_has_died_is_reset_as_a_whole(monkeypatch, 
         stream = compiled.stream()
     first = stream(one)
     device = compiled._caller.plan.steps[0].device
-    device._remote.session.give_up("the test ends it")
+    device._remote.session.peer.give_up("the test ends it")
     with pytest.raises(DeadObject):
         for _ in range(2):
             stream(one)
@@ -448,7 +448,7 @@ def test_the_first_to_notice_a_death_allocates_in_the_next_process(monkeypatch):
     def dying(desc, roles):
         if not died:
             died.append(True)
-            device._remote.session.give_up("the test ends it")
+            device._remote.session.peer.give_up("the test ends it")
             raise DeadObject("the test ends it")
         return allocate(desc, roles)
 

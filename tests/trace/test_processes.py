@@ -11,7 +11,7 @@ import pytest
 import nnhal
 from nnhal.base import trace as base
 from nnhal.ipc.client.process import ReconnectingDevice, start
-from nnhal.ipc.client.session import Session
+from nnhal.ipc.client.trace_follower import TraceFollower
 from nnhal.ipc.names import connect
 from nnhal.runtime.tracing.summary import summary
 from nnhal.runtime.tracing.timeline import Timeline
@@ -89,23 +89,23 @@ def test_a_process_that_runs_already_takes_part_and_one_that_hangs_is_not_waited
 
 
 def test_processes_that_hang_are_waited_for_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    until, wait = [], Session.await_follow
+    until, wait = [], TraceFollower.await_follow
     monkeypatch.setattr(
-        Session, "await_follow", lambda self, *which: (until.append((self, which[1])), wait(self, *which))[1]
+        TraceFollower, "await_follow", lambda self, *which: (until.append((self, which[1])), wait(self, *which))[1]
     )
     devices = [ReconnectingDevice("reference", lambda: start("reference")) for _ in range(4)]
     try:
         for device in devices:
             nnhal.compile(doubling(), devices=device).close()
             os.kill(device.pid, signal.SIGSTOP)
-        own = [device.remote().session for device in devices]
+        own = [device.remote().session._follower for device in devices]
         with nnhal.trace(path):
             pass
     finally:
         for device in devices:
             os.kill(device.pid, signal.SIGCONT)
             device.close()
-    points = [point for session, point in until if session in own]  # this process may have sessions of other tests
+    points = [point for follower, point in until if follower in own]  # this process may have sessions of other tests
     assert len(points) == 4 and len(set(points)) == 1  # to one point in time
     assert sum("did not start to trace in time" in note for note in seen(path).notes) == 4
 
@@ -156,7 +156,7 @@ def test_a_client_of_a_service_sees_nothing_of_what_others_have_done(
         mine, other = (ReconnectingDevice("shared", lambda: connect("shared")) for _ in range(2))
         stop = threading.Event()
         with nnhal.compile(doubling(), devices=mine) as compiled, nnhal.compile(doubling(8), devices=other) as others:
-            base.followers.discard(other._remote.session)  # as if it were another process's
+            base.followers.discard(other._remote.session._follower)  # as if it were another process's
 
             def work() -> None:
                 while not stop.is_set():

@@ -5,35 +5,29 @@ each has a clock that advances by its time on places of the device, and the clie
 long executions, or many threads, gain nothing. An execution is refused if, by the model's earlier times, it cannot meet
 its deadline.
 
-Places and waiting executions are held weakly, because an interrupt may come after any call: the queue skips or replaces
-what it leaves behind. Every check counts again from the current state.
+Waiting executions are held weakly, as places are, because an interrupt may come after any call: the queue skips what it
+leaves behind. Every check counts again from the current state.
 """
 
 import os
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Iterator
-from contextlib import suppress
 from threading import get_ident
 from typing import Any, TypeVar
 
 from nnhal.base import trace
-from nnhal.base.codes import LOOP_TIMEOUT_MAXIMUM_NS, Priority
+from nnhal.base.codes import Priority
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import BadState, MissedDeadline, ResourceExhausted
 from nnhal.hal.request import UNLIMITED, Act, Control
+from nnhal.hal.slots import Slots
 from nnhal.hal.waiting import LEVELS, ClientLine, LatencyByShape, LatencyEstimator, QueueClient, QueueTicket, Slot
 
 T = TypeVar("T")
 MOST_WAITING = 1024  # the most executions of one client in the queue of one device
 # the most that a place is kept free for a client that is behind and recently came back quickly
 HOLD_NS = 2_000_000
-GRACE_NS = 100_000_000  # an abandoned execution that runs longer than this no longer blocks others
-LONG_NS, LONG_FACTOR = 2_000_000_000, 8  # nor does one that takes longer than this, and so many times its usual time
-# Nor one that takes longer than this: a client determines how long its executions are
-LONGEST_NS = LOOP_TIMEOUT_MAXIMUM_NS
 _LOOK = 0.25  # seconds between checks whether blocking executions still exist
 _RELIEF_NS = 5_000_000  # between checks by arriving executions
 _now = time.monotonic_ns
@@ -59,38 +53,23 @@ class RunQueue:
 
     def __init__(self, where: str, width: int, *, strict: bool) -> None:
         self.where, self.width, self.strict = where, width, strict
-        self._free: deque[Slot] = deque()
-        self._slots: list[weakref.ref[Slot]] = []
+        self.slots = Slots(width, strict=strict)
         self._lines: weakref.WeakValueDictionary[QueueClient, ClientLine] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
-        self._clock = self._relieved = 0
+        self._clock = 0
         self._waiting = 0  # as of the last check; waiting executions check regularly
         # The same, plus one if there has been more than one client: then no execution bypasses the queue
         self._contended = 0
         self._shared = False  # whether there has been more than one client
-        for _ in range(width):
-            self._add()
         _queues.add(self)
 
     def _forked(self) -> None:
         """Reset a forked child: the executions of its parent do not exist here."""
         self._lock, self._waiting, self._contended = threading.Lock(), 0, int(self._shared)
-        for ref in self._slots:  # the execution that forked returns to no place either
-            slot = ref()
-            if slot is not None:
-                slot.there = False
-        self._free.clear()
-        self._slots.clear()
+        self.slots.reset()
         for line in self._lines.values():
             for level in line.waiting:
                 level.clear()
-        for _ in range(self.width):
-            self._add()
-
-    def _add(self) -> None:
-        slot = Slot()
-        self._slots.append(weakref.ref(slot))
-        self._free.append(slot)
 
     def line(self, client: QueueClient) -> ClientLine:
         """Return the line of a client. It lives as long as it is referenced."""
@@ -124,7 +103,7 @@ class RunQueue:
         """
         line, level, pace = self.line(client), LEVELS.index(priority), pace or LatencyEstimator()
         only, shaped = (pace, None) if isinstance(pace, LatencyEstimator) else (None, pace)
-        free, units = self._free, min(units, self.width)
+        free, units = self.slots.free, min(units, self.width)
         single = units == 1
         if self.strict:
             pace.limit = 0
@@ -191,12 +170,12 @@ class RunQueue:
         with self._lock:
             now = _now()
             inner = None
-            if len(self._free) < ticket.units:
-                self._settle()
-                inner = self._held_by(get_ident())
+            if len(self.slots.free) < ticket.units:
+                self.slots.settle()
+                inner = self.slots.held_by(get_ident())
             if inner is None:
-                if len(self._free) < ticket.units and now - self._relieved > _RELIEF_NS:
-                    self._relieve(now)
+                if len(self.slots.free) < ticket.units and now - self.slots.relieved > _RELIEF_NS:
+                    self.slots.relieve(now)
                 count = sum(map(len, line.waiting))
                 if count >= MOST_WAITING:
                     raise ResourceExhausted(
@@ -243,8 +222,8 @@ class RunQueue:
         patience = control.patience()
         left, now = _LOOK if patience is None else min(patience, _LOOK), _now()
         if not self.strict:
-            for slot in self._busy():
-                left = min(left, max(0, self._counts_until(slot, now) - now) / 1e9)
+            for slot in self.slots.busy():
+                left = min(left, max(0, self.slots.counts_until(slot, now) - now) / 1e9)
         if ticket.look:
             until = ticket.look - now
             if until > 0:
@@ -284,67 +263,27 @@ class RunQueue:
 
     # ------------------------------------------------------------------------------------------------ under the lock
 
-    def _settle(self) -> None:
-        """Replace lost places."""
-        self._slots = [ref for ref in self._slots if (slot := ref()) is not None and slot.there]
-        while len(self._slots) < self.width:
-            self._add()
-
     def _rest(self) -> None:
         """If nothing runs, set the clock to that of the most advanced client: idle time earns no credit."""
-        if not list(self._busy()):
+        if not list(self.slots.busy()):
             self._clock = max(self._clock, *(line.clock for line in self._lines.values()))
-
-    def _busy(self) -> Iterator[Slot]:
-        for ref in self._slots:
-            slot = ref()
-            if slot is not None and slot.control is not None and slot.there:
-                yield slot
-
-    def _held_by(self, thread: int) -> Slot | None:
-        return next((slot for slot in self._busy() if slot.thread == thread), None)
 
     def _look(self, now: int) -> None:
         """Dispatch if no other thread does, or if running executions do not end."""
-        self._relieve(now)
+        self.slots.relieve(now)
         self._dispatch(now)
-
-    def _relieve(self, now: int) -> None:
-        """Replace places that were lost, or whose execution should have ended."""
-        self._relieved = now
-        if not self.strict:
-            for slot in list(self._busy()):
-                if self._counts_until(slot, now) <= now:
-                    for each in (slot, *slot.others):
-                        each.there = False
-        self._settle()
-
-    def _counts_until(self, slot: Slot, now: int) -> int:
-        """Return when an execution that keeps running no longer blocks others."""
-        control, pace = slot.control, slot.pace
-        if control is None:  # it has ended meanwhile, which needs no lock
-            return now + LONG_NS
-        usual = 0 if pace is None else pace.typical
-        until = slot.begun + max(LONG_NS, min(LONG_FACTOR * usual, LONGEST_NS))
-        if control.cancelled is not None and control.cancelled.is_set():
-            if slot.overdue < slot.begun:  # of another execution
-                slot.overdue = now
-            until = min(until, slot.overdue + GRACE_NS)
-        if control.deadline is not None:
-            until = min(until, control.deadline + GRACE_NS)
-        return until
 
     @trace.replaced_while_tracing(_counted)
     def _dispatch(self, now: int) -> bool:
         """Give free places to the next executions; return whether there were any."""
-        free, granted = self._free, False
+        free, granted = self.slots.free, False
         try:
             while True:
                 found = self._next()
                 if found is None:
                     return granted
                 line, ticket = found
-                self._sort_out()
+                self.slots.drop_replaced()
                 enough = len(free) >= ticket.units
                 until = self._kept_for_another(line, ticket, now) if enough and self._shared else 0
                 if until:
@@ -362,13 +301,6 @@ class RunQueue:
             self._waiting = sum(len(level) for line in self._lines.values() for level in line.waiting)
             self._contended = self._waiting + self._shared
 
-    def _sort_out(self) -> None:
-        """Drop returned places that were already replaced."""
-        for slot in list(self._free):
-            if not slot.there:
-                with suppress(ValueError):  # taken meanwhile, and dropped there
-                    self._free.remove(slot)
-
     def _next(self) -> tuple[ClientLine, QueueTicket] | None:
         """Return the next execution: the first one of the client that is furthest behind."""
         best: tuple[ClientLine, QueueTicket] | None = None
@@ -385,7 +317,7 @@ class RunQueue:
         Without it, a client with one execution at a time would never be present when the next one is chosen.
         """
         most = min(HOLD_NS, ticket.predicted // ticket.units // 4)
-        running = [slot.line for slot in self._busy()]
+        running = [slot.line for slot in self.slots.busy()]
         for other in self._lines.values():
             if other.left is None or other.clock >= line.clock or other.gap > most or now - other.left >= most:
                 continue
@@ -398,9 +330,9 @@ class RunQueue:
         # The place first, then the removal from the line: an execution that has a place is skipped there.
         try:
             if ticket.units == 1:
-                ticket.slot = slot = self._free.pop()
+                ticket.slot = slot = self.slots.free.pop()
             else:
-                ticket.slot = slot = self._several(ticket.units)
+                ticket.slot = slot = self.slots.several(ticket.units)
         except IndexError:
             return False
         for level in line.waiting:
@@ -413,17 +345,6 @@ class RunQueue:
         slot.control = ticket.control
         ticket.wake()
         return True
-
-    def _several(self, units: int) -> Slot:
-        taken: list[Slot] = []
-        try:
-            while len(taken) < units:
-                taken.append(self._free.pop())
-        except IndexError:
-            self._free.extend(taken)
-            raise
-        taken[0].others = tuple(taken[1:])
-        return taken[0]
 
     # ----------------------------------------------------------------------------------------------------- deadlines
 
@@ -443,7 +364,7 @@ class RunQueue:
         """Return the predicted nanoseconds until it may run; unknown executions count as 0."""
         line = ticket.line
         own = sum(each.takes for each in line.ahead(level))
-        if not own and not self._waiting and len(self._free) >= ticket.units:
+        if not own and not self._waiting and len(self.slots.free) >= ticket.units:
             return 0
         others = 0
         for other in self._lines.values():
@@ -451,7 +372,7 @@ class RunQueue:
                 theirs = sum(each.takes for each in other.ahead(len(LEVELS)))
                 others += min(theirs, own + ticket.takes)
         running = 0
-        for slot in self._busy():
+        for slot in self.slots.busy():
             if slot.pace is not None:
                 running += max(0, slot.pace.typical - (now - slot.begun)) * (1 + len(slot.others))
         return (running + own + others) // self.width

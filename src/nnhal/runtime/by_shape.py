@@ -49,10 +49,7 @@ class CompiledByShape(Compiled):
         self._names = [spec.name for spec in self.inputs]
         self._label = model.name or "model"
         self._made: OnceTable[Key, Compiled] = OnceTable(lambda key: f"inputs of shapes {_listed(key)}", most)
-        self._options: list[tuple[str, dict[str, Any]]] = []
-        # All that have these options, also those that `at` gave and nobody uses here any more
-        self._configured: weakref.WeakSet[Compiled] = weakref.WeakSet()
-        self._changing = threading.Lock()  # held while options change: each compiled model has all changes, in order
+        self._options = OptionsOfAllShapes(self._label)
         self._closed = ""  # the reason, or ""
         alive.add(self)
 
@@ -144,14 +141,7 @@ class CompiledByShape(Compiled):
             options: As in `Compiled.configure`.
             deadline: As in `Compiled.configure`.
         """
-        until = point_in_time(deadline)
-        with self._change(until):
-            ready = self._ready()
-            held = [each for each in self._configured if not _is_closed(each)]
-            using = [each for each in held if device in each.placement.devices()] or ready[:1]
-            for compiled in using:
-                compiled.configure(device, options, deadline=self._left(until))
-            self._options.append((device, dict(options)))
+        self._options.change(device, options, self._ready, point_in_time(deadline))
 
     @property
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
@@ -215,7 +205,7 @@ class CompiledByShape(Compiled):
     def _by(self, inputs: Sequence[Any], deadline: float | None) -> tuple[Compiled, float | None]:
         """Return the compiled model, and the seconds left of the deadline."""
         until = point_in_time(deadline)
-        return self._for(inputs, until), self._left(until)
+        return self._for(inputs, until), _left(self._label, until)
 
     def _compiled(self, key: Key, until: int | None = None, check: Callable[[], object] | None = None) -> Compiled:
         """Return the compiled model for these shapes. `check` verifies the inputs if the shapes are new."""
@@ -253,31 +243,8 @@ class CompiledByShape(Compiled):
         except InvalidModel as error:
             raise InvalidRequest(f"inputs of shapes {_listed(key)} do not fit the model: {error}") from error
         compiled = self._prepare(model, until)
-        with self._change(until):
-            for device, options in self._options:
-                if device in compiled.placement.devices():
-                    compiled.configure(device, options, deadline=self._left(until))
-            self._configured.add(compiled)
+        self._options.apply(compiled, until)
         return compiled
-
-    @contextmanager
-    def _change(self, until: int | None) -> Iterator[None]:
-        """Hold off other option changes; MissedDeadline if another thread makes some until the deadline."""
-        if not self._changing.acquire(timeout=-1 if until is None else seconds_until(until)):
-            raise MissedDeadline(f"{self._label}: another thread has not changed its options by the deadline")
-        try:
-            yield
-        finally:
-            self._changing.release()
-
-    def _left(self, until: int | None) -> float | None:
-        """Return the seconds left of a deadline, or raise MissedDeadline."""
-        if until is None:
-            return None
-        left = seconds_until(until)
-        if not left:
-            raise MissedDeadline(f"{self._label}: the deadline passed while new input shapes were compiled")
-        return left
 
     def _kept(self) -> dict[Key, Compiled]:
         """Return the open compiled models, the last used at the end. A caller may have closed one."""
@@ -301,6 +268,56 @@ class CompiledByShape(Compiled):
 
     def _forked(self) -> None:
         self._closed = FORKED
+
+
+class OptionsOfAllShapes:
+    """The options that were changed for all shapes: each compiled model has all changes, in order."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._changes: list[tuple[str, dict[str, Any]]] = []
+        # All that have these changes, also those that `at` gave and nobody uses here any more
+        self._having: weakref.WeakSet[Compiled] = weakref.WeakSet()
+        self._changing = threading.Lock()
+
+    def change(
+        self, device: str, options: Mapping[str, Any], ready: Callable[[], list[Compiled]], until: int | None
+    ) -> None:
+        """Change options of a device. ready: returns the compiled models; one is asked if none uses the device."""
+        with self._alone(until):
+            first = ready()[:1]
+            held = [each for each in self._having if not _is_closed(each)]
+            for compiled in [each for each in held if device in each.placement.devices()] or first:
+                compiled.configure(device, options, deadline=_left(self._label, until))
+            self._changes.append((device, dict(options)))
+
+    def apply(self, compiled: Compiled, until: int | None) -> None:
+        """Make all changes to a new compiled model, which also gets all later ones."""
+        with self._alone(until):
+            for device, options in self._changes:
+                if device in compiled.placement.devices():
+                    compiled.configure(device, options, deadline=_left(self._label, until))
+            self._having.add(compiled)
+
+    @contextmanager
+    def _alone(self, until: int | None) -> Iterator[None]:
+        """Hold off other option changes; MissedDeadline if another thread makes some until the deadline."""
+        if not self._changing.acquire(timeout=-1 if until is None else seconds_until(until)):
+            raise MissedDeadline(f"{self._label}: another thread has not changed its options by the deadline")
+        try:
+            yield
+        finally:
+            self._changing.release()
+
+
+def _left(label: str, until: int | None) -> float | None:
+    """Return the seconds left of a deadline, or raise MissedDeadline."""
+    if until is None:
+        return None
+    left = seconds_until(until)
+    if not left:
+        raise MissedDeadline(f"{label}: the deadline passed while new input shapes were compiled")
+    return left
 
 
 def _is_closed(compiled: Compiled) -> bool:

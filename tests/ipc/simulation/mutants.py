@@ -3,8 +3,9 @@
 from tests.ipc.simulation.stage import Changes
 
 _SESSION, _BURST = "nnhal.ipc.client.session", "nnhal.ipc.client.burst"
+_CHANNELS, _PENDING = "nnhal.ipc.client.channels", "nnhal.ipc.client.pending"
 _PREPARED, _CHANNEL = "nnhal.ipc.client.prepared", "nnhal.ipc.transport.channel"
-_CONNECTION, _CALLS = "nnhal.ipc.service.connection", "nnhal.ipc.service.calls"
+_CONNECTION = "nnhal.ipc.service.connection"
 _NATIVE = "tests.ipc.simulation.native"  # the model, as the code is C
 _EXPORTS, _SCOPE, _SERVICE_BURST = "nnhal.ipc.service.exports", "nnhal.ipc.service.scope", "nnhal.ipc.service.burst"
 
@@ -13,23 +14,23 @@ MUTANTS: dict[str, Changes] = {
         (_SESSION, "            if channel.in_doubt:\n", "            if False:\n"),
     ],
     "a lane that is given up is not hung up": [
-        (_SESSION, "            lane.channel.hang_up()\n", "            pass\n"),
+        (_CHANNELS, "            lane.channel.hang_up()\n", "            pass\n"),
     ],
     "a notification of a call that failed is waited for": [
         (
             _SESSION,
-            "                self._pending.pop(message.object, None)\n            raise",
+            "                self.notifications.pending.pop(message.object, None)\n            raise",
             "                pass\n            raise",
         ),
     ],
     "what a call that was given up made is kept": [
-        (_SESSION, "                if lane.made:", "                if False:"),
+        (_CHANNELS, "                if lane.made:", "                if False:"),
     ],
     "the service is not told that nobody waits for a notification": [
-        (_SESSION, "                self._cancelled.append(pending.number)\n", "\n"),
+        (_PENDING, "                self._endings.cancel(pending.number)\n", "\n"),
     ],
     "nobody looks whether what goes on is wanted": [
-        (_SESSION, "                if self._wishes:\n", "                if False:\n"),
+        (_SESSION, "                if endings.wishes:\n", "                if False:\n"),
     ],
     "what was released while it was made is held": [
         (
@@ -39,8 +40,7 @@ MUTANTS: dict[str, Changes] = {
         ),
     ],
     "the death of a session wakes nobody who waits for a notification": [
-        (_SESSION, "self._pending.popitem()[1].set(error)", "self._pending.popitem()"),
-        (_SESSION, "self._pending.popitem()[1].set(self.dead)", "self._pending.popitem()"),
+        (_PENDING, "self.pending.popitem()[1].set(self._peer.dead)", "self.pending.popitem()"),
     ],
     "nobody waits for the end of a driver that writes to the caller": [
         (_SESSION, "                if direct:\n", "                if False:\n"),

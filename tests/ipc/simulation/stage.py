@@ -31,11 +31,16 @@ from tests.ipc.simulation import native as lanes
 STAGED = (
     *(f"nnhal.base.{name}" for name in ("answers", "descriptors", "memory", "time")),
     *(f"nnhal.hal.{name}" for name in ("background", "burst", "device", "fence", "host", "memory", "request")),
-    *(f"nnhal.ipc.client.{name}" for name in ("buffer", "burst", "device", "frames", "pending", "pools", "prepared")),
+    *(
+        f"nnhal.ipc.client.{name}"
+        for name in ("buffer", "burst", "device", "endings", "first_channel", "frames", "greeting", "peer")
+    ),
+    *(f"nnhal.ipc.client.{name}" for name in ("channels", "pending", "pools", "prepared", "trace_follower")),
     *(
         f"nnhal.ipc.service.{name}"
-        for name in ("binding", "burst", "calls", "connection", "exports", "pools", "quota", "scope")
+        for name in ("binding", "buffers", "burst", "calls", "compilations", "connection", "executions", "exports")
     ),
+    *(f"nnhal.ipc.service.{name}" for name in ("pools", "queries", "quota", "scope")),
     "nnhal.ipc.client.session",
     "nnhal.ipc.transport.channel",
     "nnhal.ipc.transport.peer_end",

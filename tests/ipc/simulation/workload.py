@@ -131,7 +131,7 @@ class Client:
         while self.opening:
             self.world.sleep(1_000_000)
         device = self.device
-        if device is not None and device.session.dead is None:
+        if device is not None and device.session.peer.dead is None:
             return device
         self.opening = True
         try:
@@ -223,13 +223,14 @@ class Client:
 
     def _held_nowhere(self, session: Session) -> None:
         """A client that let go of everything has nothing in the service, and waits for nothing."""
-        if session.dead is not None:
+        if session.peer.dead is not None:
             return
-        awaited = [pending for pending in session._pending.values() if not pending.given_up]
+        awaited = [pending for pending in session.notifications.pending.values() if not pending.given_up]
         if awaited:
             self.world.fail(f"{self.process.name} still waits for {len(awaited)} notifications")
-        if session._given_up or len(session._free) != len(session._lanes):
-            self.world.fail(f"{self.process.name} has {len(session._lanes)} lanes, {len(session._given_up)} given up")
+        opened, abandoned = len(session.channels.opened), len(session.channels.abandoned)
+        if abandoned or len(session.channels.free) != opened:
+            self.world.fail(f"{self.process.name} has {opened} lanes, {abandoned} given up")
         for connection in self.run.connections():
             if not getattr(connection, "_ending", True) and kernel.watched(connection.watch) is self.process:
                 left = [type(item).__name__ for item, _ in connection._calls._exports._objects.values()]
@@ -266,7 +267,7 @@ class Client:
     def any(self, least: Level = V1_0) -> tuple[Any, float]:
         """A prepared model, made now where none is left, and its tag."""
         rng = self.world.random
-        living = [each for each in self.kept if each[2].session.dead is None]
+        living = [each for each in self.kept if each[2].session.peer.dead is None]
         if living and rng.random() < 0.8:
             prepared, tag, _, _ = rng.choice(living)
             return prepared, tag
@@ -352,7 +353,7 @@ class Client:
                 array = None
             raise
         except NnhalError:
-            if memory is not None and prepared.session.dead is not None and prepared.session.process is None:
+            if memory is not None and prepared.session.peer.dead is not None and prepared.session.peer.process is None:
                 array = None  # "not defended against": the session ended, and the service goes on
             raise
         finally:
@@ -464,7 +465,7 @@ class Client:
             return
         prepared, tag = self.prepare()
         with_ = getattr(prepared, "session", None)
-        if with_ is not None and with_.dead is not None:
+        if with_ is not None and with_.peer.dead is not None:
             return
         device = self.kept[-1][2] if self.kept else device
         roles = [BufferRole(prepared, 0), BufferRole(prepared, 0, True)]

@@ -29,7 +29,7 @@ SAVES_NOTHING = "the driver saves none of the supported calls"
 
 @check("cache-files", "number_of_cache_files() returns two numbers from 0 to 32, the same ones each time.", whole=True)
 def cache_files(trial: Trial) -> int:
-    with trial.asking("number_of_cache_files"):
+    with trial.stages.enter("number_of_cache_files"):
         counts = [cache_files_by(trial.device) for _ in range(3)]
     if len(set(counts)) > 1:
         trial.unmet(f"number_of_cache_files() returns {' and then '.join(map(str, map(tuple, dict.fromkeys(counts))))}")
@@ -132,7 +132,7 @@ def token(trial: Trial) -> int:
 def _saved(trial: Trial) -> Iterator[tuple[Call, Model, Cache]]:
     """Yield the samples, each with empty files for it. NotTaken if the driver has no compilation cache."""
     trial.fixed()
-    with trial.asking("number_of_cache_files"):
+    with trial.stages.enter("number_of_cache_files"):
         count = cache_files_by(trial.device)
     if not count:
         raise NotAccepted("the driver has no compilation cache: number_of_cache_files() returns 0, 0")
@@ -157,7 +157,7 @@ def _restored(trial: Trial, model: Model, cache: Cache) -> Prepared:
     for fd in cache.files:
         os.lseek(fd, 0, os.SEEK_SET)
     seen = outline(with_layout(model, layout_of(trial.device)).model)
-    with trial.asking("prepare_from_cache"):
+    with trial.stages.enter("prepare_from_cache"):
         return trial.opened(checked_restored(trial.device, seen, replace(PLAIN, cache=cache)))
 
 

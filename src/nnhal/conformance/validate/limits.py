@@ -209,7 +209,7 @@ def timing(trial: Trial) -> int:
     for call, model in trial.samples():
         prepared = trial.prepare(model)
         request = trial.request(prepared, arrays_of(call))
-        with trial.asking("run"):
+        with trial.stages.enter("run"):
             begin = time.monotonic_ns()
             given = request.execute(prepared.run, Control(measure=True))
             spent = time.monotonic_ns() - begin

@@ -34,18 +34,18 @@ def burst(trial: Trial) -> int:
         sets = data_sets(trial, call, model)
         prepared = trial.prepare(model)
         for _ in range(2):
-            with trial.asking("burst"):
+            with trial.stages.enter("burst"):
                 series = checked_burst(prepared, trial.where)
             for number in (0, 1, 2, 0):
                 each, arrays, wanted = sets[number]
                 request = trial.request(prepared, arrays)
-                with trial.asking("run"):
+                with trial.stages.enter("run"):
                     request.execute(series.run, UNLIMITED)
                 trial.same(each, wanted, request.results, "in a burst")
-            with trial.asking("close"):
+            with trial.stages.enter("close"):
                 series.close()
         try:
-            with trial.asking("run"):
+            with trial.stages.enter("run"):
                 trial.request(prepared, sets[0][1]).execute(series.run, UNLIMITED)
         except (Closed, OperationFailed):
             continue
@@ -70,7 +70,7 @@ def fenced(trial: Trial) -> int:
         wanted = trial.alone(model, arrays_of(call))
         request = _with_rooms(trial, prepared, call)
         ready, signal = fence_pair()
-        with trial.asking("execute_fenced"):
+        with trial.stages.enter("execute_fenced"):
             launched = fenced_by(prepared, trial.where, request, UNLIMITED, [ready])
             time.sleep(EARLY)
             if launched.fence is None or launched.fence.status() is not None:
@@ -109,7 +109,7 @@ def callback(trial: Trial) -> int:
                 came.append(error)
                 done.set()
 
-            with trial.asking("execute"):
+            with trial.stages.enter("execute"):
                 prepared.execute(request, UNLIMITED, notify)
                 if not done.wait(min(WAIT, 1e6)):
                     trial.unmet(f"has not notified within {WAIT:g} s")
@@ -133,11 +133,11 @@ def allocation(trial: Trial) -> int:
         wanted = trial.alone(model, arrays_of(call))
         prepared = trial.prepare(model)
         request = _with_rooms(trial, prepared, call)
-        with trial.asking("allocate"):
+        with trial.stages.enter("allocate"):
             WAYS["memory"](trial.device, prepared, request, UNLIMITED)
         trial.same(call, wanted, request.results, "in driver memory")
         result = request.results[0]
-        with trial.asking("allocate"):
+        with trial.stages.enter("allocate"):
             buffer = allocated_by(trial.device, BufferDesc(result.shape), [BufferRole(prepared, 0, output=True)])
             try:
                 buffer.copy_to(Memory.allocate(max(1, result.nbytes)))
@@ -171,7 +171,7 @@ def allocation_roles(trial: Trial) -> int:
     }
     for what, (desc, roles) in bad.items():
         try:
-            with trial.asking("allocate"):
+            with trial.stages.enter("allocate"):
                 trial.device.allocate(desc, driver_roles(roles)).close()
         except InvalidArgument:
             continue

@@ -163,7 +163,7 @@ def late_write(trial: Trial) -> int:
     for call, model in trial.samples():
         trial.run(trial.prepare(model), copies(arrays_of(call)), make=make)
     before = [[_whole(array) for array in request.lent] for request in watched]
-    with trial.asking("wait"):
+    with trial.stages.enter("wait"):
         time.sleep(SETTLE)
     for request, data in zip(watched, before, strict=True):
         if request.late:

@@ -38,7 +38,7 @@ def capabilities(trial: Trial) -> int:
 
 @check("status", "status() returns a DeviceStatus.", whole=True)
 def status(trial: Trial) -> int:
-    with trial.asking("status"):
+    with trial.stages.enter("status"):
         checked_status(trial.device)
     return 1
 
@@ -47,7 +47,7 @@ def _stable(trial: Trial, what: str, ask: Callable[[Device], Any]) -> int:
     """Count the answers that equal the first one; Unmet if one differs."""
     answers = []
     for _ in range(TIMES):
-        with trial.asking(what):
+        with trial.stages.enter(what):
             answers.append(ask(trial.device))
     for answer in answers[1:]:
         if answer != answers[0]:

@@ -250,7 +250,7 @@ def trimmed(trial: Trial) -> int:
         seen += 1
         wanted = [None if r is None else r.copy() for r in trial.run(prepared, copies(arrays_of(call)))]
         for pressed in (False, True, True):
-            with trial.asking("trim"):
+            with trial.stages.enter("trim"):
                 while not prepared.trim_now(pressed=pressed):  # the trimming of idle models may be running
                     time.sleep(PAUSE)
             told = "after it was trimmed" + " under memory pressure" * pressed
@@ -284,5 +284,5 @@ def malformed_request(trial: Trial) -> int:
 
 
 def _survives(trial: Trial, request: Request, run: Run) -> None:
-    with trial.asking("run"), suppress(NnhalError):
+    with trial.stages.enter("run"), suppress(NnhalError):
         request.execute(run, UNLIMITED)

@@ -126,18 +126,50 @@ def _plain(cell: Cell, rng: np.random.Generator) -> Call:
     return draw(cell, rng, open=bool(rng.random() < OPEN))
 
 
+class DriverStages:
+    """Announces each call of the driver before it begins, and the suite's own work after it.
+
+    at: receives the stage: the name of the driver's call, and `AFTER` it when no thread is in the driver any more.
+    last: the driver's last call, "" before any.
+    """
+
+    def __init__(self, at: Callable[[str], None]) -> None:
+        self._at, self.last = at, ""
+        self._lock, self._inside = threading.Lock(), 0  # how many threads are in a call of the driver now
+
+    @contextmanager
+    def enter(self, stage: str) -> Iterator[None]:
+        """Enter a call of the driver, which ends with the context. ProcessDied if that ends its process."""
+        with self._lock:
+            self._inside += 1
+            self.last = stage
+            self._at(stage)
+        try:
+            yield
+        except DeadObject as error:
+            raise ProcessDied(str(error)) from error
+        finally:
+            with self._lock:
+                self._inside -= 1
+            self.suite_works()
+
+    def suite_works(self) -> None:
+        """Announce that the suite itself works, unless another thread is still in the driver."""
+        with self._lock:
+            if not self._inside:
+                self._at(AFTER + self.last if self.last else DRAWING)
+
+
 class Trial:
     """The arguments of a check: a device, and calls of an operation.
 
-    at: receives the stage: the driver's next call before it begins, and `AFTER` it when the driver has returned.
-    isolated: whether the device is isolated. prepared: the driver's last prepared model, for `place`. stage: the
-    driver's last call, "" before any.
+    isolated: whether the device is isolated. prepared: the driver's last prepared model, for `place`. stages: announces
+    the calls of the driver.
     """
 
     def __init__(self, device: Device, drawing: Drawing, at: Callable[[str], None], *, isolated: bool) -> None:
         self.device, self.drawing, self.isolated = device, drawing, isolated
-        self._at, self.stage = at, ""
-        self._lock, self._asking = threading.Lock(), 0  # how many threads are in a call of the driver now
+        self.stages = DriverStages(at)
         self.where = where_of(device)
         self.operation = drawing.operation
         self.prepared: Prepared | None = None
@@ -219,32 +251,10 @@ class Trial:
 
     def wanted(self, model: Model, arrays: Sequence[Array]) -> Outputs:
         """Return the reference's results."""
-        self._own()
+        self.stages.suite_works()
         return by_reference(model, arrays)
 
     # ------------------------------------------------------------------------------------------------ driver calls
-
-    @contextmanager
-    def asking(self, stage: str) -> Iterator[None]:
-        """Enter a call of the driver, which ends with the context. ProcessDied if that ends its process."""
-        with self._lock:
-            self._asking += 1
-            self.stage = stage
-            self._at(stage)
-        try:
-            yield
-        except DeadObject as error:
-            raise ProcessDied(str(error)) from error
-        finally:
-            with self._lock:
-                self._asking -= 1
-            self._own()
-
-    def _own(self) -> None:
-        """Announce that the suite itself works, unless another thread is still in the driver."""
-        with self._lock:
-            if not self._asking:
-                self._at(AFTER + self.stage if self.stage else DRAWING)
 
     def verdict(self, model: Model) -> Verdict:
         """Return the driver's verdict of the one operation; no if its HAL version lacks it, as no runtime would ask."""
@@ -258,12 +268,12 @@ class Trial:
         lacking = refusals(model, self.device.level)
         if any(lacking):
             return [Verdict(not why, why) for why in lacking]
-        with self.asking("supports"):
+        with self.stages.enter("supports"):
             return query_verdicts(self.device, model)
 
     def prepare(self, model: Model, hints: Hints = PLAIN, through: Device | None = None) -> PreparedChain:
         """Prepare; closed with the trial unless the check closes it. through: the device, wrapped."""
-        with self.asking("prepare"):
+        with self.stages.enter("prepare"):
             prepared = checked_prepared(through or self.device, model, hints)
         self.opened(prepared)
         return prepared
@@ -277,7 +287,7 @@ class Trial:
     def close(self, prepared: Prepared) -> None:
         """Close, and return after the driver's own `close`; raises the driver's errors."""
         self._open = [each for each in self._open if each is not prepared]
-        with self.asking("close"), driver_call(self.where, "close() of a prepared model"):
+        with self.stages.enter("close"), driver_call(self.where, "close() of a prepared model"):
             close_and_wait(prepared)
 
     def keep(self, prepared: Prepared) -> None:
@@ -300,7 +310,7 @@ class Trial:
     ) -> Outputs:
         """Execute once, with exactly these arrays. make: makes the request, if it is not an ordinary one."""
         request = make(self.signature_of(prepared), arrays)
-        with self.asking("run"):
+        with self.stages.enter("run"):
             request.execute(prepared.run, control)
         return request.results
 
@@ -334,7 +344,7 @@ class Trial:
     def end(self) -> None:
         """Close open models; another check reports errors of that."""
         for prepared in self._open:
-            with self.asking("close"):
+            with self.stages.enter("close"):
                 close_quietly(self.where, "close() of a prepared model", prepared.close)
         self._open.clear()
 

@@ -67,9 +67,9 @@ def _looked(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
     except RequirementNotMet as broken:
         return "failed", str(broken), broken.place
     except ProcessDied as died:
-        return fault_of(DeadObject(str(died)), trial.stage)
+        return fault_of(DeadObject(str(died)), trial.stages.last)
     except BaseException as error:
-        return fault_of(error, trial.stage)
+        return fault_of(error, trial.stages.last)
     return ("passed", "", "") if seen else ("skipped", check.unseen, "")
 
 

@@ -36,7 +36,7 @@ class RemoteBuffer(Buffer):
         self._lease = session.lease()
         self._number = self._lease.number
         session.call(wire.Allocate(self._number, desc.dimensions, tuple(inner)), wire.Acknowledged, UNLIMITED)
-        session.holders.add(self)
+        session.peer.holders.add(self)
 
     def of(self, session: Session) -> int:
         """Return its number in a session.
@@ -46,8 +46,8 @@ class RemoteBuffer(Buffer):
         if self._number < 0:
             raise Closed(f"buffer {self.token}: used after close")
         if session is not self._session:
-            if self._session.dead is not None:
-                raise copy_of_error(self._session.dead)
+            if self._session.peer.dead is not None:
+                raise copy_of_error(self._session.peer.dead)
             raise InvalidArgument(f"buffer {self.token}: belongs to another device, must be allocated by this one")
         return self._number
 
@@ -66,7 +66,7 @@ class RemoteBuffer(Buffer):
     @property
     def in_doubt(self) -> bool:
         """Whether the last writer has no answer from a live service: then the buffer has no contents."""
-        return self._writer is not None and self._session.dead is None
+        return self._writer is not None and self._session.peer.dead is None
 
     def require_contents(self) -> None:
         """Raise OperationFailed if this process already knows that it has no contents."""
@@ -91,7 +91,7 @@ class RemoteBuffer(Buffer):
     def close(self) -> None:
         self._number = -1
         self._lease.release()
-        self._session.holders.discard(self)
+        self._session.peer.holders.discard(self)
 
 
 class RemoteContents:

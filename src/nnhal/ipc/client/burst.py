@@ -39,7 +39,7 @@ class RemoteBurst(Burst):
                 raise ResourceExhausted(f"burst: cannot create its queues: {error.strerror}") from None
             (fd,) = made.fds
             self._queues = _native.Queues(fd, _native.CLIENT)
-            self._queues.watch = self._session.watch
+            self._queues.watch = self._session.peer.watch
             self._closed = False
             message = wire.ConfigureExecutionBurst(self._number, prepared.number)
             self._session.call(message, wire.Acknowledged, control, fds=(fd,))
@@ -48,8 +48,8 @@ class RemoteBurst(Burst):
         self._busy = threading.Lock()
         self.plain: dict[str, int] = {}  # the reasons for plain calls, with their number
         self.ended = False  # unusable, though not closed by its owner
-        self._session.bursts[self._number] = self
-        if self._session.dead is not None:  # it may have died between
+        self._session.peer.recipients.add(self)
+        if self._session.peer.dead is not None:  # it may have died between
             self.session_died()
 
     @property
@@ -95,7 +95,7 @@ class RemoteBurst(Burst):
             try:
                 left = frame.direct and self._queues.awaiting  # otherwise it has answered, or was not asked
                 if left and self._queues.receive(SETTLE_NS) == _native.TIMEOUT:
-                    self._session.give_up(f"{self._session.where}: an interrupted burst does not end")
+                    self._session.peer.give_up(f"{self._session.where}: an interrupted burst does not end")
             finally:  # interrupted again
                 self._end()
             raise
@@ -134,11 +134,11 @@ class RemoteBurst(Burst):
             return Closed("burst: used after close")
         where = self._session.where
         if status == _native.TIMEOUT:
-            error: NnhalError = self._session.silent("an execution in a burst", work=True)
+            error: NnhalError = self._session.peer.silent("an execution in a burst", WORK_NS)
         elif status == _native.CORRUPT:
             error = DeadObject(f"{where}: the queues of the burst were tampered with; it is closed")
         else:
-            error = self._session.confirm_death(f"{where}: the driver process died or ended the burst")
+            error = self._session.peer.confirm_death(f"{where}: the driver process died or ended the burst")
         self._end()
         return error
 

@@ -43,10 +43,11 @@ from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature, Timing
 from nnhal.ipc.client.buffer import RemoteBuffer
 from nnhal.ipc.client.burst import RemoteBurst
+from nnhal.ipc.client.channels import KEPT_LANES, MAX_LANES
 from nnhal.ipc.client.frames import Frame, Frames, in_pools
 from nnhal.ipc.client.pending import Pending
 from nnhal.ipc.client.pools import Packing
-from nnhal.ipc.client.session import KEPT_LANES, MAX_LANES, Session
+from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import options_to_wire, timing_from_wire
 from nnhal.ipc.transport.channel import Descriptors
@@ -169,7 +170,7 @@ class RemotePrepared(Prepared):
         if isinstance(reply, wire.ExecutedReply):
             return reply
         if isinstance(reply, wire.Failed):
-            raise self.session.error(reply)
+            raise self.session.peer.error(reply)
         raise OperationFailed(f"{self.session.where}: answered an execution with {type(reply).__name__}")
 
     def _request(self, request: Request, frame: Frame, packing: Packing) -> wire.WireRequest:
@@ -340,8 +341,8 @@ class RemoteExecution(FencedExecution):
         waited = [owner.fds[0] for owner in sent]
         _, fds = self._session.call(message, wire.Acknowledged, control, fds=waited, work=True)
         self.fence = Fence.taken(fds.take) if fds else None
-        self._session.holders.add(self)
-        self._session.watch_cancellation(self._number, control.cancelled)
+        self._session.peer.holders.add(self)
+        self._session.endings.watch_cancellation(self._number, control.cancelled)
 
     def get_execution_info(self) -> ExecutionInfo:
         """Ask the service, and collect the outputs on the first success; concurrent callers wait for that."""
@@ -372,8 +373,8 @@ class RemoteExecution(FencedExecution):
             raise self._untold() from None
         reply = self._session.expected(message, answer, wire.ExecutionInfoReply)
         info = ExecutionInfo(timing_from_wire(reply.launched) or Timing(), timing_from_wire(reply.fenced) or Timing())
-        self._session.unwatch_cancellation(self._number)
-        self._session.holders.discard(self)
+        self._session.endings.unwatch_cancellation(self._number)
+        self._session.peer.holders.discard(self)
         error: NnhalError | None = None
         try:
             self._request.execute(partial(self._collect, reply.shapes), control)
@@ -393,7 +394,7 @@ class RemoteExecution(FencedExecution):
 
     def __del__(self) -> None:
         if hasattr(self, "_number"):
-            self._session.unwatch_cancellation(self._number)
+            self._session.endings.unwatch_cancellation(self._number)
 
 
 def _loop(control: Control) -> int:

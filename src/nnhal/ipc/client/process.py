@@ -181,7 +181,7 @@ class ReconnectingDevice(Device):
     @property
     def isolated(self) -> bool:
         """Whether the process belongs to this client alone."""
-        return self._remote.session.process is not None
+        return self._remote.session.peer.process is not None
 
     @property
     def pid(self) -> int:
@@ -201,7 +201,7 @@ class ReconnectingDevice(Device):
             if not isinstance(error, Closed):
                 health.died(str(error), fault=bool(error.driver_fault))
 
-        session.on_death(died)
+        session.peer.on_death(died)
         try:
             remote = RemoteDevice(session)
         except BaseException:
@@ -219,16 +219,16 @@ class ReconnectingDevice(Device):
         Raises DeviceUnavailable in quarantine, and permanently once another device has come back in its place.
         """
         remote = self._remote
-        if remote.session.dead is None:
+        if remote.session.peer.dead is None:
             return remote
         with self._lock:
             if self._closed:
                 raise Closed(f"device {self.name}: was closed")
             if self._forked:
-                raise copy_of_error(remote.session.dead)
+                raise copy_of_error(remote.session.peer.dead)
             if self._replaced is not None:
                 raise copy_of_error(self._replaced)
-            if self._remote.session.dead is None:
+            if self._remote.session.peer.dead is None:
                 return self._remote
             self.health.check()
             time.sleep(self.health.pause_ns() / 1e9)
@@ -324,10 +324,10 @@ class ReconnectingModel(Prepared):
     def remote(self) -> RemotePrepared:
         """The model in the live process."""
         inner = self._inner
-        if inner.session.dead is None:
+        if inner.session.peer.dead is None:
             return inner
         with self._lock:
-            if self._inner.session.dead is not None:
+            if self._inner.session.peer.dead is not None:
                 self._inner = self._prepare(self._hints)
                 self.prepared_again += 1
                 _log.info("device %s: model %s was prepared again", self._device.name, self.model.name or "unnamed")
@@ -343,7 +343,7 @@ class ReconnectingModel(Prepared):
     def run(self, request: Request, control: Control) -> Timing | None:
         """Execute. Raises DeadObject if the process dies meanwhile; the next execution starts a new one."""
         inner = self._inner
-        if inner.session.dead is not None:
+        if inner.session.peer.dead is not None:
             inner = self.within(control)
         return inner.run(request, control)
 
@@ -381,7 +381,7 @@ class ReconnectingModel(Prepared):
     @property
     def alive(self) -> bool:
         """Whether its process lives, as far as is known."""
-        return self._inner.session.dead is None
+        return self._inner.session.peer.dead is None
 
     def end(self) -> None:
         """Like `RemotePrepared.end`."""
@@ -403,7 +403,7 @@ class ReconnectingBurst(Burst):
         return self._inner.plain
 
     def run(self, request: Request, control: Control) -> Timing | None:
-        if (self._target.session.dead is not None or self._inner.ended) and not self._closed:
+        if (self._target.session.peer.dead is not None or self._inner.ended) and not self._closed:
             self._inner.close()
             self._target = self._prepared.within(control)
             self._inner = self._target.open_burst(control)

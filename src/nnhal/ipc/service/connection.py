@@ -28,10 +28,10 @@ from nnhal.hal.request import Control
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_to_wire
 from nnhal.ipc.service.binding import Answer
-from nnhal.ipc.service.calls import CallHandler, Work
+from nnhal.ipc.service.calls import CallHandler
 from nnhal.ipc.service.metrics import Metrics
 from nnhal.ipc.service.quota import DECODED, ENDS, LONGEST, WORKERS, Claim, ClientShare, Quotas, QuotaTable
-from nnhal.ipc.service.scope import CallScope, ObjectCloser, Workers
+from nnhal.ipc.service.scope import CallScope, ObjectCloser, Work, Workers
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel, Descriptors, pair
 from nnhal.ipc.transport.peer_end import peer_of, watch_peer

@@ -172,6 +172,10 @@ class Exports:
         item: T = found[0]
         return item
 
+    def prepared(self, number: int) -> Export:
+        """Return a prepared model."""
+        return self.get(number, Export, "prepared model")
+
     def release(self, number: int) -> None:
         """End an object; ignore unknown numbers."""
         with self._lock:  # otherwise `fill` may put it back

@@ -1,19 +1,25 @@
 """The end of a connection on the service's side: cancellation of its work, and closing of its objects."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from queue import Empty, PriorityQueue, SimpleQueue
+from typing import Protocol
 
+from nnhal.base import trace
 from nnhal.base.codes import Priority
 from nnhal.base.errors import DeadObject, InvalidArgument, ResourceExhausted
 from nnhal.base.log import logger
-from nnhal.ipc.service.quota import Claim
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.service.metrics import ExecutionTally
+from nnhal.ipc.service.quota import Claim, ClientShare
 
 KEPT = 2  # background threads that long work leaves to other work
 _log = logger("driver")
+
+Work = Callable[[], tuple[wire.ServiceCall, Sequence[int]]]
 
 
 class CallScope:
@@ -104,6 +110,28 @@ class ObjectCloser:
             _do(end)
             del end  # it holds the object
         self._claim.give()
+
+
+class Client(Protocol):
+    """The interface of the connection that calls use. It owns their handler and outlives each of them.
+
+    watch: a pidfd of the client's process, or -1. wanted: reports abandoned calls. ends: runs an object's end,
+    elsewhere. share: what the client holds. tally: counts its executions, None without metrics. scope: where spans of
+    its calls go.
+    """
+
+    watch: int
+    wanted: CallScope
+    ends: ObjectCloser
+    share: ClientShare
+    tally: ExecutionTally | None
+    scope: trace.Scope
+
+    def in_background(self, work: Work, priority: Priority, *, takes_long: bool = False) -> None:
+        """Do work in another thread and send its notification, exactly once; the highest priority runs first.
+
+        takes_long: whether other work must not wait for it.
+        """
 
 
 def _do(end: Callable[[], object]) -> None:

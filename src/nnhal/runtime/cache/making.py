@@ -6,7 +6,8 @@ from typing import Any
 
 from nnhal.base.descriptors import Owner
 from nnhal.hal.cache.files import CacheFiles, read_refusal
-from nnhal.runtime.cache.folder import NEW, CacheFolder, OpenFiles
+from nnhal.runtime.cache.files import NEW
+from nnhal.runtime.cache.folder import CacheFolder, OpenFiles
 from nnhal.runtime.cache.manifest import Manifest, names
 
 
@@ -21,13 +22,13 @@ class NewEntry:
         """`close` ends it."""
         self._folder, self._key, self._count = folder, key, count
         self._mark = Owner()
-        self._generation = folder.mark(key, self._mark)
+        self._generation = folder.marks.begin(key, self._mark)
         self._names = names(key, self._generation, count)
         self.files = OpenFiles(count)
         self._published = False
         try:
             for name in self._names:
-                folder.open(name, NEW, self.files.owner)
+                folder.files.open(name, NEW, self.files.owner)
         except BaseException:
             self.close()
             raise
@@ -57,11 +58,11 @@ class NewEntry:
         for fd in cache.files:
             os.fsync(fd)
         manifest = Manifest(self._key, self._generation, *self._count, facts)
-        self._folder.write(self._new, manifest.packed())
+        self._folder.files.write(self._new, manifest.packed())
         before = self._folder.manifest(self._key)
         if before is not None:
             os.pwrite(self._mark.fds[0], before.generation.encode(), 0)
-        self._folder.rename(self._new, f"{self._key}.entry")
+        self._folder.files.rename(self._new, f"{self._key}.entry")
         self._published = True
         with contextlib.suppress(OSError):  # it is published, even if the accounting fails
             self._folder.published(manifest, before)
@@ -71,8 +72,8 @@ class NewEntry:
         if not self._published:
             for name in (*self._names, self._new):
                 with contextlib.suppress(OSError):
-                    self._folder.remove(name)
-        self._folder.unmark(self._key, self._generation)
+                    self._folder.files.remove(name)
+        self._folder.marks.end(self._key, self._generation)
         self._mark.close()
         self.files.close()
 

@@ -37,7 +37,7 @@ def digest_of(pool: Memory, folder: CacheFolder) -> bytes:
     identity = blake2b(repr((pool.origin, pool.size)).encode(), digest_size=32).digest()
     own = Owner()
     try:
-        fd = folder.open("digests", os.O_RDWR | os.O_CREAT, own)
+        fd = folder.files.open("digests", os.O_RDWR | os.O_CREAT, own)
     except OSError:
         return _hashed(pool)
     try:

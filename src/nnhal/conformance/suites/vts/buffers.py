@@ -48,12 +48,12 @@ class _Domain:
 
     def allocate(self, desc: tuple[int, ...], *roles: BufferRole) -> Buffer:
         """Allocate; the driver's answer is verified."""
-        with self.probe.asking("allocate"):
+        with self.probe.stages.enter("allocate"):
             return allocated_by(self.probe.device, BufferDesc(desc), roles)
 
     def asked(self, desc: tuple[int, ...], *roles: BufferRole) -> None:
         """Ask for memory that the driver itself has to refuse."""
-        with self.probe.asking("allocate"):
+        with self.probe.stages.enter("allocate"):
             self.probe.device.allocate(BufferDesc(desc), driver_roles(roles)).close()
 
     def input(self, prepared: Prepared | None = None) -> BufferRole:
@@ -66,13 +66,13 @@ class _Domain:
 
     def fill(self, buffer: Buffer, array: Array) -> None:
         """Copy an array into a buffer."""
-        with self.probe.asking("copy_from"):
+        with self.probe.stages.enter("copy_from"):
             buffer.copy_from(_memory(array), array.shape)
 
     def contents(self, buffer: Buffer) -> Array:
         """Copy the contents out, as an array like the first output."""
         memory = Memory.allocate(max(1, self.result.nbytes), "nnhal-vts")
-        with self.probe.asking("copy_to"):
+        with self.probe.stages.enter("copy_to"):
             buffer.copy_to(memory)
         return memory.view(0, self.result.nbytes, self.result.dtype, self.result.shape)
 
@@ -92,7 +92,7 @@ class _Domain:
             for n, a in enumerate(signature.outputs)
         ]
         request = signature.make(signature, given, rooms, read, written)
-        with self.probe.asking("run"):
+        with self.probe.stages.enter("run"):
             request.execute(partial(run_resolved, prepared), UNLIMITED)
         return request
 
@@ -174,13 +174,13 @@ def states(probe: Probe) -> int:
     domain.right(written, "after a failed copy was repaired")
     _failed_execution(domain, written)
     for buffer in (read, written):
-        with probe.asking("close"):
+        with probe.stages.enter("close"):
             buffer.close()
     return 8
 
 
 def _copied(probe: Probe, buffer: Buffer, memory: Memory, shape: tuple[int, ...]) -> None:
-    with probe.asking("copy_from"):
+    with probe.stages.enter("copy_from"):
         buffer.copy_from(memory, shape)
 
 
@@ -215,7 +215,7 @@ def sizes(probe: Probe) -> int:
         domain.fill(buffer, array)
 
         def out(memory: Memory = memory) -> None:
-            with probe.asking("copy_to"):
+            with probe.stages.enter("copy_to"):
                 buffer.copy_to(memory)
 
         probe.refused(f"a copy of {nbytes} bytes out, into {size}", InvalidArgument, out)
@@ -224,7 +224,7 @@ def sizes(probe: Probe) -> int:
         probe.refused(what, InvalidArgument, partial(_copied, probe, buffer, _memory(array), shape))
     domain.fill(buffer, array)
     memory = Memory.allocate(nbytes, "nnhal-vts")
-    with probe.asking("copy_to"):
+    with probe.stages.enter("copy_to"):
         buffer.copy_to(memory)
     if not np.array_equal(memory.bytes()[:nbytes], flat_bytes(array)):
         raise RequirementNotMet("a copy out differs from the copy in before")
@@ -282,7 +282,7 @@ def closed(probe: Probe) -> int:
     domain.fill(kept, domain.arrays[0])
     gone = domain.allocate(domain.arrays[0].shape, domain.input())
     domain.fill(gone, domain.arrays[0])
-    with probe.asking("close"):
+    with probe.stages.enter("close"):
         gone.close()
     for what, act in {
         "an execution": lambda: domain.run({0: gone}, {}),
@@ -325,7 +325,7 @@ def open_dimensions(probe: Probe) -> int:
         result = wanted[0]
         if result is None or not result.size or probe.signature_of(prepared := probe.prepare(model)).closed:
             continue
-        with probe.asking("allocate"):
+        with probe.stages.enter("allocate"):
             read = allocated_by(probe.device, BufferDesc(), [BufferRole(prepared, 0)])
             written = allocated_by(probe.device, BufferDesc(result.shape), [BufferRole(prepared, 0, output=True)])
         memory = _memory(arrays[0])
@@ -343,14 +343,14 @@ def open_dimensions(probe: Probe) -> int:
         request = probe.signature_of(prepared).make(
             probe.signature_of(prepared), [None, *arrays[1:]], rooms, {0: read}, {0: written}
         )
-        with probe.asking("run"):
+        with probe.stages.enter("run"):
             request.execute(partial(run_resolved, prepared), UNLIMITED)
         if written.shape != result.shape:
             raise RequirementNotMet(
                 f"an output in driver memory has shape {written.shape}, must be {list(result.shape)}"
             )
         out = Memory.allocate(max(1, result.nbytes), "nnhal-vts")
-        with probe.asking("copy_to"):
+        with probe.stages.enter("copy_to"):
             written.copy_to(out)
         found = out.view(0, result.nbytes, result.dtype, result.shape)
         probe.same(call, [result, *wanted[1:]], [found, *wanted[1:]], "in memory of open dimensions")

@@ -30,7 +30,7 @@ def prepare(probe: Probe) -> int:
     for ahead in (-1_000_000_000, -1, NEAR_NS, FAR_NS):
         hints = replace(PLAIN, deadline=time.monotonic_ns() + ahead)
         try:
-            with probe.asking("prepare"):
+            with probe.stages.enter("prepare"):
                 prepared = probe.opened(checked_prepared(probe.device, model_of(call), hints))
         except MissedDeadline as error:
             if ahead == FAR_NS:
@@ -56,7 +56,7 @@ def execute(probe: Probe) -> int:
     call, model = probe.closed()
     wanted = probe.alone(model, arrays_of(call))
     prepared = probe.prepare(model)
-    with probe.asking("burst"):
+    with probe.stages.enter("burst"):
         series = checked_burst(prepared, probe.where)
     try:
         for how, run in (("", prepared.run), (" in a burst", series.run)):
@@ -69,7 +69,7 @@ def execute(probe: Probe) -> int:
                     raise RequirementNotMet(f"{text}, must poll control.check()", probe.place())
             probe.right(call, wanted, prepared, f"after executions{how} that missed their deadlines")
     finally:
-        with probe.asking("close"):
+        with probe.stages.enter("close"):
             series.close()
     return 6
 
@@ -80,7 +80,7 @@ def _late(probe: Probe, call: Call, wanted: Outputs, prepared: Prepared, run: Ru
     request = probe.request(prepared, copies(arrays_of(call)))
     what = f"an execution{how} with a deadline in {ahead / 1e6:g} ms"
     try:
-        with probe.asking("run"):
+        with probe.stages.enter("run"):
             request.execute(run, Control(deadline=deadline))
     except MissedDeadline as error:
         if ahead == FAR_NS:
@@ -127,18 +127,18 @@ def loops(probe: Probe) -> int:
         prepared = probe.prepare(model)
         results = probe.run(prepared, copies(arrays_of(call)), Control(loop_timeout=LONGEST_LOOP_NS))
         probe.same(call, wanted, results, "with the greatest loop timeout")
-        with probe.asking("burst"):
+        with probe.stages.enter("burst"):
             series = checked_burst(prepared, probe.where)
         try:
             request = probe.request(prepared, copies(arrays_of(endless_loop(call))))
-            with probe.asking("run"):
+            with probe.stages.enter("run"):
                 request.execute(series.run, Control(loop_timeout=LOOP_NS))
         except LoopTimeout:
             seen += 1
         else:
             raise RequirementNotMet("an endless loop in a burst has a result, must be LoopTimeout", probe.place())
         finally:
-            with probe.asking("close"):
+            with probe.stages.enter("close"):
                 series.close()
         probe.right(call, wanted, prepared, "after a loop timeout in a burst")
     return seen

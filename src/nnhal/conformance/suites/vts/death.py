@@ -139,7 +139,7 @@ def _dead(name: str, hold: Callable[[_Doomed], Held], act: Callable[[_Doomed, He
 
     def look(probe: Probe) -> int:
         with _doomed(probe) as doomed:
-            with probe.asking("prepare"):
+            with probe.stages.enter("prepare"):
                 held = hold(doomed)
             doomed.die()
             for when in ("after the death of its process", AGAIN):
@@ -181,7 +181,7 @@ def fence(probe: Probe) -> int:
     probe.since(V1_3, "fenced executions")
     with _doomed(probe) as doomed:
         ready, signal_ = fence_pair()
-        with probe.asking("execute_fenced"):
+        with probe.stages.enter("execute_fenced"):
             launched: FencedExecution = fenced_by(doomed.prepared, probe.where, doomed.request(), UNLIMITED, [ready])
         doomed.die()
         if launched.fence is None:
@@ -218,13 +218,13 @@ def others(probe: Probe) -> int:
     with _doomed(probe) as living, _doomed(probe) as doomed:
         doomed.die()
         request = living.request()
-        with probe.asking("run"):
+        with probe.stages.enter("run"):
             request.execute(living.prepared.run, UNLIMITED)
         living.probe.same(living.call, living.wanted, request.results, "beside a process that died")
         living.prepared.close()
     with _doomed(probe) as other:
         request = other.request()
-        with probe.asking("run"):
+        with probe.stages.enter("run"):
             request.execute(other.prepared.run, UNLIMITED)
         other.probe.same(other.call, other.wanted, request.results, "in a new process after the death of another")
         other.prepared.close()

@@ -47,14 +47,14 @@ class _Fenced:
         self, request: Request, wait_for: Sequence[Fence], control: Control = UNLIMITED, after: int | None = None
     ) -> FencedExecution:
         """Launch it."""
-        with self.probe.asking("execute_fenced"):
+        with self.probe.stages.enter("execute_fenced"):
             return fenced_by(self.prepared, self.probe.where, request, control, wait_for, after)
 
     def ended(self, launched: FencedExecution) -> ErrorStatus:
         """Wait for the end; return the status of the fence."""
         if launched.fence is None:
             return ErrorStatus.NONE
-        with self.probe.asking("execute_fenced"):
+        with self.probe.stages.enter("execute_fenced"):
             try:
                 launched.fence.wait(WAIT)
             except MissedDeadline as error:
@@ -73,7 +73,7 @@ class _Fenced:
         status = self.ended(launched)
         if status != ErrorStatus.NONE:
             raise RequirementNotMet(f"{what}: its fence signals {status.name}, must be NONE", self.probe.place())
-        with self.probe.asking("execution info"):
+        with self.probe.stages.enter("execution info"):
             checked_info(launched, self.probe.where)
         self.probe.same(self.call, self.wanted, request.results, what)
 
@@ -188,7 +188,7 @@ def info(probe: Probe) -> int:
     _info_fails(probe, launched, "before its end")
     signal.set()
     fenced.right(launched, request, "with execution info")
-    with probe.asking("execution info"):
+    with probe.stages.enter("execution info"):
         first, second = checked_info(launched, probe.where), checked_info(launched, probe.where)
     if first != second:
         raise RequirementNotMet(f"execution info is {first}, then {second}, must stay the same")
@@ -214,7 +214,7 @@ def shapes(probe: Probe) -> int:
             request = probe.request(prepared, copies(arrays_of(call)))
 
             def launch(prepared: Prepared = prepared, request: Request = request) -> object:
-                with probe.asking("execute_fenced"):
+                with probe.stages.enter("execute_fenced"):
                     return fenced_by(prepared, probe.where, request, UNLIMITED, [])
 
             probe.refused("a fenced execution with an output of unknown shape", InvalidArgument, launch)

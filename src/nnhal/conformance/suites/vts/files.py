@@ -54,7 +54,7 @@ class _KeptFiles:
         for fd in cache.files:
             os.lseek(fd, 0, os.SEEK_SET)
         seen = outline(with_layout(self.model, layout_of(self.probe.device)).model)
-        with self.probe.asking("prepare_from_cache"):
+        with self.probe.stages.enter("prepare_from_cache"):
             return self.probe.opened(checked_restored(self.probe.device, seen, replace(PLAIN, cache=cache)))
 
     def missed_or_right(self, what: str, cache: Cache | None = None, *, may_restore: bool = True) -> bool:
@@ -75,7 +75,7 @@ class _KeptFiles:
 
 def _counted(probe: Probe) -> CacheFiles:
     """Return the driver's number of files; NotTaken if it has no compilation cache."""
-    with probe.asking("number_of_cache_files"):
+    with probe.stages.enter("number_of_cache_files"):
         count = cache_files_by(probe.device)
     if not count:
         raise NotAccepted("the driver has no compilation cache: number_of_cache_files() returns 0, 0")
@@ -258,7 +258,7 @@ def unsuitable(probe: Probe) -> int:
 
 
 def _prepared(kept: _KeptFiles, cache: Cache) -> Prepared:
-    with kept.probe.asking("prepare"):
+    with kept.probe.stages.enter("prepare"):
         return checked_prepared(kept.probe.device, kept.model, replace(PLAIN, cache=cache))
 
 

@@ -75,7 +75,7 @@ def _judged(probe: Probe, mutant: Mutant) -> None:
     if not accepted and (valid or not probe.isolated):
         return
     try:
-        with probe.asking("prepare"):
+        with probe.stages.enter("prepare"):
             prepared = checked_prepared(probe.device, mutant.model, PLAIN)
     except DeadObject:
         raise
@@ -91,7 +91,7 @@ def _judged(probe: Probe, mutant: Mutant) -> None:
 
 def _accepted(probe: Probe, mutant: Mutant) -> bool:
     try:
-        with probe.asking("supports"):
+        with probe.stages.enter("supports"):
             verdicts = query_verdicts(probe.device, mutant.model)
     except DriverFailed as error:
         text = f"supports() of a model with {mutant.kind}: {mutant.detail}: {named(error)}, must be no or InvalidModel"
@@ -118,7 +118,7 @@ def _hinted(field: str) -> Look:
         wanted = None if probe.random else probe.alone(model, arrays_of(call))
         for value in BAD_HINTS[field]:
             try:
-                with probe.asking("prepare"):
+                with probe.stages.enter("prepare"):
                     prepared = checked_prepared(probe.device, model, replace(PLAIN, **{field: value}))
             except DeadObject:
                 raise

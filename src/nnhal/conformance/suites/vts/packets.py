@@ -59,7 +59,7 @@ def mutated(probe: Probe) -> int:
         packet = burst.packet_of(request)
         rng = np.random.default_rng(probe.suite_run.seed)
         for what, bad in _mutants(packet, rng, probe.count(MUTANTS)):
-            with probe.asking("burst"):
+            with probe.stages.enter("burst"):
                 try:
                     answer = burst.send(bad)
                 except ValueError:  # the queue itself refuses it
@@ -72,7 +72,7 @@ def mutated(probe: Probe) -> int:
                 burst.close()
                 burst = PacketBurst(prepared, UNLIMITED)
         burst.close()
-        with probe.asking("burst"), prepared.burst() as series:
+        with probe.stages.enter("burst"), prepared.burst() as series:
             request = probe.request(prepared, copies(arrays_of(call)))
             try:
                 request.execute(series.run, UNLIMITED)

@@ -57,7 +57,7 @@ class Probe(Trial):
 
     def go_on(self) -> None:
         """Announce the driver's current call again: it has the whole time limit from now on."""
-        self._called(self.stage)
+        self._called(self.stages.last)
 
     def closed(self) -> tuple[Call, Model]:
         """Return a sample with at least one input and one output element, and repeatable results.

@@ -28,7 +28,7 @@ def threads(probe: Probe) -> int:
         return found
 
     wrong: list[str] = []
-    with probe.asking("capabilities"):
+    with probe.stages.enter("capabilities"):
         first = ask()
         begin = threading.Barrier(THREADS)
 
@@ -69,7 +69,7 @@ def at_work(probe: Probe) -> int:
 
 
 def _same_answers(probe: Probe, before: Mapping[str, Any], when: str) -> None:
-    with probe.asking("capabilities"):
+    with probe.stages.enter("capabilities"):
         now = answers(probe.device)
     for what, answer in before.items():
         if now[what] != answer:
@@ -78,7 +78,7 @@ def _same_answers(probe: Probe, before: Mapping[str, Any], when: str) -> None:
 
 @promise("queries/restart", "After a restart, all queries have the same answers.", DRIVER)
 def restart(probe: Probe) -> int:
-    with probe.asking("capabilities"):
+    with probe.stages.enter("capabilities"):
         here = answers(probe.device)
     there = elsewhere(probe.suite_run, "answers")
     for what, answer in here.items():
@@ -91,7 +91,7 @@ def restart(probe: Probe) -> int:
 
 @promise("queries/verdicts-restart", "After a restart, supports() has the same answers.", DRIVER)
 def verdicts_restart(probe: Probe) -> int:
-    with probe.asking("supports"):
+    with probe.stages.enter("supports"):
         here = verdicts(probe.device, probe.suite_run.seed, probe.go_on)
     there = elsewhere(probe.suite_run, "verdicts", probe.suite_run.seed)
     for cell, answer in here.items():

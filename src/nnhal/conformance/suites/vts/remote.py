@@ -16,7 +16,7 @@ from nnhal.runtime import discovery
 def opened(probe: Probe) -> Iterator[RemoteDevice]:
     """Start the driver under test in a new process; it ends with the context."""
     name, run = probe.device.name, probe.suite_run
-    with probe.asking("start"):
+    with probe.stages.enter("start"):
         session = start(discovery.origin_of(name), level=run.level)
     try:
         yield RemoteDevice(session)

@@ -61,7 +61,7 @@ def _looked(probe: Probe, mutations: Mutations) -> int:
         if probe.isolated:
             _refused(probe, f"a request {what}", request, prepared)
         else:
-            with probe.asking("run"), suppress(NnhalError):
+            with probe.stages.enter("run"), suppress(NnhalError):
                 request.execute(prepared.run, UNLIMITED)
         seen += 1
         probe.right(call, wanted, prepared, f"after a request {what}")
@@ -70,7 +70,7 @@ def _looked(probe: Probe, mutations: Mutations) -> int:
 
 def _refused(probe: Probe, what: str, request: Request, prepared: Prepared) -> None:
     try:
-        with probe.asking("run"):
+        with probe.stages.enter("run"):
             request.execute(prepared.run, UNLIMITED)
     except NOT_NAMED as error:
         raise RequirementNotMet(f"{what}: {named(error)}, must be InvalidArgument") from error
@@ -107,7 +107,7 @@ def omitted(probe: Probe) -> int:
     for place in range(len(arrays)):
         request = probe.request(prepared, changed(arrays, place, None))
         try:
-            with probe.asking("run"):
+            with probe.stages.enter("run"):
                 request.execute(prepared.run, UNLIMITED)
         except DeadObject:
             raise
@@ -142,7 +142,7 @@ def on_the_wire(probe: Probe) -> int:
                 binding = RemoteBinding(device.session)
                 whole = wire.WireRequest(tuple(request.inputs), tuple(request.outputs), pools)
                 message = wire.Bind(binding.number, prepared.number, whole)
-                with probe.asking("bind"):
+                with probe.stages.enter("bind"):
                     device.session.call(message, wire.Acknowledged, UNLIMITED, packing)
 
         bound(valid)

@@ -22,7 +22,7 @@ FILL = 0x5A
 def _executed(probe: Probe, prepared: Prepared, call: Call, rooms: Sequence[Array | None], what: str) -> Request:
     request = probe.request(prepared, copies(arrays_of(call)), rooms)
     try:
-        with probe.asking("run"):
+        with probe.stages.enter("run"):
             request.execute(prepared.run, UNLIMITED)
     except NnhalError as error:
         raise RequirementNotMet(

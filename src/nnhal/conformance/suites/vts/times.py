@@ -49,7 +49,7 @@ def times(probe: Probe) -> int:
         for _ in range(ROUNDS):
             request = probe.request(prepared, copies(arrays_of(call)))
             try:
-                with probe.asking("run"):
+                with probe.stages.enter("run"):
                     request.execute(measured.run, Control(measure=True))
             except NnhalError:
                 break
@@ -103,7 +103,7 @@ def profile(probe: Probe) -> int:
         request = probe.request(prepared, copies(arrays_of(call)))
         begin = time.monotonic_ns()
         try:
-            with probe.asking("run"):
+            with probe.stages.enter("run"):
                 request.execute(prepared.run, Control(profile=_noting(noted)))
         except NnhalError:
             continue
