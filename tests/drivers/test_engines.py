@@ -15,7 +15,7 @@ from nnhal.bench import workloads
 from nnhal.bench.calibrate import LINKS
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Device, Hints, Prepared
-from nnhal.hal.request import Control
+from nnhal.hal.request import Control, sufficient
 from nnhal.model.graph import Model
 from tests import requests
 from tests.execution import run_python
@@ -137,9 +137,9 @@ def test_outputs_are_written_in_place_and_room_that_is_too_small_is_told(device:
     model, room, small = prepared(device), np.zeros(4, np.float32), np.zeros(8, np.uint8)
     request = requests.run(model, [X], rooms=[room])
     assert request.results[0] is room and (room == 2 * X).all()
-    assert request.shapes == [(4,)] and request.sufficient == [True]
+    assert request.shapes == [(4,)] and sufficient(request) == [True]
     request = requests.run(model, [X], rooms=[small])
-    assert request.shapes == [(4,)] and request.sufficient == [False] and not small.any()
+    assert request.shapes == [(4,)] and sufficient(request) == [False] and not small.any()
 
 
 def test_the_wrong_input_shape_is_an_invalid_request(device: Device) -> None:

@@ -13,9 +13,9 @@ from nnhal.base.codes import OperandType
 from nnhal.base.errors import Cancelled, Closed, ContractBroken, InvalidRequest, LoopTimeout, MissedDeadline
 from nnhal.hal import request as requests
 from nnhal.hal.memory_use import MOST, MemoryUse, combined_use
+from nnhal.hal.output_memory import GUARD
 from nnhal.hal.request import (
     CHECK,
-    GUARD,
     UNLIMITED,
     Argument,
     Control,
@@ -23,6 +23,7 @@ from nnhal.hal.request import (
     Signature,
     Timing,
     checked_timing,
+    sufficient,
     summed,
 )
 from nnhal.model.builder import ModelBuilder
@@ -211,7 +212,7 @@ def test_each_output_gets_its_own_value(way, rooms):
         rooms = [r if rooms in ("both", name) else None for r, name in zip(room(), ("first", "second"), strict=True)]
     request = executed(WAYS[way], made(rooms))
     assert [r.tolist() for r in request.results] == [X.tolist(), Y.tolist()]
-    assert request.shapes == [(4,), (3,)] and request.small == () and request.sufficient == [True, True]
+    assert request.shapes == [(4,), (3,)] and request.small == () and sufficient(request) == [True, True]
     assert all(r is None or result is r for result, r in zip(request.results, rooms or [None] * 2, strict=True))
 
 
@@ -219,7 +220,7 @@ def test_each_output_gets_its_own_value(way, rooms):
 def test_too_little_room_is_told_of_the_output_that_lacks_it(way):
     enough = np.zeros(16, np.uint8)  # to the byte
     request = executed(WAYS[way], made([enough, np.zeros(11, np.uint8)]))
-    assert request.small == (1,) and request.sufficient == [True, False] and request.shapes == [(4,), (3,)]
+    assert request.small == (1,) and sufficient(request) == [True, False] and request.shapes == [(4,), (3,)]
     assert enough.view(np.float32).tolist() == X.tolist() and request.results[1] is None
 
 
@@ -392,13 +393,13 @@ def test_what_became_of_the_same_execution_with_other_memory_is_adopted():
 
 @pytest.mark.parametrize("kind", ["f2", "f4", "f8"])
 def test_floats_to_fill_in_place_are_no_numbers_before(kind):
-    blank = made().blank((2, 3), np.dtype(kind))
+    blank = made().memory.blank((2, 3), np.dtype(kind))
     assert blank.shape == (2, 3) and blank.dtype == kind and np.isnan(blank).all() and blank.flags.c_contiguous
 
 
 @pytest.mark.parametrize("kind", ["i4", "u1", "i2", "?"])
 def test_other_elements_to_fill_in_place_are_zero_before(kind):
-    assert made().blank((2, 3), np.dtype(kind)).tolist() == np.zeros((2, 3), kind).tolist()
+    assert made().memory.blank((2, 3), np.dtype(kind)).tolist() == np.zeros((2, 3), kind).tolist()
 
 
 @pytest.mark.parametrize("place", [0, 1, 32, 63])
@@ -418,7 +419,7 @@ def test_a_byte_that_is_written_past_the_end_is_found_wherever(place):
 def test_an_end_that_was_left_is_seen(left):
     def driver(request: Request) -> None:
         WAYS["in place"](request)
-        poison = request.blank((), F32)
+        poison = request.memory.blank((), F32)
         request.outputs[0].view(np.uint32)[left] = poison.view(np.uint32)
 
     with pytest.raises(ContractBroken, match="output 0 was taken to be filled in place and was not"):
@@ -426,7 +427,10 @@ def test_an_end_that_was_left_is_seen(left):
 
 
 def test_elements_that_are_no_floats_never_seem_to_be_left() -> None:
-    assert made().left_out(np.zeros(4, np.int32)) is False and made().left_out(np.zeros(4, np.float32)) is False
+    assert (
+        made().memory.left_out(np.zeros(4, np.int32)) is False
+        and made().memory.left_out(np.zeros(4, np.float32)) is False
+    )
 
 
 def test_memory_is_taken_once_and_what_was_written_besides_counts():

@@ -37,14 +37,12 @@ from nnhal.base.operands import Array, Shape, dtype_of, fixed, typed
 from nnhal.base.stacks import store_stack
 from nnhal.base.time import wait_seconds
 from nnhal.hal.cancel import OnCancel
+from nnhal.hal.output_memory import CheckedOutputMemory, OutputMemory, overwritten
 from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import shape_of, validate
 from nnhal.ops.schema import agree, show
 
 CHECK = "NNHAL_CHECK"  # 1: look at everything that costs too much to be looked at always
-GUARD = np.arange(0xA0, 0xE0, dtype=np.uint8)
-# By bytes of an element: as a float, a NaN that no computation gives, and that no memory happens to hold.
-POISON = {n: np.dtype(f"u{n}").type(v) for n, v in ((1, 0xA5), (2, 0xFE5B), (4, 0xFFA5C3D2), (8, 0xFFF5A5C3D2E1B497))}
 _log = logger("driver")
 
 
@@ -309,6 +307,7 @@ class Request:
         shapes: The shape of each output, after the end.
         small: The outputs whose buffer was too small, after the end.
         fell_back: The reason why a partition fell back to another device; "" if none did.
+        memory: Makes the memory of the outputs that a driver fills in place.
     """
 
     rooms: Sequence[Array | None] | None = None
@@ -316,6 +315,7 @@ class Request:
     output_buffers: Mapping[int, Any] = {}
     small: tuple[int, ...] = ()
     fell_back = ""
+    memory = OutputMemory()
     _ended = _given_up = False
     _views: list[Array | None] | None = None
     _own: dict[int, Array] | None = None
@@ -370,12 +370,15 @@ class Request:
         try:
             _, dtype, shape = self.signature.outputs[index if index >= 0 else 1 << 30]
         except (IndexError, TypeError):
-            raise self._nowhere(index) from None
+            raise self._refused(index) from None
         if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
-            value = self._checked(index, value)
+            why = _unfit(value, dtype, shape)
+            if why:
+                raise self._broken(index, why)
+            value = np.asarray(value)
         shapes = self.shapes
         if shapes[index] is not None or index in self.output_buffers:
-            raise self._not_now(index)
+            raise self._refused(index)
         room = None if self.rooms is None else self.rooms[index]
         if room is None:
             self.results[index] = value.copy() if type(value) is np.ndarray else np.array(value)
@@ -424,25 +427,14 @@ class Request:
             raise
         self.shapes = [*known]
 
-    def _not_now(self, index: int) -> NnhalError:
+    def _refused(self, index: Any) -> NnhalError:
+        """Return the error of a write that no output takes."""
+        if index not in range(len(self.shapes)):
+            rule = f"must be one of 0 to {len(self.shapes) - 1}"
+            return self._blamed(ContractBroken(f"{self.signature.where}: output {index!r} is written, {rule}"))
         if index in self.output_buffers:
             return self._broken(index, "is written, must be filled in its buffer and reported with `filled`")
         return self._broken(index, "is written twice, must be once")
-
-    def _nowhere(self, index: Any) -> NnhalError:
-        rule = f"must be one of 0 to {len(self.shapes) - 1}"
-        return self._blamed(ContractBroken(f"{self.signature.where}: output {index!r} is written, {rule}"))
-
-    def _checked(self, index: int, value: Any) -> Array:
-        """The value as an array, where an output may have it."""
-        _, dtype, shape = self.signature.outputs[index]
-        if not isinstance(value, np.ndarray | np.generic):
-            raise self._broken(index, f"is given {type(value).__name__}, must be an array of {dtype}")
-        if value.dtype != dtype:
-            raise self._broken(index, f"is given {value.dtype}, must be {dtype}")
-        if shape is not None and not agree(value.shape, shape):
-            raise self._broken(index, f"is given shape {show(value.shape)}, must be {show(shape)}")
-        return np.asarray(value)
 
     def _fit(self, index: int, room: Array, value: Array) -> None:
         """Writes into an output buffer of another shape, or of bytes, if it is large enough."""
@@ -503,29 +495,6 @@ class Request:
         """Where the caller wants output `index`; None where it left that open."""
         return None if self.rooms is None else self.rooms[index]
 
-    def blank(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Memory for an output that a driver fills in place, with a guard behind it.
-
-        Nothing of another execution is in it; floats are poisoned.
-        """
-        size = math.prod(shape) * dtype.itemsize
-        data = np.empty(size + len(GUARD), np.uint8)
-        poison = POISON[dtype.itemsize]
-        data[:size].view(poison.dtype)[...] = poison if self.poisons(dtype) else 0
-        data[size:] = GUARD
-        return typed(data, dtype, shape)
-
-    def poisons(self, dtype: np.dtype[Any]) -> bool:
-        """Whether such memory is poisoned."""
-        return dtype.kind == "f"
-
-    def left_out(self, array: Array) -> bool:
-        """Whether it can be seen that a driver did not fill memory that it took; both ends are looked at."""
-        if array.dtype.kind != "f":
-            return False
-        poison = POISON[array.dtype.itemsize]
-        return bool((array.ravel().view(poison.dtype)[[0, -1]] == poison).any())
-
     def inside(self, given: Sequence[Array | None], rooms: Sequence[Array | None] | None, **buffers: Any) -> "Request":
         """Another request of the same signature, for the same execution done with other memory."""
         return self.contain(self.signature.make(self.signature, given, rooms, **buffers))
@@ -559,7 +528,7 @@ class Request:
         except BaseException as error:
             self._stop()
             raise_application_error(error)
-            failed = self._blame(error, control)
+            failed = _blamed_error(error, self.signature.where, control)
             store_stack(failed)
             try:
                 if failed is error:
@@ -573,24 +542,6 @@ class Request:
         if None in shapes or self._fault is not None or (self.rooms is not None and _COPYING in shapes):
             self._look()
         return timing
-
-    def _blame(self, error: BaseException, control: Control) -> NnhalError:
-        """Returns a driver's exception as the execution's error, which names the driver unless the client set the limit."""
-        where = self.signature.where
-        if isinstance(error, Cancelled):
-            if control.cancelled is not None and control.cancelled.is_set():
-                return error
-            return ContractBroken(
-                f"{where}: reports a cancelled execution, but nobody cancelled it: {error_text(error)}"
-            )
-        if isinstance(error, MissedDeadline):
-            if isinstance(error, LoopTimeout) or (control.deadline or math.inf) <= time.monotonic_ns():
-                return error
-            if control.deadline is None:
-                return ContractBroken(
-                    f"{where}: reports a missed deadline, but there is no deadline: {error_text(error)}"
-                )
-        return with_driver_name(as_error(error, where), where, "run()")
 
     def abandon(self) -> None:
         """The end, without a result: from here on nothing is written to the caller's memory."""
@@ -625,10 +576,10 @@ class Request:
                 self.take(index, array)
 
     def take(self, index: int, array: Array) -> None:
-        """Output `index` as a driver left it in memory of `blank`: as `write`, where it was filled and nothing past it."""
-        if _overwritten(array):
+        """Output `index` as a driver left it in memory of `memory`: as `write`, where it was filled and nothing past it."""
+        if overwritten(array):
             raise self._broken(index, "was written past its end, must not be")
-        if array.size and self.left_out(array):
+        if array.size and self.memory.left_out(array):
             raise self._broken(index, "was taken to be filled in place and was not, must be filled wholly")
         self.write(index, array)
 
@@ -660,10 +611,35 @@ class Request:
         """Whether nothing is taken any more."""
         return self._ended
 
-    @property
-    def sufficient(self) -> list[bool]:
-        """For each output, whether its buffer was large enough."""
-        return [index not in self.small for index in range(len(self.shapes))]
+
+def sufficient(request: Request) -> list[bool]:
+    """Return whether the buffer of each output was large enough."""
+    return [index not in request.small for index in range(len(request.shapes))]
+
+
+def _unfit(value: Any, dtype: np.dtype[Any], shape: Shape | None) -> str:
+    """Return why an output of this type and shape may not have a value; "" where it may."""
+    if not isinstance(value, np.ndarray | np.generic):
+        return f"is given {type(value).__name__}, must be an array of {dtype}"
+    if value.dtype != dtype:
+        return f"is given {value.dtype}, must be {dtype}"
+    if shape is not None and not agree(value.shape, shape):
+        return f"is given shape {show(value.shape)}, must be {show(shape)}"
+    return ""
+
+
+def _blamed_error(error: BaseException, where: str, control: Control) -> NnhalError:
+    """Returns a driver's exception as the execution's error, which names the driver unless the client set the limit."""
+    if isinstance(error, Cancelled):
+        if control.cancelled is not None and control.cancelled.is_set():
+            return error
+        return ContractBroken(f"{where}: reports a cancelled execution, but nobody cancelled it: {error_text(error)}")
+    if isinstance(error, MissedDeadline):
+        if isinstance(error, LoopTimeout) or (control.deadline or math.inf) <= time.monotonic_ns():
+            return error
+        if control.deadline is None:
+            return ContractBroken(f"{where}: reports a missed deadline, but there is no deadline: {error_text(error)}")
+    return with_driver_name(as_error(error, where), where, "run()")
 
 
 class InPlaceOutputs(Sequence[Array | None]):
@@ -686,34 +662,18 @@ class InPlaceOutputs(Sequence[Array | None]):
         if request._own is None:
             request._own = {}
         if index not in request._own:
-            request._own[index] = request.blank(shape, argument.dtype)
+            request._own[index] = request.memory.blank(shape, argument.dtype)
         return request._own[index]
-
-
-def _overwritten(array: Array) -> bool:
-    """Whether the guard behind memory that `blank` made is no longer what it was."""
-    data = array
-    while isinstance(data.base, np.ndarray):
-        data = data.base
-    return bool((data[-len(GUARD) :] != GUARD).any())
 
 
 class CheckedRequest(Request):
     """A request under `NNHAL_CHECK=1`, with checks that are too slow for each execution.
 
-    Inputs are compared before and after. Memory for outputs that a driver fills in place is poisoned for every type, and
-    checked as a whole. If a driver writes to it after the end, the next execution reports it.
+    Inputs are compared before and after. If a driver writes to memory of an output after the end, the next execution
+    reports it.
     """
 
-    def poisons(self, dtype: np.dtype[Any]) -> bool:
-        """Returns True: memory of every type is poisoned."""
-        return True
-
-    def left_out(self, array: Array) -> bool:
-        """Whether poison is left: anywhere in floats, everywhere in other types, where one element may be that by right."""
-        poison = POISON[array.dtype.itemsize]
-        left = array.ravel().view(poison.dtype) == poison
-        return bool(left.any()) if array.dtype.kind == "f" else bool(left.all()) and array.nbytes >= 16
+    memory = CheckedOutputMemory()
 
     def execute(self, run: Run, control: Control) -> Timing | None:
         """As of `Request`; ContractBroken where inputs changed, or a driver wrote after an earlier end."""

@@ -20,7 +20,7 @@ from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints
 from nnhal.hal.hidl.adapters import adapt
 from nnhal.hal.hidl.arguments import NOT_MEASURED, HalTiming, OutputShape
-from nnhal.hal.request import Control, Timing
+from nnhal.hal.request import Control, Timing, sufficient
 from tests import requests
 from tests.hal.hidl.old_drivers import (
     FAILED,
@@ -68,7 +68,7 @@ def test_room_in_bytes_gets_the_result_and_its_shape():
     model = prepared(full.FullV1_0())
     for room, enough in ((large, True), (small, False)):
         request = requests.run(model, [X], rooms=[room])
-        assert (request.shapes, request.sufficient) == ([(3, 4)], [enough])
+        assert (request.shapes, sufficient(request)) == ([(3, 4)], [enough])
     np.testing.assert_array_equal(large[:48].view(np.float32).reshape(3, 4), 2 * X)
     assert not large[48:].any() and not small.any()
 
@@ -164,7 +164,7 @@ def test_an_output_that_outgrows_the_guess_is_executed_again():
 def test_too_little_room_of_the_callers_is_told_with_the_shape():
     model = prepared(full.FullV1_2(), tiled())
     request = requests.run(model, [X, np.int32([50, 60])], rooms=[np.zeros(100, np.uint8)])
-    assert (request.shapes, request.sufficient) == ([(150, 240)], [False])
+    assert (request.shapes, sufficient(request)) == ([(150, 240)], [False])
 
 
 @pytest.mark.parametrize(

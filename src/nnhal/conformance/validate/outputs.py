@@ -13,6 +13,7 @@ from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.place import place_in
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.trial import RequirementNotMet, Trial, copies
+from nnhal.hal.output_memory import OutputMemory
 from nnhal.hal.request import Request, Signature
 
 SETTLE = 0.1  # seconds after an execution in which a driver may still write
@@ -73,15 +74,16 @@ def runs(trial: Trial) -> int:
 # ---------------------------------------------------------------------------------------------------------------- writes
 
 
-class PrefilledRequest(Request):
-    """A request whose output memory initially holds a pattern, whatever the type. pattern: a byte."""
+class PrefilledMemory(OutputMemory):
+    """Output memory that initially holds a pattern, whatever the type. pattern: a byte."""
 
-    pattern: int
+    def __init__(self, pattern: int) -> None:
+        self._pattern = pattern
 
     def blank(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return memory as `Request` does, filled with the pattern."""
+        """Return memory that is filled with the pattern."""
         array = super().blank(shape, dtype)
-        array.reshape(-1).view(np.uint8)[:] = self.pattern
+        array.reshape(-1).view(np.uint8)[:] = self._pattern
         return array
 
     def left_out(self, array: Array) -> bool:
@@ -92,8 +94,8 @@ class PrefilledRequest(Request):
 def _filled(pattern: int) -> Callable[[Signature, Sequence[Array]], Request]:
     def make(signature: Signature, arrays: Sequence[Array]) -> Request:
         rooms = [_room(a.fixed, a.dtype, pattern) for a in signature.outputs] if signature.closed else None
-        request = PrefilledRequest(signature, arrays, rooms)
-        request.pattern = pattern
+        request = Request(signature, arrays, rooms)
+        request.memory = PrefilledMemory(pattern)
         return request
 
     return make
@@ -132,22 +134,29 @@ def _has(array: Array, pattern: int) -> Array:
     return np.asarray((data == pattern).all(1))
 
 
+class RecordedMemory(OutputMemory):
+    """Output memory that is recorded in `lent`."""
+
+    def __init__(self) -> None:
+        self.lent: list[Array] = []
+
+    def blank(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return memory, and record it."""
+        self.lent.append(super().blank(shape, dtype))
+        return self.lent[-1]
+
+
 class WatchedRequest(Request):
     """A request that records writes after its end."""
 
     late: list[str]
-    lent: list[Array]
+    memory: RecordedMemory
 
     def write(self, index: int, value: Array) -> None:
         """Write as `Request` does, and record it."""
         if self.ended:
             self.late.append(self.signature.outputs[index].name)
         super().write(index, value)
-
-    def blank(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return memory as `Request` does, and record it."""
-        self.lent.append(super().blank(shape, dtype))
-        return self.lent[-1]
 
 
 @check("late-write", "Nothing is written to an output after its execution has ended.", inside=True)
@@ -156,19 +165,19 @@ def late_write(trial: Trial) -> int:
 
     def make(signature: Signature, arrays: Sequence[Array]) -> Request:
         request = WatchedRequest(signature, arrays)
-        request.late, request.lent = [], []
+        request.late, request.memory = [], RecordedMemory()
         watched.append(request)
         return request
 
     for call, model in trial.samples():
         trial.run(trial.prepare(model), copies(arrays_of(call)), make=make)
-    before = [[_whole(array) for array in request.lent] for request in watched]
+    before = [[_whole(array) for array in request.memory.lent] for request in watched]
     with trial.stages.enter("wait"):
         time.sleep(SETTLE)
     for request, data in zip(watched, before, strict=True):
         if request.late:
             trial.unmet(f"{request.late[0]} is written after the execution ended, must be before")
-        if data != [_whole(array) for array in request.lent]:
+        if data != [_whole(array) for array in request.memory.lent]:
             trial.unmet("memory for an output is written to after the execution ended, must be before")
     return len(watched)
 

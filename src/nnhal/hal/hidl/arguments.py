@@ -14,7 +14,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.base.records import Record
 from nnhal.hal.binding import bind_request, flat_bytes
-from nnhal.hal.request import Request, Timing
+from nnhal.hal.request import Request, Timing, sufficient
 from nnhal.model.graph import Model
 
 NOT_MEASURED = 2**64 - 1
@@ -97,7 +97,7 @@ def lay_out(request: Request, rooms: Sequence[OutputBuffer]) -> PlacedRequest:
         return RequestArgument(False, len(pools) - 1, 0, data.nbytes, dimensions)
 
     inputs = [RequestArgument(True) if x is None else place(flat_bytes(x), x.shape) for x in request.inputs]
-    targets = tuple(request.blank((room.size // room.dtype.itemsize,), room.dtype) for room in rooms)
+    targets = tuple(request.memory.blank((room.size // room.dtype.itemsize,), room.dtype) for room in rooms)
     outputs = [place(flat_bytes(data), room.shape or ()) for data, room in zip(targets, rooms, strict=True)]
     return PlacedRequest(HalRequest(tuple(inputs), tuple(outputs), tuple(pools)), targets)
 
@@ -127,4 +127,4 @@ def to_arrays(form: HalRequest, model: Model) -> Request:
 
 def output_shapes(request: Request) -> list[OutputShape]:
     """Return the output shapes that a driver reports after an execution."""
-    return [OutputShape(shape, enough) for shape, enough in zip(request.shapes, request.sufficient, strict=True)]
+    return [OutputShape(shape, enough) for shape, enough in zip(request.shapes, sufficient(request), strict=True)]

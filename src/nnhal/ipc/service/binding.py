@@ -10,7 +10,7 @@ from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import BoundRequest, flat_bytes
 from nnhal.hal.host import HostArguments, run_in_background
 from nnhal.hal.memory import check_use
-from nnhal.hal.request import Control, Request, Run, Timing, checked_timing
+from nnhal.hal.request import Control, Request, Run, Timing, checked_timing, sufficient
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import timing_to_wire
 from nnhal.ipc.service.exports import Export
@@ -108,15 +108,15 @@ class ServiceBinding:
 
         Outputs that the driver provided lie in it, or in an attached sealed memory.
         """
-        shapes, sufficient = tuple(request.shapes), tuple(request.sufficient)
+        shapes, enough = tuple(request.shapes), tuple(sufficient(request))
         spent = timing_to_wire(checked_timing(timing, request.signature.where))
         if not self._provided or request.small:
-            return wire.ExecutedReply(shapes, sufficient, spent), ()
+            return wire.ExecutedReply(shapes, enough, spent), ()
         parts = [flat_bytes(request.results[n]) for n in self._provided]
         total = sum(part.size for part in parts)
         if total <= _INLINE_OUTPUTS:
             data = b"".join(part.tobytes() for part in parts)
-            return wire.ExecutedReply(shapes, sufficient, spent, self._provided, data), ()
+            return wire.ExecutedReply(shapes, enough, spent, self._provided, data), ()
         memory = Memory.allocate(total, "nnhal-outputs")
         offset = 0
         for part in parts:
@@ -124,7 +124,7 @@ class ServiceBinding:
             offset += part.size
         fd = os.dup(memory.fd)
         memory.close()
-        return wire.ExecutedReply(shapes, sufficient, spent, self._provided), (fd,)
+        return wire.ExecutedReply(shapes, enough, spent, self._provided), (fd,)
 
 
 def _outcome(reply: wire.Reply) -> str:
