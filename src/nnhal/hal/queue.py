@@ -21,7 +21,7 @@ from nnhal.base.codes import Priority
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import BadState, MissedDeadline, ResourceExhausted
 from nnhal.hal.request import UNLIMITED, Act, Control
-from nnhal.hal.slots import Slots
+from nnhal.hal.slots import QueueSlots
 from nnhal.hal.waiting import LEVELS, ClientLine, LatencyByShape, LatencyEstimator, QueueClient, QueueTicket, Slot
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class RunQueue:
 
     def __init__(self, where: str, width: int, *, strict: bool) -> None:
         self.where, self.width, self.strict = where, width, strict
-        self.slots = Slots(width, strict=strict)
+        self.slots = QueueSlots(width, strict=strict)
         self._lines: weakref.WeakValueDictionary[QueueClient, ClientLine] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._clock = 0

@@ -14,7 +14,7 @@ LONG_NS, LONG_FACTOR = 2_000_000_000, 8  # nor does one that takes longer than t
 LONGEST_NS = LOOP_TIMEOUT_MAXIMUM_NS
 
 
-class Slots:
+class QueueSlots:
     """A number of places to run. Executions take and return free ones without a lock; the rest needs the queue's lock.
 
     A place is held weakly, because an interrupt may come after any call: one that was lost is replaced, and one that was

@@ -20,7 +20,7 @@ from nnhal.ipc.service.quota import Claim, ClientShare
 from nnhal.ipc.transport.channel import Descriptors
 
 
-class Buffers:
+class BufferCalls:
     """The driver buffers of one client. A buffer's contents count against its quota."""
 
     def __init__(self, device: Device, share: ClientShare, exports: Exports, pools: ServicePools) -> None:

@@ -12,12 +12,12 @@ from nnhal.hal.device import Device
 from nnhal.hal.request import Control
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.service.binding import DONE, Answer, HeldMemories
-from nnhal.ipc.service.buffers import Buffers
-from nnhal.ipc.service.compilations import Compilations
-from nnhal.ipc.service.executions import Executions, control_of
+from nnhal.ipc.service.buffers import BufferCalls
+from nnhal.ipc.service.compilations import CompilationCalls
+from nnhal.ipc.service.executions import ExecutionCalls, control_of
 from nnhal.ipc.service.exports import Exports
 from nnhal.ipc.service.pools import ServicePools
-from nnhal.ipc.service.queries import Queries
+from nnhal.ipc.service.queries import QueryCalls
 from nnhal.ipc.service.scope import CallScope, Client
 from nnhal.ipc.transport.channel import Descriptors
 
@@ -31,10 +31,10 @@ class CallHandler:
         share, ends = client.share, client.ends
         self._exports = exports = Exports(lambda end: ends(trace.with_span(end, "end", "termination")), share)
         pools = ServicePools(lambda number: exports.get(number, HeldMemories, "Hold").memories, share, shared=shared)
-        held, queries = HeldObjects(exports, pools, client.wanted, client.scope), Queries(device, pools, share)
-        compilations = Compilations(device, self._client, exports, pools)
-        self._executions = executions = Executions(device, self._client, exports, pools)
-        buffers = Buffers(device, share, exports, pools)
+        held, queries = HeldObjects(exports, pools, client.wanted, client.scope), QueryCalls(device, pools, share)
+        compilations = CompilationCalls(device, self._client, exports, pools)
+        self._executions = executions = ExecutionCalls(device, self._client, exports, pools)
+        buffers = BufferCalls(device, share, exports, pools)
         self._plain: dict[type[wire.ClientCall], Callable[[Any, Descriptors], Answer]] = {
             wire.Hello: _refuse_hello,
             wire.Release: held.release,

@@ -38,7 +38,7 @@ from nnhal.model.validate import validate, validate_outline
 _OfModel = wire.PrepareModel | wire.PrepareModelFromCache | wire.Consider
 
 
-class Compilations:
+class CompilationCalls:
     """The considered and prepared models of one client. A model counts against its quota until it is closed."""
 
     def __init__(self, device: Device, client: Client, exports: Exports, pools: ServicePools) -> None:

@@ -28,7 +28,7 @@ from nnhal.ipc.service.scope import Client
 from nnhal.ipc.transport.channel import Descriptors
 
 
-class Executions:
+class ExecutionCalls:
     """The bindings of one client, and their executions."""
 
     def __init__(self, device: Device, client: Client, exports: Exports, pools: ServicePools) -> None:

@@ -14,7 +14,7 @@ from nnhal.ipc.transport.channel import Descriptors
 from nnhal.model.validate import validate
 
 
-class Queries:
+class QueryCalls:
     """The questions of one client. They change nothing, and make nothing that the client holds."""
 
     def __init__(self, device: Device, pools: ServicePools, share: ClientShare) -> None:
