@@ -41,7 +41,7 @@ from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
-from nnhal.hal.request import UNLIMITED, Control, Timing
+from nnhal.hal.request import UNLIMITED, Control, Timing, sufficient
 from nnhal.ipc.client.channels import KEPT_LANES, MAX_LANES
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.frames import Frames
@@ -200,7 +200,7 @@ def test_an_output_without_memory_is_provided_by_the_driver(device: RemoteDevice
 def test_an_output_that_is_too_small_is_told_its_shape(device: RemoteDevice) -> None:
     room = np.zeros(16, np.uint8)
     done = requests.run(prepare(device, doubling(8)), [numbers(8)], rooms=[room])
-    assert done.shapes == [(8,)] and done.sufficient == [False] and not room.any()
+    assert done.shapes == [(8,)] and sufficient(done) == [False] and not room.any()
 
 
 def test_room_of_another_shape_takes_the_result_wherever_it_lies(device: RemoteDevice) -> None:
