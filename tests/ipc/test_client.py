@@ -325,7 +325,7 @@ def test_an_own_process_that_does_not_end_a_call_past_its_deadline_hangs_and_is_
     looked, look = threading.Event(), session.channels.look
 
     def look_late(now: int) -> None:
-        late = session.channels.late  # before what was given up can end
+        late = session.channels.late  # before an abandoned call can end
         look(now)
         if late:
             looked.set()
@@ -378,7 +378,7 @@ def test_a_slow_process_that_has_something_of_others_is_ended_13_s_later(service
     if others == "a notification":
         session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
     elif others == "a burst":
-        session.peer.recipients.add(burst)
+        session.peer.add_recipient(burst)
         burst.busy = True
     elif others == "a buffer":
         session.peer.holders.add(burst)
@@ -537,7 +537,7 @@ class Burst:
 def test_a_death_is_told_to_all_who_wait_and_to_all_who_come(service: Service) -> None:
     session, told, burst = service.session, list[str](), Burst()
     session.peer.on_death(lambda error: told.append(f"before: {error}"))
-    session.peer.recipients.add(burst)
+    session.peer.add_recipient(burst)
     pending = session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
     session.peer.give_up("peer: the end")
     session.peer.give_up("peer: another end")

@@ -48,7 +48,7 @@ class RemoteBurst(Burst):
         self._busy = threading.Lock()
         self.plain: dict[str, int] = {}  # the reasons for plain calls, with their number
         self.ended = False  # unusable, though not closed by its owner
-        self._session.peer.recipients.add(self)
+        self._session.peer.add_recipient(self)
         if self._session.peer.dead is not None:  # it may have died between
             self.session_died()
 

@@ -49,7 +49,7 @@ class Channels:
         self.abandoned: dict[int, Abandoned] = {}
         self._in_want: deque[threading.Event] = deque()  # of the threads that wait for a channel
         self._ended = False  # then every caller closes what the housekeeping thread left behind
-        peer.recipients.add(self)
+        peer.add_recipient(self)
 
     def reserve(self, control: Control, most: int) -> Channel:
         """Return a channel when fewer than `most` calls are running: a free one, or a new one up to the limit.

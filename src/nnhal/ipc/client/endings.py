@@ -11,6 +11,7 @@ from nnhal.ipc.client.first_channel import FirstChannel
 from nnhal.ipc.client.peer import ServicePeer
 from nnhal.ipc.protocol import wire
 
+# Releases come one after the other: so long, more are awaited for one message.
 _BATCH_SECONDS = 0.002
 
 
@@ -34,7 +35,7 @@ class Endings:
         except OSError as error:
             raise ResourceExhausted(f"{peer.where}: no descriptor for its connection: {error.strerror}") from None
         self.own.fds.append(self.wake)
-        peer.recipients.add(self)
+        peer.add_recipient(self)
 
     def release(self, number: int) -> None:
         """Release an object, in a batch with others. Safe in finalizers."""

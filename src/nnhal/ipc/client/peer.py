@@ -36,14 +36,14 @@ class ServicePeer:
 
     dead: the error of every further call, None while the session lives. It never changes again. process: the service's,
     if it belongs to this client alone: it is killed when the session dies. watch: a pidfd of the service, or -1.
-    recipients: those that a death wakes. holders: objects that only the service holds: contents of buffers, results
-    behind fences. Both delay the end of a slow process.
+    holders: objects that only the service holds: contents of buffers, results behind fences. They delay the end of a slow
+    process, as recipients do for which a thread waits.
     """
 
     def __init__(self, where: str, welcome: wire.Welcome, process: DriverProcess | None) -> None:
         self.where, self.process = where, process
         self.dead: NnhalError | None = None
-        self.recipients: weakref.WeakSet[DeathRecipient] = weakref.WeakSet()
+        self._recipients: weakref.WeakValueDictionary[int, DeathRecipient] = weakref.WeakValueDictionary()
         self.holders: weakref.WeakSet[object] = weakref.WeakSet()
         self._name = welcome.name
         self._deciding = threading.Lock()
@@ -79,9 +79,24 @@ class ServicePeer:
             call(error)
         return copy_of_error(error)
 
+    def close(self) -> bool:
+        """End a session that its owner closes, unless it is dead; return whether it was alive. Safe in finalizers."""
+        alive = self.dead is None
+        if alive:  # without the lock: a finalizer may run in a thread that holds it
+            self.dead = Closed(f"{self.where}: the connection was closed")
+        return alive
+
+    def add_recipient(self, recipient: DeathRecipient) -> None:
+        """Have a death wake a recipient, while it exists."""
+        self._recipients[id(recipient)] = recipient
+
+    def _each_recipient(self) -> list[DeathRecipient]:
+        """Return the recipients, copied in one step: other threads may add some."""
+        return [found for ref in self._recipients.valuerefs() if (found := ref()) is not None]
+
     def wake_recipients(self) -> None:
         """Inform every recipient of the death."""
-        for recipient in list(self.recipients):
+        for recipient in self._each_recipient():
             recipient.session_died()
 
     def on_death(self, call: Callable[[NnhalError], None]) -> None:
@@ -130,9 +145,9 @@ class ServicePeer:
 
     def _has_others(self) -> bool:
         """Whether another call waits for the process, or would lose data that only it holds."""
-        return bool(self.holders) or any(recipient.busy for recipient in list(self.recipients))
+        return bool(self.holders) or any(recipient.busy for recipient in self._each_recipient())
 
-    def close(self) -> None:
+    def close_descriptor(self) -> None:
         """Close the descriptor of the process."""
         self._own.close()
 
@@ -140,5 +155,5 @@ class ServicePeer:
         """Reset a forked child: the session is the parent's."""
         self.dead = Closed(f"{self.where}: belongs to the process that this one was forked from; compile again here")
         self._deciding = threading.Lock()
-        self.close()
+        self.close_descriptor()
         self.watch = -1

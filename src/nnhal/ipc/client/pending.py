@@ -113,7 +113,7 @@ class Notifications:
         self._peer, self._endings = peer, endings
         self.pending: dict[int, Pending] = {}
         self.late: deque[tuple[Pending, int]] = deque()
-        peer.recipients.add(self)
+        peer.add_recipient(self)
 
     def expect(self, message: NotifiedCall) -> Pending:
         """Return the notification that a call will have; expect it before the call."""

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from nnhal.base import trace
 from nnhal.base.errors import (
     Cancelled,
-    Closed,
     DeadObject,
     MissedDeadline,
     NnhalError,
@@ -123,7 +122,7 @@ class Session:
             process.kill()
             process.wait()
         if hasattr(self, "peer"):
-            self.peer.close()
+            self.peer.close_descriptor()
         if hasattr(self, "endings"):
             self.endings.own.close()
 
@@ -440,8 +439,7 @@ class Session:
 
     def end(self) -> None:
         """End the session, and with it an own process, without a wait: safe in finalizers."""
-        if self.peer.dead is None:
-            self.peer.dead = Closed(f"{self.where}: the connection was closed")
+        if self.peer.close():
             os.eventfd_write(self.endings.wake, 1)
 
     @trace.traced_method("ipc", "termination", "end the connection", detail=lambda self: self.where)

@@ -58,6 +58,7 @@ class TraceFollower:
             if time.monotonic() > until or self._peer.dead is not None:
                 recording.notes.append(f"{self._peer.where}: did not start to trace in time; spans are missing")
                 return
+            # The service writes to the shared memory, and sends nothing.
             time.sleep(0.0005)
 
     def unfollow(self) -> None:
