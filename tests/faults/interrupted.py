@@ -179,7 +179,7 @@ def storm(count: int, seed: int, progress: Callable[[], None] = lambda: None) ->
 def _nothing_lost(device: ReconnectingDevice, base: dict[str, int]) -> None:
     session = device.remote().session
     wait_until(
-        lambda: not session.channels.abandoned and not session.notifications.late, "the end of all that was given up"
+        lambda: not session.channels.abandoned and not session.notifications.late, "the end of all abandoned calls"
     )
     assert not any(channel.in_doubt for channel in session.channels.free) and len(session.channels.opened) <= 4
     for what, before in base.items():

@@ -95,7 +95,7 @@ def test_what_nobody_waits_for_is_told_to_the_driver():
             with pytest.raises(nnhal.MissedDeadline):
                 c.run(x, deadline=0.005)
         session = device.remote().session
-        wait_until(lambda: not session.channels.abandoned, "the end of all that was given up")
+        wait_until(lambda: not session.channels.abandoned, "the end of all abandoned calls")
         assert session.peer.dead is None and device.restarts == 0
 
 

@@ -73,7 +73,7 @@ def test_whatever_a_signal_handler_raises_later_answers_are_those_of_their_quest
                 x = numbers(64, 100 * n + k)
                 assert np.array_equal(WAYS[way](model, x), x + x)
         session = device.session
-        wait_until(lambda: not session.channels.abandoned, "lanes that were given up")
+        wait_until(lambda: not session.channels.abandoned, "the end of abandoned calls")
         assert session.peer.dead is None
 
 

@@ -533,7 +533,7 @@ def test_wherever_the_interrupt_comes_nothing_is_left_in_the_service(what: str) 
 
         def make() -> None:
             MAKING[what](device, prepared)
-            wait_until(lambda: len(device.session.channels.abandoned) < 16, "the end of lanes that were given up")
+            wait_until(lambda: len(device.session.channels.abandoned) < 16, "the end of abandoned calls")
 
         assert interrupted_at(points, make) > 20
         wait_until(settles, f"all that was made goes: {before}")
@@ -624,7 +624,7 @@ def test_lanes_after_sixty_interrupted_calls_are_usable_and_every_later_result_i
                 assert np.array_equal(run(prepared, numbers(start=n)), 2 * numbers(start=n))
         session = device.session
         assert session.peer.dead is None and not any(channel.in_doubt for channel in session.channels.free)
-        wait_until(lambda: not session.channels.abandoned, "lanes that were given up")
+        wait_until(lambda: not session.channels.abandoned, "the end of abandoned calls")
         with ThreadPoolExecutor(8) as pool:
             outputs = list(pool.map(lambda n: run(prepared, numbers(start=n)), range(80)))
         assert all(np.array_equal(y, 2 * numbers(start=n)) for n, y in enumerate(outputs))
@@ -681,7 +681,7 @@ def test_a_late_answer_is_not_taken_for_the_next_questions() -> None:
                 session.call(wire.GetVersionString(), wire.TextReply, Control(time.monotonic_ns()))
             assert session.call(wire.GetType(), wire.TextReply, UNLIMITED)[0].value == int(device.type)
             assert session.call(wire.GetVersionString(), wire.TextReply, UNLIMITED)[0].value == device.version
-        wait_until(lambda: not session.channels.abandoned, "lanes that were given up")
+        wait_until(lambda: not session.channels.abandoned, "the end of abandoned calls")
 
 
 def test_a_lane_whose_call_was_given_up_is_hung_up_watched_closed_and_never_used_again() -> None:
@@ -713,7 +713,7 @@ def test_what_a_call_that_was_given_up_brings_is_given_back() -> None:
                 requests.run(prepared, [view], late, [np.zeros(4, np.float32)])
             del fresh, view
         assert np.array_equal(run(prepared, numbers()), 2 * numbers())
-        wait_until(lambda: not device.session.channels.abandoned, "lanes that were given up")
+        wait_until(lambda: not device.session.channels.abandoned, "the end of abandoned calls")
         settled(device, {**inside(device), "memories": before})
 
 
@@ -727,7 +727,7 @@ def test_driver_memory_that_comes_too_late_is_given_back() -> None:
                 device.session.call(
                     wire.Allocate(device.session.number(), (4,), roles), wire.Acknowledged, Control(time.monotonic_ns())
                 )
-        wait_until(lambda: not device.session.channels.abandoned, "lanes that were given up")
+        wait_until(lambda: not device.session.channels.abandoned, "the end of abandoned calls")
         wait_until(lambda: inside(device)["buffers"] == 0, "buffers that nobody knows")
 
 

@@ -15,7 +15,7 @@ from nnhal.bench.calibrate import CPU, Calibration, predictions
 from nnhal.bench.disturbed import NOTICED, probed
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
-from nnhal.cli.judged import ProgressLines, TimeLeft
+from nnhal.cli.judged import shown_progress
 from nnhal.cli.main import ANSWER_NO
 from nnhal.runtime import discovery
 from nnhal.runtime.measured import record
@@ -96,15 +96,10 @@ def _measured(
     before = record.profile() if named else None
     crossed = [name for name in there if before is not None and name in before.devices]
     calibration = Calibration(devices, quick=quick, isolated=not quick, crossed=crossed)
-    lines, estimate = ProgressLines(common.status.print), TimeLeft()
-    with common.progress(as_json) as bar:
-        shown = bar.add_task("calibrating", total=None)
+    with shown_progress("calibrating", as_json) as show:
         tasks = calibration.tasks()
         for done, (text, measure) in enumerate(tasks):
-            left = estimate.after(done, len(tasks))
-            bar.update(shown, completed=done, total=len(tasks), description=text, left=left)
-            if not (as_json or common.status.is_terminal):
-                lines.at(f"{text}: {done} of {len(tasks)}", left)
+            show(done, len(tasks), text, "")
             measure()
     profile = calibration.result(int(time.time()), before)
     if calibration.disturbed > NOTICED and not busy:

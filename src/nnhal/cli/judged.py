@@ -35,18 +35,37 @@ def run_with_progress(
     """
     outcomes: list[Any] = []
     counts: Counter[str] = Counter()
-    lines, estimate = ProgressLines(common.status.print), TimeLeft()
-    with closing(results), reasons_alone(), common.progress(quiet) as bar:
-        task = bar.add_task(what, total=None)
+    with closing(results), reasons_alone(), shown_progress(what, quiet) as show:
         for some, done, total in results:
             outcomes += some.outcomes
             counts.update(outcome.verdict for outcome in some.outcomes if outcome.verdict in BAD)
             told = "".join(f", {number} {verdict}" for verdict, number in counts.items())
-            left = estimate.after(done, total)
-            bar.update(task, completed=done, total=total, description=f"{told_of} {some.device}{told}", left=left)
-            if not (quiet or common.status.is_terminal):
-                lines.at(f"{told_of} {some.device}: {done:,} of {total:,}{told}", left)
+            show(done, total, f"{told_of} {some.device}", told)
     return outcomes
+
+
+@contextmanager
+def shown_progress(what: str, quiet: bool) -> Iterator[Callable[[int, int, str, str], None]]:
+    """Show progress on stderr with an estimate of the remaining time: a bar on a terminal, else a line every 10 seconds.
+
+    Args:
+        what: The text before the first number.
+        quiet: Whether nothing is shown.
+
+    Yields:
+        A function that gets the numbers done and in total, a text, and what follows both in a line.
+    """
+    lines, estimate = ProgressLines(common.status.print), TimeLeft()
+    with common.progress(quiet) as bar:
+        task = bar.add_task(what, total=None)
+
+        def show(done: int, total: int, text: str, told: str) -> None:
+            left = estimate.after(done, total)
+            bar.update(task, completed=done, total=total, description=text + told, left=left)
+            if not (quiet or common.status.is_terminal):
+                lines.at(f"{text}: {done:,} of {total:,}{told}", left)
+
+        yield show
 
 
 class TimeLeft:

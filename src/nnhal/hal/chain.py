@@ -384,7 +384,10 @@ def checked_executor(prepared: PreparedChain, where: str) -> "QueuedExecutor | N
 
 
 class QueuedBurst(Burst):
-    """A driver's own burst, whose executions wait as those of `Prepared.run` do."""
+    """A driver's own burst, whose executions wait as those of `Prepared.run` do.
+
+    The driver may change the attributes of its burst at any time, so they are properties here.
+    """
 
     def __init__(self, inner: Burst, prepared: PreparedChain) -> None:
         self.inner, self._act = inner, prepared.around(inner.run)

@@ -576,7 +576,7 @@ class Request:
                 self.take(index, array)
 
     def take(self, index: int, array: Array) -> None:
-        """Output `index` as a driver left it in memory of `memory`: as `write`, where it was filled and nothing past it."""
+        """Output `index` in memory that `memory` made: as `write`, where a driver filled it and wrote nothing past it."""
         if overwritten(array):
             raise self._broken(index, "was written past its end, must not be")
         if array.size and self.memory.left_out(array):

@@ -329,7 +329,7 @@ class Op(Record, frozen=True, dict=True):
             list: variadic), its result is the output array or a tuple of them. A control-flow kernel (`context=True`)
             also gets the execution context.
         cost: The family of operations with similar costs, by whose measured times the runtime predicts those of the
-            operation; "" if there is none.
+            operation; "" where it predicts none.
         integer: The kernel for quantised tensors under exact numerics, in the integer arithmetic of TensorFlow Lite;
             None if `kernel` has the same results.
     """

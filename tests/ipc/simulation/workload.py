@@ -230,7 +230,7 @@ class Client:
             self.world.fail(f"{self.process.name} still waits for {len(awaited)} notifications")
         opened, abandoned = len(session.channels.opened), len(session.channels.abandoned)
         if abandoned or len(session.channels.free) != opened:
-            self.world.fail(f"{self.process.name} has {opened} lanes, {abandoned} given up")
+            self.world.fail(f"{self.process.name} has {opened} lanes, {abandoned} abandoned")
         for connection in self.run.connections():
             if not getattr(connection, "_ending", True) and kernel.watched(connection.watch) is self.process:
                 left = [type(item).__name__ for item, _ in connection._calls._exports._objects.values()]

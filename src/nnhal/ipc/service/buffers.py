@@ -46,18 +46,18 @@ class BufferCalls:
 
     def copy_to(self, call: wire.CopyTo, fds: Descriptors, plain: Control) -> Answer:
         memory = self._pools.accept(call.pool, fds)
-        buffer = self._exports.get(call.buffer, Buffer, "buffer")  # type: ignore[type-abstract]
+        buffer = self._exports.buffer(call.buffer)
         copy_out(buffer, memory, plain)
         return wire.Shape(tuple(buffer.shape or ())), ()
 
     def copy_from(self, call: wire.CopyFrom, fds: Descriptors, plain: Control) -> Answer:
         memory = self._pools.accept(call.pool, fds)
-        buffer = self._exports.get(call.buffer, Buffer, "buffer")  # type: ignore[type-abstract]
+        buffer = self._exports.buffer(call.buffer)
         if buffer.facts.fixed is None:
             self._contents[buffer] = self._share.take(memory=memory.size)
         copy_in(buffer, memory, tuple(call.dimensions), plain)
         return DONE
 
     def shape(self, call: wire.GetShape, _: Descriptors) -> Answer:
-        shape = self._exports.get(call.buffer, Buffer, "buffer").shape  # type: ignore[type-abstract]
+        shape = self._exports.buffer(call.buffer).shape
         return wire.Shape(shape), ()

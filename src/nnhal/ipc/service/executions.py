@@ -14,7 +14,6 @@ from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import Place, bind_request
 from nnhal.hal.device import Device, identity_of, where_of
 from nnhal.hal.fence import Fence
-from nnhal.hal.memory import Buffer
 from nnhal.hal.request import Control
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_to_wire, timing_to_wire
@@ -48,7 +47,7 @@ class ExecutionCalls:
         written = {a.pool for a in request.outputs if a is not None}
         for place in request.pools:
             if isinstance(place, wire.BufferPool):
-                places.append(self._exports.get(place.buffer, Buffer, "buffer"))  # type: ignore[type-abstract]
+                places.append(self._exports.buffer(place.buffer))
             else:
                 places.append(self._pools.accept(place.memory, fds, written=len(places) in written))
         inputs = [None if a is None else (a.pool, a.offset, a.length, a.dimensions) for a in request.inputs]

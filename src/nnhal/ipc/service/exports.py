@@ -17,6 +17,7 @@ from nnhal.base.errors import Closed, InvalidArgument, NnhalError
 from nnhal.hal.chain import PreparedChain
 from nnhal.hal.claims import SupportReport
 from nnhal.hal.device import Hints
+from nnhal.hal.memory import Buffer
 from nnhal.hal.request import Signature
 from nnhal.ipc.service.metrics import ExecutionTally
 from nnhal.ipc.service.quota import Claim, ClientShare
@@ -175,6 +176,10 @@ class Exports:
     def prepared(self, number: int) -> Export:
         """Return a prepared model."""
         return self.get(number, Export, "prepared model")
+
+    def buffer(self, number: int) -> Buffer:
+        """Return driver memory."""
+        return self.get(number, Buffer, "buffer")  # type: ignore[type-abstract]  # it is only an argument of isinstance
 
     def release(self, number: int) -> None:
         """End an object; ignore unknown numbers."""

@@ -1,7 +1,6 @@
 """The accounts of a cache folder: the uses of its entries, and the bytes that they may have."""
 
 import os
-import re
 import struct
 from collections.abc import Iterable
 
@@ -9,12 +8,11 @@ from nnhal.base.descriptors import Owner
 from nnhal.base.memory import first_bytes
 from nnhal.hal.cache.files import CacheFiles
 from nnhal.runtime.cache.files import FolderFiles
-from nnhal.runtime.cache.manifest import Manifest, names
+from nnhal.runtime.cache.manifest import GENERATION, Manifest, names
 
 BLOCK, RECENT = 4096, 16  # bytes; entries whose sizes are read again
 _NUMBER, _USES = struct.Struct("<Q"), struct.Struct("<QQQ")
 _RECENT = struct.Struct("<64s16sBB6xQ")  # key, generation, number of files, blocks
-_GENERATION = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{16})")
 
 
 class UseLog:
@@ -88,7 +86,7 @@ class WrittenBytes:
         row = os.pread(recent, _RECENT.size, place).ljust(_RECENT.size, b"\0")
         *facts, model_files, data_files, counted = _RECENT.unpack(row)
         key, generation = (fact.decode("latin1") for fact in facts)
-        if not _GENERATION.fullmatch(f"{key}.{generation}"):
+        if not GENERATION.fullmatch(f"{key}.{generation}"):
             return 0
         more: int = self._blocks(names(key, generation, CacheFiles(model_files, data_files))) - counted
         if more > 0:

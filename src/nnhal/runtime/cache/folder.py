@@ -206,9 +206,8 @@ class CacheFolder:
         keep: the last entry to delete, and only if it exceeds `most` alone.
         """
         listed = self.files.names()
-        marks = set(
-            self.marks.names()
-        )  # after listing the files, before reading manifests: published files have no mark
+        # After listing the files, before reading manifests: published files have no mark.
+        marks = set(self.marks.names())
         entries = self.entries()
         total, gone = sum(entry.size for entry in entries), []
         for entry in sorted(entries, key=lambda entry: (entry.key == keep, entry.last_use)):

@@ -1,5 +1,6 @@
 """The description of a cache entry, `KEY.entry`, and its listing."""
 
+import re
 from typing import Annotated, Any
 
 import msgspec
@@ -10,6 +11,7 @@ from nnhal.base.records import Record
 from nnhal.hal.cache.files import MOST_FILES, CacheFiles
 
 FORMAT = 1
+GENERATION = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{16})")  # KEY.GENERATION, with which the names of its files begin
 MOST_REFUSED = 1 << 10  # consecutive starts without an entry that killed its driver
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Callable
 
 from nnhal.base.descriptors import Owner
@@ -10,10 +9,9 @@ from nnhal.base.memory import first_bytes
 from nnhal.base.private import private_file, private_folder, try_lock
 from nnhal.hal.cache.files import MOST_FILES
 from nnhal.runtime.cache.files import NEW, FolderFiles
-from nnhal.runtime.cache.manifest import Manifest
+from nnhal.runtime.cache.manifest import GENERATION, Manifest
 
 MAKING = "making"
-_MARK = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{16})")
 _KINDS = "new", *(f"{kind}{n}" for kind in "md" for n in range(MOST_FILES))
 
 _made_here: set[str] = set()  # marks of this process: reading one would release its lock
@@ -52,7 +50,7 @@ class Marks:
     def names(self) -> list[str]:
         """Return KEY.GENERATION of each mark."""
         with contextlib.suppress(FileNotFoundError):
-            return [name for name in os.listdir(self._folder) if _MARK.fullmatch(name)]
+            return [name for name in os.listdir(self._folder) if GENERATION.fullmatch(name)]
         return []
 
     def sweep(self, published: Callable[[str], Manifest | None]) -> None:
@@ -68,7 +66,7 @@ class Marks:
                     before = first_bytes(fd, 16).decode("ascii", "replace")
                     now = published(key)
                     for each in {generation, before} - {now and now.generation}:
-                        if _MARK.fullmatch(f"{key}.{each}"):
+                        if GENERATION.fullmatch(f"{key}.{each}"):
                             for kind in _KINDS:
                                 self._files.remove(f"{key}.{each}.{kind}")
                     self._files.remove(f"{MAKING}/{name}")
