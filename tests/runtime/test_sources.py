@@ -123,6 +123,15 @@ def test_a_driver_in_site_packages_shares_what_is_installed_there_and_has_its_ow
     assert doubled(folder / "mine.py", way) == [3, 6, 9, 12]
 
 
+def test_a_driver_beside_a_checkout_of_nnhal_gets_the_nnhal_that_loads_it(tmp_path, way):
+    files = {"mine.py": driver("m", factor="3"), "nnhal/__init__.py": "raise ImportError('a second nnhal')"}
+    assert doubled(written(tmp_path, files) / "mine.py", way) == [3, 6, 9, 12]
+
+
+def test_a_driver_of_the_package_itself_is_loaded_by_its_path(way):
+    assert doubled(Path(nnhal.__file__).parent / "drivers" / "null.py", way) == [0, 0, 0, 0]
+
+
 def test_drivers_whose_modules_are_called_alike_do_not_mix(tmp_path, way):
     one, two = tmp_path / "one", tmp_path / "two"
     for folder, factor in ((one, 5), (two, 7)):

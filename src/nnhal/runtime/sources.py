@@ -27,6 +27,7 @@ _RULES = {
     "extension": "must be a Python file, or a folder with an __init__.py",
 }
 _INIT = "__init__.py"
+NNHAL = __name__.partition(".")[0]
 _numbers = count(1)
 
 
@@ -133,9 +134,14 @@ class _Space:
         return module if fromlist else sys.modules[first]
 
     def _has(self, name: str) -> bool:
-        """Whether there is such a module; a folder without an `__init__.py` does not count."""
+        """Whether there is such a module; a folder without an `__init__.py` does not count.
+
+        nnhal is never one of them: the driver's device would be of another class than that of the nnhal that loads it.
+        """
         if name not in self._known:
-            spec = None if self._last and _is_ordinary(name.rpartition(".")[2]) else self.spec(name, self.paths)
+            own = name.rpartition(".")[2]
+            ordinary = own == NNHAL or (self._last and _is_ordinary(own))
+            spec = None if ordinary else self.spec(name, self.paths)
             self._known[name] = spec is not None and spec.has_location
         return self._known[name]
 
