@@ -26,7 +26,7 @@ from nnhal.runtime.compilation import Candidate, Compilation, CompileOptions, Fa
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.discovery import DiscoveredDriver
 from nnhal.runtime.isolation import Isolation
-from nnhal.runtime.placer import without_stale_engines
+from nnhal.runtime.placer import default_candidates
 from nnhal.runtime.strategies import Asked, Strategy
 
 Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
@@ -214,8 +214,9 @@ def compile(
         raise InvalidArgument(f"variants is {safe_repr(variants)}, must be an integer of at least 1")
     nanoseconds(deadline, "deadline")
     chosen = isolation_of_devices.select(named, isolation)
+    left_out: list[str] = []
     if named is None:
-        chosen = without_stale_engines(chosen)
+        chosen, left_out = default_candidates(chosen)
     options = _options(driver_options, chosen)
     if numerics == EXACT:
         if named is not None and not any(can_be_exact(device) for device in chosen):
@@ -228,7 +229,15 @@ def compile(
         model = replace(model, relaxed=relaxed)
     told = preference, priority, threads, point_in_time(deadline), options
     settings = CompileOptions(
-        tuple(chosen), fallback, *told, caching, Strategy.asked(placement), _interpreting, numerics
+        tuple(chosen),
+        fallback,
+        *told,
+        caching,
+        Strategy.asked(placement),
+        _interpreting,
+        numerics,
+        named=named is not None,
+        left_out=tuple(left_out),
     )
     tuning = _tuning(tune)
     if not isinstance(model, OpenModel):

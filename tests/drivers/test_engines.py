@@ -19,7 +19,7 @@ from nnhal.hal.request import Control, sufficient
 from nnhal.model.graph import Model
 from tests import requests
 from tests.execution import run_python
-from tests.models import doubling
+from tests.models import chain, doubling
 from tests.waiting import together
 
 
@@ -98,7 +98,7 @@ def test_a_forked_child_ends_and_compiles_again(name: str) -> None:
     """Threads of the engine are not there in it, and closing what they belong to would wait for them."""
     program = f"""
 import os, signal, sys, numpy as np, nnhal
-from tests.models import doubling
+from tests.models import chain, doubling
 model, given = doubling(64, 64), np.ones((64, 64), np.float32)
 compiled = nnhal.compile(model, devices={name!r}, threads=2, cache_dir=False)
 compiled(given)
@@ -181,6 +181,19 @@ def test_a_closed_model_does_not_run(device: Device) -> None:
     model.close()
     with pytest.raises(Closed):
         run(model, X)
+
+
+# -------------------------------------------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("count", [2, 10_000])
+def test_a_finite_logarithm_of_a_distance_beyond_the_range_of_float32_is_exact(device: Device, count: int) -> None:
+    """LOG_SOFTMAX multiplies by a beta below 1: inputs may be further apart than float32's greatest number."""
+    x = np.full((2, count), -3e38, np.float32)
+    x[:, 0], x[1, 1] = 3e38, 2e38
+    model = chain("log_softmax", 1, x.shape, beta=0.25, axis=1)
+    wanted = np.where(np.arange(count) == 0, 0.0, 0.25 * (x.astype(np.float64) - x[:, :1]))
+    np.testing.assert_allclose(run(prepared(device, model), x), wanted, 1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------ a long sequence

@@ -443,15 +443,43 @@ def test_an_engine_that_is_another_than_was_measured_is_no_candidate_until_it_is
     install(Point("e", lambda: Named("e"), discovery.ENGINES))
     (engine,) = discovery.select(["e"])
 
-    def measured(identity, pinned=False):
-        its = DeviceProfile(identity, "1", {"float32": {"add": LinearCost(1e-6, 0.0, 0.0)}}, {"none": 1e-6})
+    def measured(identity, pinned=False, version="1+proofs"):
+        its = DeviceProfile(identity, version, {"float32": {"add": LinearCost(1e-6, 0.0, 0.0)}}, {"none": 1e-6})
         record.keep_profile(MachineProfile(record.processor(), 1, {"e": its}, pinned=pinned))
         with nnhal.compile(workloads.single(), cache_dir=False) as compiled:
-            return "e" in [*compiled.placement.choices[0].costs]
+            assert ("e" in compiled.placement.choices[0].costs) == (compiled.placement.events == ())
+            return "".join(compiled.placement.events)
 
-    assert measured(identity_of(key_of(engine)))
-    assert not measured("another")
-    assert measured("another", pinned=True)
+    mine, version = identity_of(key_of(engine)), key_of(engine).version
+    assert measured(mine) == ""
+    asked = "nnhal calibrate -d e"
+    assert measured("another") == f"e is left out: 1+proofs was measured, now it is {version}; {asked}"
+    assert measured("another", version=version).endswith(
+        f"{version} was measured on another processor or in another place; {asked}"
+    )
+    assert measured("another", pinned=True) == ""
+
+
+def test_the_reference_device_competes_by_its_prediction_only_if_it_was_named(install):
+    install(Point("a", lambda: Named("a")))
+    each = {"a": 3e-3, "reference": 2e-3}
+    profiles = {
+        device.name: DeviceProfile(
+            identity_of(key_of(device)),
+            "1",
+            {"float32": {"add": LinearCost(each[device.name], 0.0, 0.0)}},
+            {"none": 1e-6},
+        )
+        for device in discovery.select([*each])
+    }
+    record.keep_profile(MachineProfile(record.processor(), 1, profiles))
+
+    def chosen(**more):
+        with nnhal.compile(workloads.single(), cache_dir=False, **more) as compiled:
+            return compiled.placement.choices[0].device
+
+    assert chosen() == chosen(devices=["a"], fallback="allow") == "a"
+    assert chosen(devices=["a", "reference"]) == "reference"
 
 
 def test_drivers_are_found_by_their_names_whichever_group_they_are_of(install):

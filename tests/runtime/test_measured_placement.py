@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from nnhal.base.codes import Preference
+from nnhal.base.records import replace
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Capabilities, Verdict
 from nnhal.model.graph import Model
@@ -105,6 +106,22 @@ def test_a_device_that_was_not_measured_has_what_it_states_of_the_cpus_guessed_t
 def test_what_a_device_refuses_it_does_not_get_however_fast_it_would_be() -> None:
     offers = [says("a", [MS, MS], "yy"), says("b", [1e-9, 1e-9], "nn")]
     assert where(partition(relus(2, 10), offers, FAST, Measured())) == "aa"
+
+
+def test_a_fallback_device_is_chosen_only_if_its_prediction_is_half_of_the_others() -> None:
+    """It counts once where no other device supports the operation."""
+    other = says("a", [3 * MS, 3 * MS], "yy")
+
+    def placed(seconds: float, takes: str = "yy") -> Partition:
+        fallback = replace(says("b", [seconds, seconds], "yy"), fallback=True)
+        return partition(
+            relus(2, 10), [replace(other, verdicts=says("a", None, takes).verdicts), fallback], FAST, Measured()
+        )
+
+    assert where(placed(2 * MS)) == "aa" and placed(2 * MS).choices[0].costs == {"a": 3 * MS, "b": 4 * MS}
+    assert where(placed(1 * MS)) == "bb"
+    alone = placed(2 * MS, "nn")
+    assert where(alone) == "bb" and alone.choices[0].costs == {"b": 2 * MS}
 
 
 def test_expectations_hold_all_on_each_device_and_the_best_comes_first() -> None:

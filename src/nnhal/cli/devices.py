@@ -109,6 +109,8 @@ def _list(
     everywhere = {_isolation(each) for each in confined.values()}
     if everywhere == {"full"}:
         legend.append(f"Isolation full: {_mechanisms(next(iter(confined.values())))}")
+    there = [key_of(entry.device) for entry in found if entry.device is not None and entry.name in chosen]
+    left_out = [f"{key.name} is left out: {why}" for key in there if (why := placer.changed_since_measured(key))]
     failed = [name for entry in found if entry.device is not None for name in [entry.name] if _failures(entry.device)]
     hint = "Details: nnhal devices NAME [--operations]"
     hint += "" if known is not None else ". Measure the devices: nnhal calibrate"
@@ -116,6 +118,7 @@ def _list(
         section(lines[:1], lines[1:], "devices"),
         section([], broken, "drivers that do not load"),
         fixed(*legend),
+        fixed(*(line for text in left_out for line in wrap_text(text, most=2, indent="  "))),
         fixed(*([f"Failed before, and left out there: {', '.join(failed)}"] if failed else [])),
         section([], [f"Services running: {', '.join(services)}"] if services else [], "services"),
         fixed(hint),
@@ -133,9 +136,16 @@ def _row(device: Device, report: SandboxStatus | None, *, auto: bool) -> list[st
             speeds.append("-" if stated is None else f"{stated.exec_time:g}x (d)" if own.name != CPU else "1x")
     if own.name == CPU:
         speeds = ["1x"] * len(SHOWN)
-    select = "fallback" if own.name == CPU else "yes" if auto else "by name"
+    select = _auto_selected(device) if auto else "by name"
     isolation = "-" if report is None else _isolation(report)
     return [own.name, own.version, own.type.name, _supported(device), *speeds, select, isolation]
+
+
+def _auto_selected(device: Device) -> str:
+    """Whether compilations that name no device use a candidate."""
+    if identity_of(device).name == CPU:
+        return "fallback"
+    return "outdated" if placer.changed_since_measured(key_of(device)) else "yes"
 
 
 def _supported(device: Device) -> str:
@@ -175,7 +185,7 @@ def _details(entry: DiscoveredDriver, report: SandboxStatus | None, *, verbose: 
         yield from wrap_text(f"{entry.name} does not load: {entry.problem}", most=LISTED, indent="  ")
         return
     own = identity_of(device)
-    auto = "fallback" if own.name == CPU else "yes" if entry.name in discovery.candidates() else "by name"
+    auto = _auto_selected(device) if entry.name in discovery.candidates() or own.name == CPU else "by name"
     preferred = layout_of(device)
     layout = f", preferred layout {preferred.upper()}" if preferred else ""
     level, rest = hal_version(str(own.level)), f"{_supported(device)} operations{layout}, auto-select: {auto}"

@@ -78,7 +78,8 @@ class CompileOptions(Record, frozen=True):
     deadline: monotonic nanoseconds by which compilation has to end, None for no limit. driver_options: by device name;
     each name is that of exactly one of `devices`. interpreting: returns the runtime as a candidate for a model's
     control flow (`runtime.flow`). numerics: "exact" is an option for every driver. capture: records the compilation, if
-    a capture runs.
+    a capture runs. named: whether the application named the devices. left_out: a line about each default device that
+    takes no part.
     """
 
     devices: tuple[Device, ...]
@@ -93,6 +94,8 @@ class CompileOptions(Record, frozen=True):
     interpreting: "Callable[[Compilation], list[Candidate]]" = lambda _: []
     numerics: Numerics = "fast"
     capture: CompilationCapture | None = None
+    named: bool = True
+    left_out: tuple[str, ...] = ()
 
     def hints(self, device: Device) -> Hints:
         """Return the hints for a device's driver. The fallback device gets no options of the application."""
@@ -249,7 +252,7 @@ class Compilation:
         """within: for a subgraph, the compilation of the whole, and operation and name as in `InnerPlan`."""
         self.model, self.settings = model, settings
         if within is None:
-            self.cache, self.events, self.held = _cache_of(model, settings.caching), list[str](), ExitStack()
+            self.cache, self.events, self.held = _cache_of(model, settings.caching), [*settings.left_out], ExitStack()
         else:
             outer, operation, name = within
             self.cache, self.events, self.held = outer.cache.inside(model, operation, name), outer.events, outer.held
@@ -277,10 +280,11 @@ class Compilation:
         """Ask each device about the model, and the runtime about its control flow. named: devices, their keys, labels."""
         self.candidates = found = [self._ask(*each) for each in named]
         for n, candidate in enumerate(found):
-            if candidate.device is discovery.cpu() and not any(
-                each is candidate.device for each in self.settings.devices
-            ):
-                found[n] = replace(candidate, offer=_taking_over(self.model, candidate.offer))
+            offer = candidate.offer
+            if candidate.device is discovery.cpu() and all(d is not candidate.device for d in self.settings.devices):
+                found[n] = replace(candidate, offer=_taking_over(self.model, offer))
+            elif candidate.key.name == discovery.CPU and not self.settings.named:
+                found[n] = replace(candidate, offer=replace(offer, fallback=True))
         if any(operation.type in CONTROL_FLOW for operation in self.model.main.operations):
             found += self.settings.interpreting(self)
 
@@ -550,7 +554,7 @@ def _taking_over(model: Model, offer: Offer) -> Offer:
     """Return the fallback offer of the CPU: all operations but those of extensions, and control flow with such inside."""
     operations = enumerate(model.main.operations)
     own = frozenset(n for n, o in operations if any(is_extension(each.type) for each in operations_reached(model, o)))
-    return replace(offer, excluded=own, excluded_why="operations of extensions never fall back")
+    return replace(offer, excluded=own, excluded_why="operations of extensions never fall back", fallback=True)
 
 
 def layouts_of(found: Partition, steps: Sequence[Step]) -> tuple[StepLayout, ...]:

@@ -29,6 +29,9 @@ from nnhal.runtime.schedule import Claimed, FusionGroup, Schedule, StepPlan
 # several partitions are preferred if their predicted latency is below WORTH times that of one, with BOUNDARY seconds added
 # for each further partition
 WORTH, BOUNDARY = 0.75, 100e-6
+# times that the predictions of a fallback device count where another device supports the operation: the reference device
+# uses NumPy's threads, whatever was asked for, and they are many times slower on cores that others use
+FALLBACK = 2.0
 ALIKE = 1.02  # times the shortest measured time, within the measurement error
 IMPROVED, ENOUGH = 3, 0.01  # assignments that are improved, and the share of a price that is worth another pass
 REFUSALS, REFUSED_LABELS = 8, 4  # most reasons in an error, and most operations of each
@@ -67,6 +70,7 @@ class Offer(Record, frozen=True):
     step: float = costs.STEP
     laid: ModelInLayout | None = None
     groups: Sequence[OperationGroup] = ()
+    fallback: bool = False  # it is there for what no other device runs, and was not named
 
     def barred(self, index: int, extension: str, level: Level | None) -> str:
         """Returns why the device gets no such operation, whatever its verdict; "" if it may get it."""
@@ -576,6 +580,8 @@ def _best(
         for offer in offers
         if not refusals[offer.device]
     }
+    if terms.measured and len(costs_by) > 1:
+        costs_by |= {o.device: FALLBACK * costs_by[o.device] for o in offers if o.fallback and o.device in costs_by}
     best = min(costs_by, key=costs_by.__getitem__, default="")  # the first named wins a tie
     others |= {device: terms.said(cost) for device, cost in costs_by.items() if device != best}
     for group in groups:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -138,20 +139,41 @@ def _with_runtime(identities: Mapping[str, str], keys: Mapping[str, DeviceKey]) 
     }
 
 
-def without_stale_engines(devices: Sequence[Device]) -> list[Device]:
-    """Return the default candidates, without engines that have changed since they were measured."""
-    engines, found, profile = {*discovery.engines()}, [], None
+def default_candidates(devices: Sequence[Device]) -> tuple[list[Device], list[str]]:
+    """Return the devices without engines that have changed since they were measured, and a line about each of these."""
+    found, left = [], list[str]()
     for device in devices:
-        key = key_of(device)
-        if key.name in engines:
-            from nnhal.runtime.measured import record
+        why = changed_since_measured(key_of(device))
+        if why:
+            left.append(f"{key_of(device).name} is left out: {why}")
+            _warn_once(left[-1])
+        else:
+            found.append(device)
+    return found, left
 
-            profile = profile or record.profile()
-            if profile is None or not _profiled(profile, key):
-                _log.info("device %s is left out, another than was measured: nnhal calibrate -d %s", key.name, key.name)
-                continue
-        found.append(device)
-    return found
+
+def changed_since_measured(key: DeviceKey) -> str:
+    """Return why the profile is not about an engine as it is now; "" for other devices. It has no other prediction."""
+    if key.name not in discovery.engines():
+        return ""
+    from nnhal.runtime.measured import record
+
+    profile = record.profile()
+    if profile is not None and _profiled(profile, key):
+        return ""
+    before = None if profile is None else profile.devices.get(key.name)
+    if before is None:
+        was = "it was not measured"
+    elif before.version == key.version:
+        was = f"{key.version} was measured on another processor or in another place"
+    else:
+        was = f"{before.version} was measured, now it is {key.version}"
+    return f"{was}; nnhal calibrate -d {key.name}"
+
+
+@cache
+def _warn_once(text: str) -> None:
+    _log.warning("device %s", text)
 
 
 def with_measurements(

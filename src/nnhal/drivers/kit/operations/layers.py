@@ -162,7 +162,12 @@ def softmax(t: GraphTask) -> None:
     if beta < 1 and not t.o.merges_factors:  # which would undo it
         below, beta = t.op("multiply", below, t.f32(0.5)), 2 * beta
     if long or t.a.beta != 1 or t.o.merges_factors:
-        below = t.op("subtract", below, t.o.reduce("max", below, [axis], True))
+        greatest = t.o.reduce("max", below, [axis], True)
+        below = t.op("subtract", below, greatest)
+        if logarithm and beta < 1:  # distances may be infinite, and their logarithms are not
+            scaled = t.op("subtract", t.op("multiply", x, t.f32(beta)), t.op("multiply", greatest, t.f32(beta)))
+            finite = t.op("less", t.f32(-GREATEST), below)
+            below, beta = t.op("select", finite, t.op("multiply", below, t.f32(beta)), scaled), 1
     below = below if beta == 1 else t.op("multiply", below, t.f32(beta))
     if not long:
         found = t.o.softmax(below, axis, logarithm)
