@@ -3,6 +3,7 @@
 import gc
 import os
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -28,6 +29,7 @@ from nnhal.base.memory import Memory
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client import endings, peer
 from nnhal.ipc.client import session as subject
+from nnhal.ipc.client.pending import Pending
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
@@ -555,6 +557,52 @@ def test_a_death_is_told_to_all_who_wait_and_to_all_who_come(service: Service) -
         not session.notifications.pending and not session.channels.free and session._first.channel.socket.fileno() < 0
     )
     assert session._callbacks.socket.fileno() < 0
+
+
+def test_a_session_ends_all_its_channels_while_other_threads_abandon_some(service: Service) -> None:
+    channels = service.session.channels
+    service.waits = lambda call: call == ASK
+    with ThreadPoolExecutor(3) as threads:
+        calls = [threads.submit(service.session.call, ASK, wire.TextReply, UNLIMITED) for _ in range(3)]
+        wait_until(lambda: len(service.all(type(ASK))) == 3, "three calls at once")
+        service.gate.set()
+        assert [call.result()[0] for call in calls] == [ONE] * 3
+    resumed = 0
+
+    def other_thread(frame: Any, event: str, _: Any) -> None:
+        """Abandon a channel's call while this thread looks at the channels."""
+        nonlocal resumed
+        if event == "call" and frame.f_code is weakref.WeakSet.__iter__.__code__:
+            resumed += 1
+            if resumed == 2:
+                channels.opened.discard(channels.free[0])
+
+    opened = list(channels.free)
+    sys.setprofile(other_thread)
+    try:
+        channels.end()
+    finally:
+        sys.setprofile(None)
+    assert len(opened) == 3 and all(channel.socket.fileno() < 0 for channel in opened)
+
+
+def test_two_threads_that_report_a_death_at_once_wake_each_waiter_and_raise_nothing(service: Service) -> None:
+    session = service.session
+    pending = session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
+    expected, taken = session.notifications.pending, list[Pending]()
+
+    def other_thread(_: Any, event: str, called: Any) -> None:
+        """Take the last notification just before this thread would."""
+        if event == "c_call" and getattr(called, "__self__", None) is expected and not taken:
+            taken.extend(expected.values())
+            expected.clear()
+
+    sys.setprofile(other_thread)
+    try:
+        session.notifications.session_died()
+    finally:
+        sys.setprofile(None)
+    assert taken == [pending] and not expected
 
 
 @pytest.mark.parametrize(

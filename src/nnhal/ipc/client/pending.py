@@ -179,5 +179,7 @@ class Notifications:
 
     def session_died(self) -> None:
         """Wake every waiting thread with the error of the session."""
-        while self.pending:
-            self.pending.popitem()[1].set(self._peer.dead)
+        for number in list(self.pending):
+            pending = self.pending.pop(number, None)  # None: another thread reports the same death
+            if pending is not None:
+                pending.set(self._peer.dead)
