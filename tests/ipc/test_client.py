@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nnhal.base import trace
 from nnhal.base.errors import (
     Cancelled,
     Closed,
@@ -523,6 +524,18 @@ def test_an_end_that_is_waited_for_is_answered(service: Service) -> None:
     service.gate.set()
     thread.join(LIMIT)
     assert done.is_set()
+
+
+def test_a_trace_that_ends_while_a_session_takes_it_up_is_recorded_no_further(service: Service) -> None:
+    session = service.session
+    ended = trace.Recording(trace.Log(16), time.monotonic_ns())
+    session._follower.follow(ended)
+    wait_until(lambda: bool(service.all(wire.WriteTrace)), "the log")
+    wait_until(lambda: released(service) == [service.all(wire.WriteTrace)[0].object], "it is given back")
+    assert not ended.remotes
+    session._follower.unfollow()
+    session.call(ASK, wire.TextReply, UNLIMITED)
+    assert len(released(service)) == 1
 
 
 # -------------------------------------------------------------------------------------------------------------- deaths
