@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -496,6 +497,13 @@ def test_what_is_let_go_of_is_told_in_messages_of_no_more_than_the_wire_takes(se
     assert sorted(released(service)) == list(range(1, count + 1))
     assert max(len(call.objects) for call in service.all(wire.Release)) <= 1 << 16
     assert endings._some(session.endings.released) == ()
+
+
+def test_numbers_of_any_size_fit_a_message_that_needs_no_descriptor() -> None:
+    """A client without a free descriptor could not send a longer one, and its session would end."""
+    numbers = deque(range(1 << 62, (1 << 62) + (1 << 15)))
+    for kind in (wire.Release, wire.Cancel):
+        assert len(wire.encode(kind(endings._some(numbers)))) <= wire.INLINE
 
 
 def test_a_wish_is_told_once_when_it_ends_unless_it_was_forgotten(service: Service) -> None:

@@ -10,9 +10,11 @@ from nnhal.base.errors import ResourceExhausted
 from nnhal.ipc.client.first_channel import FirstChannel
 from nnhal.ipc.client.peer import ServicePeer
 from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.wire import INLINE
 
 # Releases come one after the other: so long, more are awaited for one message.
 _BATCH_SECONDS = 0.002
+_MOST = INLINE // 10  # numbers of one message, of at most 9 bytes each; a longer one would need a free descriptor
 
 
 class Endings:
@@ -87,4 +89,4 @@ class Endings:
 
 def _some(numbers: deque[int]) -> tuple[int, ...]:
     """Remove and return as many numbers as fit one message."""
-    return tuple(numbers.popleft() for _ in range(min(len(numbers), 1 << 15)))
+    return tuple(numbers.popleft() for _ in range(min(len(numbers), _MOST)))
