@@ -72,7 +72,7 @@ from tests.ipc.support import (
     wide,
 )
 from tests.models import doubling
-from tests.waiting import Opened
+from tests.waiting import Opened, Started
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +113,26 @@ def test_a_session_that_lacks_a_thread_or_a_descriptor_is_refused_with_its_reaso
     opened = Opened()
     with pytest.raises(ResourceExhausted, match=what.removeprefix("a ")):
         start(PROBE)
+    opened.closed()
+
+
+def test_after_an_interrupt_as_the_thread_of_a_session_starts_no_thread_uses_closed_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their numbers may be those of other files by then."""
+    begin = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        begin(thread)
+        if thread.name == "nnhal-session":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    opened, started = Opened(), Started()
+    with pytest.raises(KeyboardInterrupt):
+        served_here(Probe()).__enter__()
+    assert "nnhal-session" not in {thread.name for thread in started.threads()}
+    started.ended()
     opened.closed()
 
 

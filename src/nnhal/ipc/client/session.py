@@ -114,7 +114,11 @@ class Session:
             raise ResourceExhausted(f"{where}: no thread to keep its connection") from None
 
     def _abandon(self, channel: Channel, process: DriverProcess | None) -> None:
-        """Clean up a session that failed to start: no descriptor and no process remain."""
+        """Clean up a session that failed to start: no thread, no descriptor and no process remain."""
+        if hasattr(self, "_thread"):
+            self.end()
+            if self._thread.is_alive():  # an interrupt came after its start
+                self._thread.join(5)
         channel.close()
         if hasattr(self, "_callbacks"):
             self._callbacks.close()
