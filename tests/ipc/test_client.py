@@ -694,9 +694,15 @@ def test_a_session_of_the_process_that_this_one_was_forked_from_is_closed_and_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(subject, "_sessions", weakref.WeakSet())  # those of other tests are not forked
-    with Service() as session:
+    service = Service()
+    service.waits = lambda call: isinstance(call, wire.GetStatus)
+    with service as session:
+        session.call(ASK, wire.TextReply, UNLIMITED)
+        with pytest.raises(MissedDeadline):
+            session.call(wire.GetStatus(), wire.TextReply, Control(soon()))
         session.call(ASK, wire.TextReply, UNLIMITED)
         lanes = [session._first.channel, session._callbacks, *session.channels.opened]
+        lanes += [each.channel for each in session.channels.abandoned.values()]
         watch, wake, locks = (
             session.peer.watch,
             session.endings.wake,
@@ -708,7 +714,7 @@ def test_a_session_of_the_process_that_this_one_was_forked_from_is_closed_and_it
         assert "peer: belongs to the process that this one was forked from; compile again here" in str(
             session.peer.dead
         )
-        assert all(lane.socket.fileno() < 0 for lane in lanes) and len(lanes) == 3
+        assert all(lane.socket.fileno() < 0 for lane in lanes) and len(lanes) == 4
         assert session.peer.watch == -1 and watch >= 0 and not session.endings.own.fds
         assert session.peer._deciding is not locks[0] and session._first.attaching is not locks[1]
         with pytest.raises(Closed):

@@ -216,7 +216,7 @@ class Channels:
 
     def forked(self) -> None:
         """Close the channels in a forked child."""
-        for channel in list(self.opened):
+        for channel in [*self.opened, *(lane.channel for lane in self.abandoned.values())]:
             channel.close()
 
 
