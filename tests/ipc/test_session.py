@@ -49,6 +49,7 @@ from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.process import start
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
+from nnhal.ipc.service.connection import serve_one
 from nnhal.ipc.transport.channel import Channel
 from nnhal.model.graph import Model, Operation, Subgraph
 from tests import requests
@@ -113,6 +114,23 @@ def test_a_session_that_lacks_a_thread_or_a_descriptor_is_refused_with_its_reaso
     opened = Opened()
     with pytest.raises(ResourceExhausted, match=what.removeprefix("a ")):
         start(PROBE)
+    opened.closed()
+
+
+def test_a_session_ends_with_the_last_that_uses_it() -> None:
+    """An interrupt may come between the start of a session and its owner."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    opened = Opened()
+    service = threading.Thread(target=serve_one, args=(Probe(), theirs, {}, a_table()))
+    service.start()
+    prepared = prepare(RemoteDevice(Session(ours, "here")))
+    gc.collect()
+    assert np.array_equal(run(prepared, numbers()), 2 * numbers())
+    del prepared
+    gc.collect()
+    service.join(LIMIT)
+    assert not service.is_alive()
+    ours.close()
     opened.closed()
 
 
