@@ -788,6 +788,21 @@ def test_a_fenced_execution_waits_for_its_fences(device: RemoteDevice) -> None:
     assert np.array_equal(request.results[0], 2 * numbers())
 
 
+def test_an_interrupt_as_the_result_behind_a_fence_is_asked_for_leaves_it_to_who_asks_next(
+    device: RemoteDevice,
+) -> None:
+    prepared = prepare(device)
+    request = request_for(prepared, numbers())
+    execution = prepared.execute_fenced(request, Control())
+    if execution.fence is not None:
+        execution.fence.wait(LIMIT)
+    asks = "info_until", "held_lock"
+    interrupted_at(
+        lambda frame, event: event == "c_return" and frame.f_code.co_name in asks, lambda: execution.info_until(0)
+    )
+    assert np.array_equal(request.results[0], 2 * numbers())
+
+
 def test_executions_chain_by_their_fences(device: RemoteDevice) -> None:
     prepared, memory = prepare(device), Memory.allocate(64)
     cells = [memory.view(16 * n, 16, np.float32, (4,)) for n in range(4)]
