@@ -1056,6 +1056,24 @@ def test_a_notification_that_comes_twice_ends_the_session() -> None:
         wait_until(lambda: session.peer.dead is not None, "the end of the session")
 
 
+def test_an_interrupt_before_a_call_is_sent_leaves_no_notification_to_be_expected() -> None:
+    received: set[int] = set()
+
+    def answer(lane: Channel, call: wire.ClientCall) -> None:
+        if isinstance(call, wire.Execute):
+            received.add(call.object)
+        lane.answer(wire.ENCODED_DONE)
+
+    sends = "ask", "answer_to"
+    with Peer(answer) as session:
+        points = interrupted_at(
+            lambda frame, event: event == "c_return" and frame.f_code.co_name in sends,
+            lambda: session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED),
+        )
+        assert points and len(received) == 1
+        assert set(session.notifications.pending) == received
+
+
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_notification_of_a_call_that_was_given_up_may_come_and_is_kept_account_of_until_then(refused: bool) -> None:
     given_up = threading.Event()

@@ -274,6 +274,8 @@ class Session:
         channel = channels.reserve(control, lanes)
         late = False
         try:
+            if made:
+                self.notifications.sending(made)
             if control.deadline is None and control.cancelled is None:
                 return channel.call(data, fds, patience)
             return self._patient_call(channel, data, fds, control, patience)
@@ -357,6 +359,8 @@ class Session:
             raise
         except BaseException:  # interrupted
             pending.given_up = True
+            if not pending.sent:
+                self.notifications.pending.pop(message.object, None)
             raise
         if self.peer.dead is not None and not pending.came:  # it may have died in between
             pending.set(self.peer.dead)
