@@ -12,6 +12,7 @@ import struct
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -117,8 +118,13 @@ def test_a_session_that_lacks_a_thread_or_a_descriptor_is_refused_with_its_reaso
     opened.closed()
 
 
-def test_a_session_ends_with_the_last_that_uses_it() -> None:
-    """An interrupt may come between the start of a session and its owner."""
+def test_a_session_ends_with_the_last_that_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt may come between the start of a session and its owner, and again as a finalizer begins."""
+
+    def strike(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code is weakref.finalize.__call__.__code__:
+            raise KeyboardInterrupt
+
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     opened = Opened()
     service = threading.Thread(target=serve_one, args=(Probe(), theirs, {}, a_table()))
@@ -126,8 +132,13 @@ def test_a_session_ends_with_the_last_that_uses_it() -> None:
     prepared = prepare(RemoteDevice(Session(ours, "here")))
     gc.collect()
     assert np.array_equal(run(prepared, numbers()), 2 * numbers())
-    del prepared
-    gc.collect()
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    sys.setprofile(strike)
+    try:
+        del prepared
+        gc.collect()
+    finally:
+        sys.setprofile(None)
     service.join(LIMIT)
     assert not service.is_alive()
     ours.close()

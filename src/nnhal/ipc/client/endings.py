@@ -21,7 +21,8 @@ class Endings:
     """The numbers of what the service must end. Any thread or finalizer adds; the housekeeping thread alone sends.
 
     released, cancelled: the numbers to send. wishes: of running calls, by their number: events that are set when a call
-    is no longer wanted. own: the eventfd that wakes the housekeeping thread; holders of the session may use it.
+    is no longer wanted. unused: not empty once nobody refers to the session. own: the eventfd that wakes the
+    housekeeping thread; holders of the session may use it.
     """
 
     busy = False
@@ -30,6 +31,7 @@ class Endings:
         self._peer = peer
         self.released: deque[int] = deque()
         self.cancelled: deque[int] = deque()
+        self.unused: deque[int] = deque()
         self.wishes: dict[int, threading.Event] = {}
         self.own = Owner()
         try:

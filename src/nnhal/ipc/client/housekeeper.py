@@ -55,6 +55,8 @@ class Housekeeper:
                     notifications.take(self._callbacks.receive(0))
                 if endings.wake in ready:
                     os.eventfd_read(endings.wake)
+                    if endings.unused:
+                        self.end()
                     if endings.released or endings.cancelled:
                         endings.send(self._first)
                 if endings.wishes:

@@ -107,7 +107,7 @@ class Session:
         self._follower = TraceFollower(peer, first, self.endings, self.pools, self._numbers, welcome.pid, self.group)
         parts = self._first, self._callbacks, self.channels, self.endings, self.notifications
         self._housekeeper = housekeeper = Housekeeper(peer, *parts)
-        weakref.finalize(self, housekeeper.end).atexit = False
+        self._use = _native.Lease(0, self.endings.unused.append, self.endings.own)  # as long as this object lives
         self._thread = threading.Thread(target=housekeeper.run, name="nnhal-session", daemon=True)
         try:
             self._thread.start()
