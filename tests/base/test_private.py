@@ -1,9 +1,11 @@
 """Folders and files of one user alone."""
 
+import contextlib
 import errno
 import os
 import signal
 import stat
+import sys
 import threading
 from pathlib import Path
 
@@ -218,6 +220,26 @@ def test_threads_hold_a_lock_one_at_a_time_and_another_name_is_another_lock(tmp_
             thread.join()
     refused = errno.EAGAIN, "was locked by another thread for 0 s"
     assert told == ["alone with another name", refused, "alone with another name", "alone"]
+    os.close(folder)
+
+
+@pytest.mark.parametrize("name", ["acquire", "extend"])
+def test_an_interrupt_as_a_lock_is_taken_leaves_it_to_others(tmp_path, name):
+    folder = private_folder(tmp_path / "cache")
+
+    def strike(_, event, called):
+        if event == "c_return" and getattr(called, "__name__", "") == name:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(strike)
+    try:
+        with contextlib.suppress(KeyboardInterrupt), file_lock(folder):
+            pass
+    finally:
+        sys.setprofile(None)
+    with file_lock(folder, wait=0.0):
+        assert elsewhere(tmp_path / "cache") == "was locked by another process for 0 s"
     os.close(folder)
 
 

@@ -3,9 +3,11 @@
 import gc
 import os
 import socket
+import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nnhal.base import trace
 from nnhal.base.errors import (
     Cancelled,
     Closed,
@@ -28,6 +31,7 @@ from nnhal.base.memory import Memory
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client import endings, peer
 from nnhal.ipc.client import session as subject
+from nnhal.ipc.client.pending import Pending
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
@@ -495,6 +499,13 @@ def test_what_is_let_go_of_is_told_in_messages_of_no_more_than_the_wire_takes(se
     assert endings._some(session.endings.released) == ()
 
 
+def test_numbers_of_any_size_fit_a_message_that_needs_no_descriptor() -> None:
+    """A client without a free descriptor could not send a longer one, and its session would end."""
+    numbers = deque(range(1 << 62, (1 << 62) + (1 << 15)))
+    for kind in (wire.Release, wire.Cancel):
+        assert len(wire.encode(kind(endings._some(numbers)))) <= wire.INLINE
+
+
 def test_a_wish_is_told_once_when_it_ends_unless_it_was_forgotten(service: Service) -> None:
     session = service.session
     events = {number: threading.Event() for number in (101, 102, 103)}
@@ -521,6 +532,18 @@ def test_an_end_that_is_waited_for_is_answered(service: Service) -> None:
     service.gate.set()
     thread.join(LIMIT)
     assert done.is_set()
+
+
+def test_a_trace_that_ends_while_a_session_takes_it_up_is_recorded_no_further(service: Service) -> None:
+    session = service.session
+    ended = trace.Recording(trace.Log(16), time.monotonic_ns())
+    session._follower.follow(ended)
+    wait_until(lambda: bool(service.all(wire.WriteTrace)), "the log")
+    wait_until(lambda: released(service) == [service.all(wire.WriteTrace)[0].object], "it is given back")
+    assert not ended.remotes
+    session._follower.unfollow()
+    session.call(ASK, wire.TextReply, UNLIMITED)
+    assert len(released(service)) == 1
 
 
 # -------------------------------------------------------------------------------------------------------------- deaths
@@ -555,6 +578,52 @@ def test_a_death_is_told_to_all_who_wait_and_to_all_who_come(service: Service) -
         not session.notifications.pending and not session.channels.free and session._first.channel.socket.fileno() < 0
     )
     assert session._callbacks.socket.fileno() < 0
+
+
+def test_a_session_ends_all_its_channels_while_other_threads_abandon_some(service: Service) -> None:
+    channels = service.session.channels
+    service.waits = lambda call: call == ASK
+    with ThreadPoolExecutor(3) as threads:
+        calls = [threads.submit(service.session.call, ASK, wire.TextReply, UNLIMITED) for _ in range(3)]
+        wait_until(lambda: len(service.all(type(ASK))) == 3, "three calls at once")
+        service.gate.set()
+        assert [call.result()[0] for call in calls] == [ONE] * 3
+    resumed = 0
+
+    def other_thread(frame: Any, event: str, _: Any) -> None:
+        """Abandon a channel's call while this thread looks at the channels."""
+        nonlocal resumed
+        if event == "call" and frame.f_code is weakref.WeakSet.__iter__.__code__:
+            resumed += 1
+            if resumed == 2:
+                channels.opened.discard(channels.free[0])
+
+    opened = list(channels.free)
+    sys.setprofile(other_thread)
+    try:
+        channels.end()
+    finally:
+        sys.setprofile(None)
+    assert len(opened) == 3 and all(channel.socket.fileno() < 0 for channel in opened)
+
+
+def test_two_threads_that_report_a_death_at_once_wake_each_waiter_and_raise_nothing(service: Service) -> None:
+    session = service.session
+    pending = session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED)
+    expected, taken = session.notifications.pending, list[Pending]()
+
+    def other_thread(_: Any, event: str, called: Any) -> None:
+        """Take the last notification just before this thread would."""
+        if event == "c_call" and getattr(called, "__self__", None) is expected and not taken:
+            taken.extend(expected.values())
+            expected.clear()
+
+    sys.setprofile(other_thread)
+    try:
+        session.notifications.session_died()
+    finally:
+        sys.setprofile(None)
+    assert taken == [pending] and not expected
 
 
 @pytest.mark.parametrize(
@@ -625,9 +694,15 @@ def test_a_session_of_the_process_that_this_one_was_forked_from_is_closed_and_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(subject, "_sessions", weakref.WeakSet())  # those of other tests are not forked
-    with Service() as session:
+    service = Service()
+    service.waits = lambda call: isinstance(call, wire.GetStatus)
+    with service as session:
+        session.call(ASK, wire.TextReply, UNLIMITED)
+        with pytest.raises(MissedDeadline):
+            session.call(wire.GetStatus(), wire.TextReply, Control(soon()))
         session.call(ASK, wire.TextReply, UNLIMITED)
         lanes = [session._first.channel, session._callbacks, *session.channels.opened]
+        lanes += [each.channel for each in session.channels.abandoned.values()]
         watch, wake, locks = (
             session.peer.watch,
             session.endings.wake,
@@ -639,7 +714,7 @@ def test_a_session_of_the_process_that_this_one_was_forked_from_is_closed_and_it
         assert "peer: belongs to the process that this one was forked from; compile again here" in str(
             session.peer.dead
         )
-        assert all(lane.socket.fileno() < 0 for lane in lanes) and len(lanes) == 3
+        assert all(lane.socket.fileno() < 0 for lane in lanes) and len(lanes) == 4
         assert session.peer.watch == -1 and watch >= 0 and not session.endings.own.fds
         assert session.peer._deciding is not locks[0] and session._first.attaching is not locks[1]
         with pytest.raises(Closed):

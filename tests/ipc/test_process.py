@@ -373,10 +373,10 @@ def test_a_device_that_nobody_holds_is_ended_and_not_waited_for(monkeypatch):
     """The finalizer runs wherever the garbage collector does; its driver may take as long as it likes."""
     device = ReconnectingDevice("probe", lambda: start(PROBE))
     session, gate = device.remote().session, threading.Event()
-    tidy = session._tidy
+    tidy = session._housekeeper._tidy
     waited: list[object] = []
     with monkeypatch.context() as patch:
-        patch.setattr(session, "_tidy", lambda: (gate.wait(LIMIT), tidy()))
+        patch.setattr(session._housekeeper, "_tidy", lambda: (gate.wait(LIMIT), tidy()))
         patch.setattr(session._thread, "join", waited.append)
         del device
         gc.collect()

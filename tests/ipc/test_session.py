@@ -12,6 +12,7 @@ import struct
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,6 +50,7 @@ from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.process import start
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
+from nnhal.ipc.service.connection import serve_one
 from nnhal.ipc.transport.channel import Channel
 from nnhal.model.graph import Model, Operation, Subgraph
 from tests import requests
@@ -72,7 +74,7 @@ from tests.ipc.support import (
     wide,
 )
 from tests.models import doubling
-from tests.waiting import Opened
+from tests.waiting import Opened, Started
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +115,53 @@ def test_a_session_that_lacks_a_thread_or_a_descriptor_is_refused_with_its_reaso
     opened = Opened()
     with pytest.raises(ResourceExhausted, match=what.removeprefix("a ")):
         start(PROBE)
+    opened.closed()
+
+
+def test_a_session_ends_with_the_last_that_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt may come between the start of a session and its owner, and again as a finalizer begins."""
+
+    def strike(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code is weakref.finalize.__call__.__code__:
+            raise KeyboardInterrupt
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    opened = Opened()
+    service = threading.Thread(target=serve_one, args=(Probe(), theirs, {}, a_table()))
+    service.start()
+    prepared = prepare(RemoteDevice(Session(ours, "here")))
+    gc.collect()
+    assert np.array_equal(run(prepared, numbers()), 2 * numbers())
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    sys.setprofile(strike)
+    try:
+        del prepared
+        gc.collect()
+    finally:
+        sys.setprofile(None)
+    service.join(LIMIT)
+    assert not service.is_alive()
+    ours.close()
+    opened.closed()
+
+
+def test_after_an_interrupt_as_the_thread_of_a_session_starts_no_thread_uses_closed_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their numbers may be those of other files by then."""
+    begin = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        begin(thread)
+        if thread.name == "nnhal-session":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    opened, started = Opened(), Started()
+    with pytest.raises(KeyboardInterrupt):
+        served_here(Probe()).__enter__()
+    assert "nnhal-session" not in {thread.name for thread in started.threads()}
+    started.ended()
     opened.closed()
 
 
@@ -750,6 +799,21 @@ def test_a_fenced_execution_waits_for_its_fences(device: RemoteDevice) -> None:
     assert np.array_equal(request.results[0], 2 * numbers())
 
 
+def test_an_interrupt_as_the_result_behind_a_fence_is_asked_for_leaves_it_to_who_asks_next(
+    device: RemoteDevice,
+) -> None:
+    prepared = prepare(device)
+    request = request_for(prepared, numbers())
+    execution = prepared.execute_fenced(request, Control())
+    if execution.fence is not None:
+        execution.fence.wait(LIMIT)
+    asks = "info_until", "held_lock"
+    interrupted_at(
+        lambda frame, event: event == "c_return" and frame.f_code.co_name in asks, lambda: execution.info_until(0)
+    )
+    assert np.array_equal(request.results[0], 2 * numbers())
+
+
 def test_executions_chain_by_their_fences(device: RemoteDevice) -> None:
     prepared, memory = prepare(device), Memory.allocate(64)
     cells = [memory.view(16 * n, 16, np.float32, (4,)) for n in range(4)]
@@ -1001,6 +1065,24 @@ def test_a_notification_that_comes_twice_ends_the_session() -> None:
         with contextlib.suppress(DeadObject):
             assert session.outcome(pending, UNLIMITED)[0] == wire.ExecutedReply()
         wait_until(lambda: session.peer.dead is not None, "the end of the session")
+
+
+def test_an_interrupt_before_a_call_is_sent_leaves_no_notification_to_be_expected() -> None:
+    received: set[int] = set()
+
+    def answer(lane: Channel, call: wire.ClientCall) -> None:
+        if isinstance(call, wire.Execute):
+            received.add(call.object)
+        lane.answer(wire.ENCODED_DONE)
+
+    sends = "ask", "answer_to"
+    with Peer(answer) as session:
+        points = interrupted_at(
+            lambda frame, event: event == "c_return" and frame.f_code.co_name in sends,
+            lambda: session.notified(wire.Execute(session.number(), 4, 1), UNLIMITED),
+        )
+        assert points and len(received) == 1
+        assert set(session.notifications.pending) == received
 
 
 @pytest.mark.parametrize("refused", [False, True])

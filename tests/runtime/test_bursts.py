@@ -3,7 +3,9 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -94,6 +96,31 @@ def test_a_closed_burst_and_a_burst_of_a_closed_model_are_refused():
     with pytest.raises(nnhal.Closed):
         compiled.burst()
     other.close()
+
+
+def test_a_model_is_closed_completely_while_another_thread_opens_a_burst_of_it():
+    compiled = nnhal.compile(sums(), devices=["reference"])
+    bursts = [compiled.burst() for _ in range(3)]
+    compiled._bursts.discard(bursts[2])
+    resumed = 0
+
+    def other_thread(frame, event, _):
+        """Open a burst while this thread looks at the bursts."""
+        nonlocal resumed
+        if event == "call" and frame.f_code is weakref.WeakSet.__iter__.__code__:
+            resumed += 1
+            if resumed == 2:
+                compiled._bursts.add(bursts[2])
+
+    sys.setprofile(other_thread)
+    try:
+        compiled.close()
+    finally:
+        sys.setprofile(None)
+    for burst in bursts:
+        with pytest.raises(nnhal.Closed, match="the compiled model was closed"):
+            burst(X, B)
+    assert compiled._caller.use._give_back is None
 
 
 def test_a_driver_of_a_level_without_bursts_gets_plain_calls():

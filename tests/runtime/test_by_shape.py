@@ -18,10 +18,12 @@ from nnhal.base.errors import (
     ShapeNeeded,
     UnsupportedModel,
 )
+from nnhal.runtime.by_shape import OptionsOfAllShapes
 from nnhal.runtime.cache.wanted import CacheSettings
 from tests.contract.drivers import tunable
 from tests.frontends.flat import Writer
 from tests.frontends.onnx_models import by_onnxruntime, model, node
+from tests.interrupts import interrupted_at
 from tests.runtime.devices import Fake, for_nothing
 from tests.runtime.test_compiled import in_child
 from tests.waiting import until
@@ -430,3 +432,15 @@ def test_a_tflite_file_that_needs_its_sizes_is_imported_for_each():
         with nnhal.compile(graph, devices=[device, "reference"]) as compiled:
             for size in ((1, 3), (4, 2)):
                 np.testing.assert_array_equal(compiled(np.ones(size, np.float32)), np.full(size, 8))
+
+
+def test_an_interrupt_as_options_begin_to_change_leaves_their_change_to_others():
+    options, begins = OptionsOfAllShapes("m"), ("_alone", "held_lock")
+    changed = []
+
+    def change():
+        with options._alone(0):
+            changed.append(True)
+
+    interrupted_at(lambda frame, event: event == "c_return" and frame.f_code.co_name in begins, change)
+    assert changed

@@ -19,6 +19,7 @@ from nnhal.hal.request import UNLIMITED, Control
 from nnhal.runtime import inflight
 from nnhal.runtime.caller import InFlightTracker
 from nnhal.runtime.inflight import Execution, OwnerProcess, Queue
+from tests.interrupts import interrupted_at
 from tests.runtime.test_execution import wait_until
 from tests.waiting import Opened, pass_time
 
@@ -246,19 +247,26 @@ def test_one_that_does_not_give_itself_up_is_late_all_the_same(monkeypatch):
         execution.result()
 
 
-class Interrupted(Future):
-    """A future whose condition is interrupted while its lock is released, as Python's may be."""
+def test_wherever_a_signal_handler_raises_in_a_wait_its_error_is_raised_and_the_end_can_come():
+    """It may raise just when a lock is taken: who ends the execution must not need that lock."""
+    made: list[tuple[Future[Any], Execution]] = []
 
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            raise RuntimeError("cannot release un-acquired lock")  # noqa: B904 (as the end of a `with` raises it)
+    def wait() -> None:
+        with suppress(TimeoutError):
+            made[-1][1].result(0)
 
-
-def test_what_a_signal_handler_raised_is_raised_whatever_the_condition_makes_of_it():
-    with pytest.raises(KeyboardInterrupt):
-        Execution(Interrupted(), UNLIMITED).result()
+    own = "inflight.py", "_base.py", "threading.py"
+    points = interrupted_at(
+        lambda frame, event: event == "c_return" and frame.f_code.co_filename.endswith(own),
+        wait,
+        lambda: made.append(running()),
+    )
+    assert points and len(made) == points + 1
+    for future, execution in made:
+        end = threading.Thread(target=future.set_result, args=("done",), daemon=True)
+        end.start()
+        end.join(LONG)
+        assert not end.is_alive() and execution.result(LONG) == "done"
 
 
 def test_what_it_raised_is_raised():

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from nnhal.base.descriptors import Owner
+from nnhal.base.held_lock import held_lock
 
 LONGEST_WAIT, PAUSE = 5.0, 0.002  # seconds for a lock, whose owner may have been stopped
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -134,21 +135,18 @@ def file_lock(folder: int, name: str = "lock", *, wait: float | None = None) -> 
     until = time.monotonic() + wait
     facts, owner = os.fstat(folder), Owner()
     mutex = _mutexes.setdefault((facts.st_dev, facts.st_ino, name), threading.Lock())
-    mine = False
-    try:
-        mine = mutex.acquire(timeout=min(wait, threading.TIMEOUT_MAX))
+    with held_lock(mutex, wait) as mine:
         if not mine:
             raise _held("thread", wait)
-        fd = private_file(folder, name, os.O_RDWR | os.O_CREAT, owner)
-        while not _locked(fd):
-            if time.monotonic() > until:
-                raise _held("process", wait)
-            time.sleep(PAUSE)
-        yield
-    finally:
-        owner.close()
-        if mine:
-            mutex.release()
+        try:
+            fd = private_file(folder, name, os.O_RDWR | os.O_CREAT, owner)
+            while not _locked(fd):
+                if time.monotonic() > until:
+                    raise _held("process", wait)
+                time.sleep(PAUSE)
+            yield
+        finally:
+            owner.close()
 
 
 def _locked(fd: int) -> bool:

@@ -13,13 +13,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import error_text
 from nnhal.base.records import Record, Struct, field
+from nnhal.base.weak import members
 
 LAYERS = ("application", "runtime", "ipc", "driver")
 PHASES = (
@@ -376,7 +377,7 @@ def begin(recording: Recording) -> None:
     with process.lock:
         process.log, process.recording = recording.log, recording
     _settle()
-    all_followers = _all_followers()
+    all_followers = members(followers)  # a new follower checks itself whether there is a trace
     for follower in all_followers:
         follower.follow(recording)
     until = time.monotonic() + TAKEN_UP_SECONDS  # for all of them together
@@ -391,14 +392,8 @@ def end(recording: Recording) -> None:
             process.log = process.recording = None
         others = process.recording is not None
     _settle()
-    for follower in () if others else _all_followers():
+    for follower in () if others else members(followers):
         follower.unfollow()
-
-
-def _all_followers() -> "list[Follower]":
-    while True:
-        with suppress(RuntimeError):  # a new follower checks itself whether there is a trace
-            return list(followers)
 
 
 def open_scope(scope: Scope, into: Log, since: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from nnhal.base.brief import quoted_name, short_repr, tensor, with_count
 from nnhal.base.errors import BadState, Closed, InvalidArgument, InvalidModel, InvalidRequest, MissedDeadline
+from nnhal.base.held_lock import held_lock
 from nnhal.base.log import logger
 from nnhal.base.once import OnceTable
 from nnhal.base.time import point_in_time, seconds_until
@@ -302,12 +303,10 @@ class OptionsOfAllShapes:
     @contextmanager
     def _alone(self, until: int | None) -> Iterator[None]:
         """Hold off other option changes; MissedDeadline if another thread makes some until the deadline."""
-        if not self._changing.acquire(timeout=-1 if until is None else seconds_until(until)):
-            raise MissedDeadline(f"{self._label}: another thread has not changed its options by the deadline")
-        try:
+        with held_lock(self._changing, -1 if until is None else seconds_until(until)) as mine:
+            if not mine:
+                raise MissedDeadline(f"{self._label}: another thread has not changed its options by the deadline")
             yield
-        finally:
-            self._changing.release()
 
 
 def _left(label: str, until: int | None) -> float | None:

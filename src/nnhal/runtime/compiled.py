@@ -10,6 +10,7 @@ from nnhal.base import trace
 from nnhal.base.errors import InvalidRequest
 from nnhal.base.time import nanoseconds
 from nnhal.base.uncopied import NotCopyable
+from nnhal.base.weak import members
 from nnhal.hal.fence import Fence, fence_list
 from nnhal.runtime.arguments import ModelInterface, make_control
 from nnhal.runtime.binding import Binding
@@ -253,7 +254,7 @@ class Compiled(
         caller = self._caller
         caller.closed = caller.closed or "the compiled model was closed"
         self._queue.wait_until_idle()
-        for burst in list(self._bursts):
+        for burst in members(self._bursts):
             burst._end(caller.closed)
         caller.use.end()
         self._finalizer()

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -38,11 +38,64 @@ class OwnerProcess:
             raise Closed(f"{what}: was launched before this process was forked, and is the other's; execute it again")
 
 
+class _Outcome:
+    """The outcome of a future, for threads that a signal handler may interrupt at any point.
+
+    A lock of the future that an interrupted thread keeps would stop the thread that ends the execution. So all threads
+    but that one use this object, which has no lock. settled: the result or the error, and whether it was cancelled; once
+    the future has ended.
+    """
+
+    def __init__(self, future: "Future[Any]") -> None:
+        """future: no other thread may have it yet."""
+        self.settled: list[tuple[Any, BaseException | None, bool]] = []
+        self._then: deque[Callable[[], object]] = deque()
+        future.add_done_callback(self._settle)
+
+    def _settle(self, future: "Future[Any]") -> None:
+        cancelled = future.cancelled()
+        error = None if cancelled else future.exception()
+        self.settled.append((None if cancelled or error is not None else future.result(), error, cancelled))
+        self._tell()
+
+    def then(self, call: Callable[[], object]) -> None:
+        """Call this once it is settled, in the thread that settles it; now if it is."""
+        self._then.append(call)
+        if self.settled:
+            self._tell()
+
+    def _tell(self) -> None:
+        while self._then:
+            with suppress(IndexError):  # another thread took it
+                self._then.popleft()()
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait until it is settled; TimeoutError after these seconds."""
+        gate = threading.Lock()
+        gate.acquire()
+        self.then(gate.release)
+        try:
+            left = -1 if seconds is None else min(max(seconds, 0.0), threading.TIMEOUT_MAX)
+            if not gate.acquire(timeout=left) and not self.settled:
+                raise TimeoutError
+        finally:
+            with suppress(ValueError):
+                self._then.remove(gate.release)
+
+    def result(self) -> Any:
+        """Return the result of a settled one, or raise its error."""
+        result, error, _ = self.settled[0]
+        if error is not None:
+            raise error
+        return result
+
+
 class Execution(NotCopyable, instead="another process gets its `result()`"):
     """An execution in flight: wait for it, await it, select on it (`fileno`), or cancel it."""
 
     def __init__(self, future: "Future[Any]", control: Control) -> None:
         self._own, self._control, self._home = future, control, OwnerProcess()
+        self._outcome = _Outcome(future)
         self._event = Owner()
         self._overdue = False  # remains true once it is noted
 
@@ -71,29 +124,17 @@ class Execution(NotCopyable, instead="another process gets its `result()`"):
             raise MissedDeadline("execution: the deadline has passed")
         left, most = self._left(), limit(timeout, "timeout")
         wait = left if most is None else most if left is None else min(most, left)
+        self._home.check("execution")
         try:
-            self._wait(wait)
-        except CancelledError:
-            raise Cancelled("execution: cancelled by its owner") from None
+            self._outcome.wait(wait)
         except TimeoutError as error:
             raise_application_error(error)
             if wait != left:
                 raise TimeoutError(f"execution: not done after {timeout} s") from None
             raise self._missed() from None
-        return self._future.result()
-
-    def _wait(self, seconds: float | None) -> None:
-        """Wait until it has ended.
-
-        A signal handler may raise just when the future's condition has released its lock. The condition then fails to
-        release it, and the handler's exception is the context of that error.
-        """
-        try:
-            self._future.exception(seconds)
-        except RuntimeError as error:
-            if error.__context__ is None or str(error) != "cannot release un-acquired lock":
-                raise
-            raise error.__context__ from None
+        if self._outcome.settled[0][2]:
+            raise Cancelled("execution: cancelled by its owner")
+        return self._outcome.result()
 
     def _left(self) -> float | None:
         return wait_seconds(self._control.deadline)
@@ -102,9 +143,7 @@ class Execution(NotCopyable, instead="another process gets its `result()`"):
         self._overdue = True
         self.cancel()
         try:
-            self._wait(_GRACE)  # it ends by itself, and writes nothing from then on
-        except CancelledError:
-            pass
+            self._outcome.wait(_GRACE)  # it ends by itself, and writes nothing from then on
         except TimeoutError as error:
             raise_application_error(error)
         return MissedDeadline("execution: the deadline has passed")
@@ -113,7 +152,8 @@ class Execution(NotCopyable, instead="another process gets its `result()`"):
 
     def done(self) -> bool:
         """Whether it has ended, successfully or not."""
-        return self._future.done()
+        self._home.check("execution")
+        return bool(self._outcome.settled)
 
     def cancel(self) -> None:
         """Request its end. It stops before its next operation at the latest, and `result` then raises `Cancelled`."""
@@ -123,19 +163,16 @@ class Execution(NotCopyable, instead="another process gets its `result()`"):
         future.cancel()
 
     def __repr__(self) -> str:
-        future = self._own
-        if not future.done():
+        if not self._outcome.settled:
             state = "deadline passed" if self._overdue else "in flight"
-        elif future.cancelled():
-            state = "cancelled"
         else:
-            error = future.exception()
-            state = "done" if error is None else f"failed, {type(error).__name__}"
+            _, error, cancelled = self._outcome.settled[0]
+            state = "cancelled" if cancelled else "done" if error is None else f"failed, {type(error).__name__}"
         return short_repr(f"Execution, {state}")
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when the execution has ended. It lives as long as this object."""
-        future = self._future
+        self._home.check("execution")
         if not self._event.fds:
             event = Owner()
             try:
@@ -143,7 +180,7 @@ class Execution(NotCopyable, instead="another process gets its `result()`"):
                 signal = _Signal(event.fds[0])
             except OSError as error:
                 raise ResourceExhausted(f"execution: no descriptor of its end: {error.strerror}") from error
-            future.add_done_callback(signal)
+            self._outcome.then(signal)
             self._event = event
         return self._event.fds[0]
 
@@ -158,7 +195,7 @@ class Execution(NotCopyable, instead="another process gets its `result()`"):
         except asyncio.CancelledError:  # the awaiting task was cancelled
             self.cancel()
             raise
-        if not self._future.done():
+        if not self._outcome.settled:
             raise self._missed()
         return self.result(0)
 
@@ -170,7 +207,7 @@ class _Signal:
         self._own = Owner()
         self._own.fds.extend(map(os.dup, (event,)))
 
-    def __call__(self, _: "Future[Any]") -> None:
+    def __call__(self) -> None:
         os.eventfd_write(self._own.fds[0], 1)
         self._own.close()
 
@@ -189,6 +226,7 @@ class Queue:
     def submit(self, who: object, work: Callable[[], Any], leave: Callable[[], object], control: Control) -> Execution:
         """Queue `work` for `who`. `leave` is called when it has ended, or will never begin."""
         item = _Item(who, trace.with_span(work, "submitted"), leave)
+        execution = Execution(item.future, control)
         with self._lock:
             if len(self._waiting) >= MOST_WAITING:
                 raise ResourceExhausted(
@@ -209,7 +247,7 @@ class Queue:
                         self._waiting.remove(item)
                 if alone:
                     raise
-        return Execution(item.future, control)
+        return execution
 
     def has(self, who: object) -> bool:
         """Whether work for `who` has not ended yet."""

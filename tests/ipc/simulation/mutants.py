@@ -4,6 +4,7 @@ from tests.ipc.simulation.stage import Changes
 
 _SESSION, _BURST = "nnhal.ipc.client.session", "nnhal.ipc.client.burst"
 _CHANNELS, _PENDING = "nnhal.ipc.client.channels", "nnhal.ipc.client.pending"
+_HOUSEKEEPER = "nnhal.ipc.client.housekeeper"
 _PREPARED, _CHANNEL = "nnhal.ipc.client.prepared", "nnhal.ipc.transport.channel"
 _CONNECTION = "nnhal.ipc.service.connection"
 _NATIVE = "tests.ipc.simulation.native"  # the model, as the code is C
@@ -30,7 +31,7 @@ MUTANTS: dict[str, Changes] = {
         (_PENDING, "                self._endings.cancel(pending.number)\n", "\n"),
     ],
     "nobody looks whether what goes on is wanted": [
-        (_SESSION, "                if endings.wishes:\n", "                if False:\n"),
+        (_HOUSEKEEPER, "                if endings.wishes:\n", "                if False:\n"),
     ],
     "what was released while it was made is held": [
         (
@@ -40,7 +41,7 @@ MUTANTS: dict[str, Changes] = {
         ),
     ],
     "the death of a session wakes nobody who waits for a notification": [
-        (_PENDING, "self.pending.popitem()[1].set(self._peer.dead)", "self.pending.popitem()"),
+        (_PENDING, "                pending.set(self._peer.dead)\n", "                pass\n"),
     ],
     "nobody waits for the end of a driver that writes to the caller": [
         (_SESSION, "                if direct:\n", "                if False:\n"),

@@ -33,7 +33,17 @@ STAGED = (
     *(f"nnhal.hal.{name}" for name in ("background", "burst", "device", "fence", "host", "memory", "request")),
     *(
         f"nnhal.ipc.client.{name}"
-        for name in ("buffer", "burst", "device", "endings", "first_channel", "frames", "greeting", "peer")
+        for name in (
+            "buffer",
+            "burst",
+            "device",
+            "endings",
+            "first_channel",
+            "frames",
+            "greeting",
+            "housekeeper",
+            "peer",
+        )
     ),
     *(f"nnhal.ipc.client.{name}" for name in ("channels", "pending", "pools", "prepared", "trace_follower")),
     *(

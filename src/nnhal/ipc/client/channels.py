@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from nnhal.base.errors import Cancelled, DeadObject, MissedDeadline, NnhalError, ResourceExhausted, copy_of_error
 from nnhal.base.time import QUERY_NS
+from nnhal.base.weak import members
 from nnhal.hal.request import Control
 from nnhal.ipc.client.endings import Endings
 from nnhal.ipc.client.first_channel import ATTACH_NS, FirstChannel
@@ -199,7 +200,7 @@ class Channels:
 
     def end(self) -> None:
         """End every call, and close the channels that none uses."""
-        for channel in list(self.opened):
+        for channel in members(self.opened):
             with contextlib.suppress(OSError):
                 channel.socket.shutdown(socket.SHUT_RDWR)
         self._ended = True
@@ -215,7 +216,7 @@ class Channels:
 
     def forked(self) -> None:
         """Close the channels in a forked child."""
-        for channel in list(self.opened):
+        for channel in [*self.opened, *(lane.channel for lane in self.abandoned.values())]:
             channel.close()
 
 

@@ -10,16 +10,19 @@ from nnhal.base.errors import ResourceExhausted
 from nnhal.ipc.client.first_channel import FirstChannel
 from nnhal.ipc.client.peer import ServicePeer
 from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.wire import INLINE
 
 # Releases come one after the other: so long, more are awaited for one message.
 _BATCH_SECONDS = 0.002
+_MOST = INLINE // 10  # numbers of one message, of at most 9 bytes each; a longer one would need a free descriptor
 
 
 class Endings:
     """The numbers of what the service must end. Any thread or finalizer adds; the housekeeping thread alone sends.
 
     released, cancelled: the numbers to send. wishes: of running calls, by their number: events that are set when a call
-    is no longer wanted. own: the eventfd that wakes the housekeeping thread; holders of the session may use it.
+    is no longer wanted. unused: not empty once nobody refers to the session. own: the eventfd that wakes the
+    housekeeping thread; holders of the session may use it.
     """
 
     busy = False
@@ -28,6 +31,7 @@ class Endings:
         self._peer = peer
         self.released: deque[int] = deque()
         self.cancelled: deque[int] = deque()
+        self.unused: deque[int] = deque()
         self.wishes: dict[int, threading.Event] = {}
         self.own = Owner()
         try:
@@ -87,4 +91,4 @@ class Endings:
 
 def _some(numbers: deque[int]) -> tuple[int, ...]:
     """Remove and return as many numbers as fit one message."""
-    return tuple(numbers.popleft() for _ in range(min(len(numbers), 1 << 15)))
+    return tuple(numbers.popleft() for _ in range(min(len(numbers), _MOST)))

@@ -27,12 +27,13 @@ _LONGEST_NS = 10**15  # 11 days: poll accepts at most 24
 class Pending:
     """A notification to come, exactly once. number: of the object it will be about. kind: its required type.
 
-    given_up: abandoned: nothing waits for it or for the answer to its call, but it may still come.
+    given_up: abandoned: nothing waits for it or for the answer to its call, but it may still come. sent: whether its call
+    may have reached the service; before, none will come.
     """
 
     def __init__(self, number: int, kind: type[wire.ServiceCall]) -> None:
         self.number, self.kind = number, kind
-        self.given_up = False
+        self.given_up = self.sent = False
         self._answer: list[tuple[Any, Descriptors]] = []  # one, once it came
         self._wake: Owner | None = None  # an eventfd while a thread waits
 
@@ -121,6 +122,12 @@ class Notifications:
         pending = self.pending[message.object] = Pending(message.object, kind)
         return pending
 
+    def sending(self, number: int) -> None:
+        """Mark the call that a notification of this number belongs to, if one is expected, as sent."""
+        pending = self.pending.get(number)
+        if pending is not None:
+            pending.sent = True
+
     def abandon(self, number: int) -> None:
         """Mark a notification as abandoned, if one of this number is expected: its call was abandoned."""
         pending = self.pending.get(number)
@@ -179,5 +186,7 @@ class Notifications:
 
     def session_died(self) -> None:
         """Wake every waiting thread with the error of the session."""
-        while self.pending:
-            self.pending.popitem()[1].set(self._peer.dead)
+        for number in list(self.pending):
+            pending = self.pending.pop(number, None)  # None: another thread reports the same death
+            if pending is not None:
+                pending.set(self._peer.dead)

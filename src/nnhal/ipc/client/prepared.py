@@ -20,6 +20,7 @@ from nnhal.base.errors import (
     NnhalError,
     OperationFailed,
 )
+from nnhal.base.held_lock import held_lock
 from nnhal.base.levels import V1_2, V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import first_bytes
@@ -354,13 +355,11 @@ class RemoteExecution(FencedExecution):
             limits = [point for point in (until, self._control.deadline) if point is not None]
             control = Control(max(min(limits), time.monotonic_ns() + TELL_NS)) if limits else UNLIMITED
             left = seconds_until(control.deadline) if control.deadline is not None else -1
-            if not self._asking.acquire(timeout=left):
-                raise self._untold()
-            try:
+            with held_lock(self._asking, left) as mine:
+                if not mine:
+                    raise self._untold()
                 if not self._done.is_set():
                     self._ask(control)
-            finally:
-                self._asking.release()
         return super().get_execution_info()
 
     def _ask(self, control: Control) -> None:

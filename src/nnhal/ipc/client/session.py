@@ -1,15 +1,13 @@
 """A client's session with a service: its calls, and the thread that keeps house.
 
 Each session has one housekeeping thread: it receives notifications, sends releases in batches, and watches the process
-and the abandoned channels. It ends with the session, and cleans up.
+and the abandoned channels. It ends with the session, and cleans up. A session that nobody refers to ends by itself.
 """
 
 import contextlib
 import itertools
 import os
-import select
 import socket
-import subprocess
 import threading
 import time
 import weakref
@@ -34,6 +32,7 @@ from nnhal.ipc.client.channels import MAX_LANES, Abandoned, Channels
 from nnhal.ipc.client.endings import Endings
 from nnhal.ipc.client.first_channel import FirstChannel
 from nnhal.ipc.client.greeting import Greeting
+from nnhal.ipc.client.housekeeper import Housekeeper
 from nnhal.ipc.client.output import DriverProcess
 from nnhal.ipc.client.peer import ServicePeer
 from nnhal.ipc.client.pending import CANCEL_SLICE_NS, GRACE_NS, Notifications, NotifiedCall, Pending
@@ -46,7 +45,6 @@ from nnhal.ipc.transport.channel import Channel, Descriptors, Message, NoProtoco
 GREETING_NS = 30_000_000_000  # a driver may import a large engine first
 SETTLE_NS = 2_000_000_000  # after an interrupt, for a driver that writes to the caller's memory to notice it
 _PLACED = 60  # descriptors of one message
-_WISH_MS = 20  # between checks whether a call is still wanted
 T = TypeVar("T", bound=wire.Reply)
 
 
@@ -107,14 +105,21 @@ class Session:
         self.notifications = Notifications(peer, self.endings)
         self.channels = Channels(first, peer, self.endings, self.notifications)
         self._follower = TraceFollower(peer, first, self.endings, self.pools, self._numbers, welcome.pid, self.group)
-        self._thread = threading.Thread(target=self._keep_house, name="nnhal-session", daemon=True)
+        parts = self._first, self._callbacks, self.channels, self.endings, self.notifications
+        self._housekeeper = housekeeper = Housekeeper(peer, *parts)
+        self._use = _native.Lease(0, self.endings.unused.append, self.endings.own)  # as long as this object lives
+        self._thread = threading.Thread(target=housekeeper.run, name="nnhal-session", daemon=True)
         try:
             self._thread.start()
         except RuntimeError:
             raise ResourceExhausted(f"{where}: no thread to keep its connection") from None
 
     def _abandon(self, channel: Channel, process: DriverProcess | None) -> None:
-        """Clean up a session that failed to start: no descriptor and no process remain."""
+        """Clean up a session that failed to start: no thread, no descriptor and no process remain."""
+        if hasattr(self, "_thread"):
+            self.end()
+            if self._thread.is_alive():  # an interrupt came after its start
+                self._thread.join(5)
         channel.close()
         if hasattr(self, "_callbacks"):
             self._callbacks.close()
@@ -269,6 +274,8 @@ class Session:
         channel = channels.reserve(control, lanes)
         late = False
         try:
+            if made:
+                self.notifications.sending(made)
             if control.deadline is None and control.cancelled is None:
                 return channel.call(data, fds, patience)
             return self._patient_call(channel, data, fds, control, patience)
@@ -352,6 +359,8 @@ class Session:
             raise
         except BaseException:  # interrupted
             pending.given_up = True
+            if not pending.sent:
+                self.notifications.pending.pop(message.object, None)
             raise
         if self.peer.dead is not None and not pending.came:  # it may have died in between
             pending.set(self.peer.dead)
@@ -407,40 +416,9 @@ class Session:
         if peer.dead is not None and peer.process is not None:
             self._thread.join(5)  # it ends the process
 
-    def _keep_house(self) -> None:
-        peer, endings, poll = self.peer, self.endings, select.poll()
-        callbacks = self._callbacks.socket.fileno()
-        for fd in (callbacks, endings.wake, peer.watch):
-            if fd >= 0:
-                poll.register(fd, select.POLLIN)
-        try:
-            while peer.dead is None:
-                late = self.channels.late or self.notifications.late
-                ready = dict(poll.poll(_WISH_MS if endings.wishes else 250 if late else None))
-                if callbacks in ready:
-                    self.notifications.take(self._callbacks.receive(0))
-                if endings.wake in ready:
-                    os.eventfd_read(endings.wake)
-                    if endings.released or endings.cancelled:
-                        endings.send(self._first)
-                if endings.wishes:
-                    endings.look()
-                now = time.monotonic_ns()
-                self.notifications.look(now)
-                self.channels.look(now)
-                if peer.watch in ready:
-                    peer.process_ended()
-        except NnhalError as error:
-            peer.died(error)
-        except OSError as error:
-            peer.died(DeadObject(f"{self.where}: {error}"))
-        finally:
-            self._tidy()
-
     def end(self) -> None:
         """End the session, and with it an own process, without a wait: safe in finalizers."""
-        if self.peer.close():
-            os.eventfd_write(self.endings.wake, 1)
+        self._housekeeper.end()
 
     @trace.traced_method("ipc", "termination", "end the connection", detail=lambda self: self.where)
     def close(self) -> None:
@@ -448,22 +426,6 @@ class Session:
         self.end()
         if threading.current_thread() is not self._thread:
             self._thread.join(5)
-
-    def _tidy(self) -> None:
-        for channel in (self._first.channel, self._callbacks):
-            with contextlib.suppress(OSError):
-                channel.socket.shutdown(socket.SHUT_RDWR)
-        self.channels.end()
-        self.peer.wake_recipients()
-        self._first.close()
-        self._callbacks.close()
-        process = self.peer.process
-        if process is not None:
-            try:
-                process.wait(2)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
     def _forked(self) -> None:
         """Reset a forked child: the session is the parent's."""

@@ -47,6 +47,10 @@ class TraceFollower:
             recording.notes.append(f"{where}: its process is not traced: {error}")
             self._log = 0
             return
+        if trace.process.recording is not recording:  # it ended meanwhile, and may not have seen this log
+            self._endings.release(number)
+            self._log = 0 if self._log == number else self._log
+            return
         remote = trace.Remote(where.removeprefix("device "), self._pid, self._group, memory.bytes(), slots)
         recording.remotes.append(remote)
         recording.look()
