@@ -182,6 +182,33 @@ def test_a_normalisation_with_the_statistics_of_the_batch_is_refused():
     refused(old, "training mode")
 
 
+OLD = [
+    ([node("BatchNormalization", "x s b m v")], {"s": real(6), "b": real(6), "m": real(6), "v": real(6) ** 2 + 1}),
+    ([node("Upsample", "x", mode="nearest", scales=[1.0, 1.0, 2.0, 1.5])], {}),
+    ([node("Upsample", "x", mode="linear", scales=[1.0, 1.0, 2.0, 3.0])], {}),
+    ([node("MaxPool", "x", kernel_shape=[3, 2], strides=[2, 2], pads=[1, 0, 1, 1])], {}),
+    ([node("AveragePool", "x", kernel_shape=[3, 2], strides=[2, 2], pads=[1, 0, 1, 1])], {}),
+    ([node("PRelu", "x s")], {"s": real(6, 1, 1)}),
+    ([node("Flatten", "x", "f"), node("Gemm", "f w c", "g"), node("Softmax", "g")], {"w": real(432, 5), "c": real(5)}),
+    ([node("Sum", "x x s", "t"), node("Dropout", "t", "u"), node("Max", "u x")], {"s": real(2, 6, 9, 8)}),
+    ([node("Greater", "x s", "g"), node("Cast", "g", to=1)], {"s": real(8)}),
+]
+
+
+@pytest.mark.parametrize("opset", [7, 8])
+@pytest.mark.parametrize(("nodes", "constants"), OLD, ids=[each[0][-1].op_type for each in OLD])
+def test_operators_of_version_7_and_8_mean_what_onnx_runtime_computes(nodes, constants, opset):
+    inputs = {"x": real(2, 6, 9, 8)}
+    check(model(nodes, inputs, constants, opset=opset), inputs)
+
+
+def test_a_normalisation_of_each_element_by_its_own_statistics_is_refused():
+    """Version 7 has the attribute, version 9 does not."""
+    constants = {name: np.abs(real(3, 4, 4)) for name in "sbmv"}
+    made = model([node("BatchNormalization", "x s b m v", spatial=0)], {"x": real(1, 3, 4, 4)}, constants, opset=7)
+    refused(made, "spatial is 0")
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_dropout_that_drops_is_refused(known):
     ratio, training = {"r": np.array(0.5, np.float32)}, {"t": np.array(True)}
