@@ -54,8 +54,9 @@ within float rounding. Quantised results of one node are within one LSB.
 - **LSTM and RNN** need one activation for cell and output, sequences of equal length, and no clip.
 - **GRU** is unrolled, up to 1,024 iterations. `onnxruntime` and `openvino`
   [run it as one kernel](../contributing/numerics.md#gru).
-- **Loop** is unrolled up to 256 known iterations if it returns a list or has few nodes. Otherwise it is
-  a WHILE, which keeps no list.
+- **Loop** is unrolled up to 256 known iterations if it returns a list or has few nodes. The iterations
+  are known by the trip count, or by a condition that nnhal computes at import. Otherwise Loop is a
+  WHILE, which keeps no list.
 - **Resize** is NNAPI's where that takes the same elements, else GATHER and sums along each axis. nnhal
   refuses antialias, and tf_crop_and_resize beyond the image.
 - **Mod** of reals has the sign of the divisor, or with fmod of the dividend.
