@@ -343,6 +343,24 @@ def test_a_cast_to_8_bits_keeps_the_last_bits(kind, values):
     check(model([node("Cast", "x", to=kind)], {"x": values}), {"x": values})
 
 
+def test_the_distance_0_whose_logarithm_is_no_integer_is_left_out_where_all_is_known():
+    """The buckets of distances in T5 decoders: small distances count themselves, the rest by their logarithm."""
+    constants = {"d": np.arange(12), "few": np.array(4), "scale": np.float32(3), "last": np.array(7)}
+    nodes = [
+        node("Less", "d few", "small"),
+        node("Cast", "d", "real", to=TensorProto.FLOAT),
+        node("Log", "real", "log"),
+        node("Mul", "log scale", "scaled"),
+        node("Cast", "scaled", "whole", to=TensorProto.INT64),
+        node("Add", "whole few", "more"),
+        node("Min", "more last", "far"),
+        node("Where", "small d far", "bucket"),
+        node("Gather", "x bucket"),
+    ]
+    inputs = {"x": real(8, 2)}
+    check(model(nodes, inputs, constants), inputs)
+
+
 def test_a_cast_to_the_same_type_keeps_all_dimensions():
     inputs = {"x": real(1, 2, 1, 3, 2)}
     check(model([node("Cast", "x", "t", to=TensorProto.FLOAT), node("Relu", "t")], inputs), inputs)
