@@ -798,6 +798,53 @@ def test_an_empty_part_adds_nothing(kind, device):
 # ------------------------------------------------------------------------------------------------- scattering, scaling
 
 
+COMPUTED = [
+    ("ScatterElements", 0, (5, 3), [[3, 0, -1], [3, 1, 0], [0, 0, 3], [1, 4, 3]]),
+    ("ScatterElements", 1, (2, 4), [[3, 3, -2], [0, -4, 1]]),
+    ("ScatterElements", 1, (2, 3, 2), [[[2, 0], [2, 1]], [[0, 0], [-1, 1]]]),
+    ("ScatterElements", 0, (4,), [1, 1, 3]),
+    ("ScatterND", 0, (4, 3), [[1], [-1], [1]]),
+    ("ScatterND", 0, (2, 3, 2), [[1, 2], [0, -1], [1, 2]]),
+    ("ScatterND", 0, (6,), [[5], [0], [-1]]),
+]
+
+
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+@pytest.mark.parametrize(("name", "axis", "shape", "indices"), COMPUTED)
+def test_computed_indices_say_where_updates_go(name, axis, shape, indices, kind, reduction):
+    numbers = np.array(indices)
+    depth = numbers.shape[-1]
+    of = numbers.shape if name == "ScatterElements" else (*numbers.shape[:-1], *shape[depth:])
+    x, updates = (RNG.integers(-9, 9, each).astype(kind) for each in (shape, of))
+    how = {"axis": axis} if name == "ScatterElements" else {}
+    inputs = {"x": x, "i": numbers, "u": updates}
+    for device in ("reference", "litert", "onnxruntime", "openvino") if kind == np.float32 else ("reference",):
+        check(model([node(name, "x i u", reduction=reduction, **how)], inputs, opset=18), inputs, device=device)
+
+
+def test_computed_indices_say_where_truths_go():
+    inputs = {"x": np.zeros((3, 2), bool), "i": np.array([[2, 0]]), "u": np.array([[True, True]])}
+    check(model([node("ScatterElements", "x i u")], inputs), inputs)
+
+
+@pytest.mark.parametrize("name", ["ScatterElements", "ScatterND"])
+def test_a_computed_index_out_of_its_places_is_an_error_and_writes_nowhere(name):
+    inputs = {"x": real(3), "i": np.array([1]), "u": real(1)}
+    indices = "i" if name == "ScatterElements" else "v"
+    nodes = [node("Unsqueeze", "i a", "v"), node(name, f"x {indices} u")]
+    compiled = compile(load(model(nodes, inputs, {"a": ints(1)}).SerializeToString()), devices="reference")
+    with pytest.raises(OperationFailed):
+        compiled(inputs["x"], np.array([3]), inputs["u"])
+
+
+def test_sums_of_64_bits_at_computed_indices_are_refused():
+    inputs = {"x": np.array([1, 2]), "i": np.array([1]), "u": np.array([3])}
+    refused(
+        model([node("ScatterElements", "x i u", reduction="add")], inputs, opset=18), "of INT64 with reduction 'add'"
+    )
+
+
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 @pytest.mark.parametrize("name", ["ScatterND", "ScatterElements"])
