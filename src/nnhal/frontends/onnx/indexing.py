@@ -217,7 +217,7 @@ def written(t: NodeTask, x: Term, ids: Term, updates: Term) -> Term:
     (n, inner), k = t.known(x), t.known(updates)[0]
     reduction = t.attr("reduction", "none")
     kind, types = t.raw(0).kind, (F16, F32, I32, B8) if reduction == "none" else (F16, F32, I32)
-    t.require(reduction in ("none", *COMBINED), f"reduction is {reduction}, must be none or {', '.join(COMBINED)}")
+    t.require(reduction in ("none", *COMBINED), f"reduction is {reduction}, must be one of none, {', '.join(COMBINED)}")
     t.require(
         x.value.type in types and (kind != "INT64" or reduction not in ("add", "mul")),
         f"of {kind} with reduction {reduction!r} and computed indices has no operation in NNAPI",
