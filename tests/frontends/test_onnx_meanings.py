@@ -654,6 +654,13 @@ def test_the_remainder_of_reals_has_the_sign_of_the_divisor_unless_it_is_fmod(fm
     np.testing.assert_allclose(found, (np.fmod if fmod else np.mod)(x, z), atol=1e-6)
 
 
+@pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
+@pytest.mark.parametrize("how", [{}, {"detect_negative": 0}, {"detect_positive": 0}])
+def test_infinities_are_found_by_their_sign(how, device):
+    inputs = {"x": np.array([1, np.inf, -np.inf, np.nan, 3e38], np.float32)}
+    check(model([node("IsInf", "x", **how)], inputs, opset=20), inputs, device=device)
+
+
 @pytest.mark.parametrize("last", [-np.inf, np.inf])
 def test_a_remainder_is_right_whatever_the_last_digit_of_a_quotient(monkeypatch, last):
     """A device may round a quotient to either neighbour: 41 / 41 is 0.99999994 where it multiplies with the reciprocal."""
