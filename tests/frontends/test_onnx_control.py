@@ -8,6 +8,8 @@ from onnx import TensorProto, helper
 
 import nnhal
 from nnhal.base.errors import ShapeNeeded
+from nnhal.frontends.onnx.outline import refused_outline
+from nnhal.frontends.source import open_source
 from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node, operations
 
 RNG = np.random.default_rng(9)
@@ -119,6 +121,18 @@ def test_a_loop_with_a_list_and_unknown_steps_is_refused_by_name():
     made = model([node("Loop", "n go x", "v y", body=steady_body())], inputs, {"go": np.array(True)}, "v y")
     with pytest.raises(nnhal.UnsupportedModel, match=r"Loop #0: collects outputs of all iterations"):
         nnhal.load(made.SerializeToString())
+
+
+def test_the_outline_of_a_refused_file_names_what_a_loop_holds():
+    body = graph([node("Acos", "v", "w"), node("Identity", "go", "goes")], [info("goes", TensorProto.BOOL, []), info("w")],
+                 [info("i", TensorProto.INT64, []), info("go", TensorProto.BOOL, []), info("v", shape=[3])])  # fmt: skip
+    made = model([node("Neg", "x", "z"), node("Loop", "n - z", body=body)], {"x": real(3)}, {"n": np.array(1 << 20)})
+    label, memory = open_source(made.SerializeToString())
+    with pytest.raises(nnhal.UnsupportedModel) as refused:
+        nnhal.load(made.SerializeToString())
+    found = refused_outline(label, memory, None, refused.value)
+    assert [bool(each.refused) for each in found.nodes] == [False, True]
+    assert "holds Acos #0 of node 1 (Loop)" in found.nodes[1].refused
 
 
 def counting_body(limit):
