@@ -45,7 +45,7 @@ class NumpyPrimitives:
 
     name = "numpy"
     forgets_nan: frozenset[str] = frozenset()
-    merges_factors, needs_elements, unknown_sizes = False, True, False
+    forgets_infinity, merges_factors, needs_elements, unknown_sizes = False, False, True, False
 
     def __init__(self, inputs: Sequence[Array | None] = ()) -> None:
         self._inputs = [x for x in inputs if x is not None]

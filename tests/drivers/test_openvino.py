@@ -225,6 +225,20 @@ def test_a_quotient_is_rounded_once(how: str, before: str) -> None:
         np.testing.assert_array_equal(run(model, *inputs)[0], x / y)
 
 
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("shape", [(2, 4), (1, 2, 4), (1, 2, 2, 4)])
+@pytest.mark.parametrize(("kind", "last"), [("reduce_max", -np.inf), ("reduce_min", np.inf)])
+def test_the_greatest_of_infinities_is_infinite(kind: str, last: float, shape: tuple[int, ...], keep: bool) -> None:
+    """Attention has such rows where a mask leaves nothing, and looks for them."""
+    x = np.full(shape, last, np.float32)
+    x[..., -1, 1] = np.copysign(np.finfo(np.float32).max, last)
+    b = nnhal.Builder()
+    given = b.input(shape)
+    model = b.finish([given], [getattr(b, kind)(given, [len(shape) - 1], keep)])
+    wanted = (np.max if kind == "reduce_max" else np.min)(x, axis=-1, keepdims=keep)
+    np.testing.assert_array_equal(run(model, x)[0], wanted)
+
+
 @pytest.mark.parametrize("scalar", [7.0, 1e-40, -1e-40])
 def test_a_quotient_by_one_number_is_rounded_once(scalar: float) -> None:
     x, one = NUMBERS.reshape(-1, 1) + np.float32(0), np.full((1, 1), scalar, np.float32)  # a layer has no -0

@@ -170,6 +170,24 @@ def branch(b: Builder, name: str) -> Any:
     return inner.finish_subgraph(x, getattr(inner, name)(x))
 
 
+def test_results_of_control_flow_have_the_types_of_its_subgraphs() -> None:
+    b = Builder()
+    n, x = b.input((1,), "TENSOR_INT32"), b.input((2,), "TENSOR_QUANT8_ASYMM", 0.5, 3)
+    least, body = b.subgraph(), b.subgraph()
+    (i, y), (j, z) = [
+        (s.input((1,), "TENSOR_INT32"), s.input((2,), "TENSOR_QUANT8_ASYMM", 0.5, 3)) for s in (least, body)
+    ]
+    condition = least.finish_subgraph([i, y], [least.greater(i, [0])])
+    step = body.finish_subgraph([j, z], [body.sub(j, [1]), body.relu(z)])
+    count, last = b.while_(condition, step, [n, x])
+    assert [(t.value.type, t.value.scale, t.value.zero_point) for t in (count, last)] == [
+        (OperandType.TENSOR_INT32, 0.0, 0),
+        (OperandType.TENSOR_QUANT8_ASYMM, 0.5, 3),
+    ]
+    found = nnhal.compile(b.finish([n, x], [count, last]), devices="reference")(np.int32([2]), np.uint8([1, 5]))
+    assert [each.tolist() for each in found] == [[0], [3, 5]]
+
+
 def test_one_of_two_subgraphs_runs() -> None:
     b = Builder()
     which, x = b.input((1,), bool), b.input((2,))

@@ -8,6 +8,8 @@ from onnx import TensorProto, helper
 
 import nnhal
 from nnhal.base.errors import ShapeNeeded
+from nnhal.frontends.onnx.outline import refused_outline
+from nnhal.frontends.source import open_source
 from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node, operations
 
 RNG = np.random.default_rng(9)
@@ -118,6 +120,58 @@ def test_a_loop_with_a_list_and_unknown_steps_is_refused_by_name():
     inputs = {"x": real(2), "n": np.array(4, np.int64)}
     made = model([node("Loop", "n go x", "v y", body=steady_body())], inputs, {"go": np.array(True)}, "v y")
     with pytest.raises(nnhal.UnsupportedModel, match=r"Loop #0: collects outputs of all iterations"):
+        nnhal.load(made.SerializeToString())
+
+
+def test_the_outline_of_a_refused_file_names_what_a_loop_holds():
+    body = graph([node("Acos", "v", "w"), node("Identity", "go", "goes")], [info("goes", TensorProto.BOOL, []), info("w")],
+                 [info("i", TensorProto.INT64, []), info("go", TensorProto.BOOL, []), info("v", shape=[3])])  # fmt: skip
+    made = model([node("Neg", "x", "z"), node("Loop", "n - z", body=body)], {"x": real(3)}, {"n": np.array(1 << 20)})
+    label, memory = open_source(made.SerializeToString())
+    with pytest.raises(nnhal.UnsupportedModel) as refused:
+        nnhal.load(made.SerializeToString())
+    found = refused_outline(label, memory, None, refused.value)
+    assert [bool(each.refused) for each in found.nodes] == [False, True]
+    assert "holds Acos #0 of node 1 (Loop)" in found.nodes[1].refused
+
+
+def counting_body(limit):
+    """The body that converters of TensorFlow write: it counts by itself, and the condition ends the loop."""
+    nodes = [
+        node("Gather", "x at", "row"),
+        node("Add", "v_in row", "v_out"),
+        node("Identity", "v_out", "each"),
+        node("Add", "at one", "next"),
+        node("Less", f"next {limit}", "goes"),
+    ]
+    inputs = [info("i", TensorProto.INT64, []), info("go_in", TensorProto.BOOL, [])]
+    inputs += [info("at", TensorProto.INT64, []), info("v_in", shape=[3])]
+    outputs = [info("goes", TensorProto.BOOL, []), info("next", TensorProto.INT64, []), info("v_out"), info("each")]
+    return graph(nodes, outputs, inputs, {"one": np.array(1, np.int64)})
+
+
+COUNTING = {"go": np.array(True), "zero": np.array(0, np.int64), "most": np.array((1 << 63) - 1, np.int64)}
+
+
+@pytest.mark.parametrize("count", ["-", "most"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_loop_that_its_condition_ends_after_known_iterations_gives_the_list_of_what_each_gives(rows, count):
+    inputs = {"x": real(rows, 3), "v": real(3)}
+    nodes = [node("Shape", "x", "n", start=0, end=1), node("Squeeze", "n", "size")]
+    nodes.append(node("Loop", f"{count} go zero v", "a b y", body=counting_body("size")))
+    made = model(nodes, inputs, COUNTING, "b y")
+    assert "WHILE" not in operations(made)
+    check(made, inputs)
+
+
+@pytest.mark.parametrize("kind", ["many", "open"])
+def test_a_loop_with_a_list_that_its_condition_ends_late_or_by_a_value_is_refused_by_name(kind):
+    inputs = {"x": real(300, 3), "v": real(3), **({"size": np.array(4, np.int64)} if kind == "open" else {})}
+    constants = COUNTING | ({"size": np.array(300, np.int64)} if kind == "many" else {})
+    constants["large"] = real(1 << 16, 1)  # a small file may have few operations
+    nodes = [node("Loop", "- go zero v", "a b y", body=counting_body("size")), node("Add", "b large", "c")]
+    made = model(nodes, inputs, constants, "c y")
+    with pytest.raises(nnhal.UnsupportedModel, match=r"Loop #0: collects .* must be known and at most 256"):
         nnhal.load(made.SerializeToString())
 
 

@@ -135,7 +135,7 @@ def test_two_graphs_are_refused():
 def test_old_operators_are_refused_with_what_makes_new_ones_of_them():
     made = small()
     made.opset_import[0].version = 6
-    refused(made, "has operators of version 6, must be 9 or later: onnx.version_converter")
+    refused(made, "has operators of version 6, must be 7 or later: onnx.version_converter")
 
 
 def test_a_name_that_is_written_twice_is_refused():

@@ -182,6 +182,33 @@ def test_a_normalisation_with_the_statistics_of_the_batch_is_refused():
     refused(old, "training mode")
 
 
+OLD = [
+    ([node("BatchNormalization", "x s b m v")], {"s": real(6), "b": real(6), "m": real(6), "v": real(6) ** 2 + 1}),
+    ([node("Upsample", "x", mode="nearest", scales=[1.0, 1.0, 2.0, 1.5])], {}),
+    ([node("Upsample", "x", mode="linear", scales=[1.0, 1.0, 2.0, 3.0])], {}),
+    ([node("MaxPool", "x", kernel_shape=[3, 2], strides=[2, 2], pads=[1, 0, 1, 1])], {}),
+    ([node("AveragePool", "x", kernel_shape=[3, 2], strides=[2, 2], pads=[1, 0, 1, 1])], {}),
+    ([node("PRelu", "x s")], {"s": real(6, 1, 1)}),
+    ([node("Flatten", "x", "f"), node("Gemm", "f w c", "g"), node("Softmax", "g")], {"w": real(432, 5), "c": real(5)}),
+    ([node("Sum", "x x s", "t"), node("Dropout", "t", "u"), node("Max", "u x")], {"s": real(2, 6, 9, 8)}),
+    ([node("Greater", "x s", "g"), node("Cast", "g", to=1)], {"s": real(8)}),
+]
+
+
+@pytest.mark.parametrize("opset", [7, 8])
+@pytest.mark.parametrize(("nodes", "constants"), OLD, ids=[each[0][-1].op_type for each in OLD])
+def test_operators_of_version_7_and_8_mean_what_onnx_runtime_computes(nodes, constants, opset):
+    inputs = {"x": real(2, 6, 9, 8)}
+    check(model(nodes, inputs, constants, opset=opset), inputs)
+
+
+def test_a_normalisation_of_each_element_by_its_own_statistics_is_refused():
+    """Version 7 has the attribute, version 9 does not."""
+    constants = {name: np.abs(real(3, 4, 4)) for name in "sbmv"}
+    made = model([node("BatchNormalization", "x s b m v", spatial=0)], {"x": real(1, 3, 4, 4)}, constants, opset=7)
+    refused(made, "spatial is 0")
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_dropout_that_drops_is_refused(known):
     ratio, training = {"r": np.array(0.5, np.float32)}, {"t": np.array(True)}
@@ -314,6 +341,24 @@ OF_TYPES += [np.array([0, 127, 128, 255], np.uint8), np.array([0, 127, -128, -1]
 @pytest.mark.parametrize("values", OF_TYPES, ids=lambda values: str(values.dtype))
 def test_a_cast_to_8_bits_keeps_the_last_bits(kind, values):
     check(model([node("Cast", "x", to=kind)], {"x": values}), {"x": values})
+
+
+def test_the_distance_0_whose_logarithm_is_no_integer_is_left_out_where_all_is_known():
+    """The buckets of distances in T5 decoders: small distances count themselves, the rest by their logarithm."""
+    constants = {"d": np.arange(12), "few": np.array(4), "scale": np.float32(3), "last": np.array(7)}
+    nodes = [
+        node("Less", "d few", "small"),
+        node("Cast", "d", "real", to=TensorProto.FLOAT),
+        node("Log", "real", "log"),
+        node("Mul", "log scale", "scaled"),
+        node("Cast", "scaled", "whole", to=TensorProto.INT64),
+        node("Add", "whole few", "more"),
+        node("Min", "more last", "far"),
+        node("Where", "small d far", "bucket"),
+        node("Gather", "x bucket"),
+    ]
+    inputs = {"x": real(8, 2)}
+    check(model(nodes, inputs, constants), inputs)
 
 
 def test_a_cast_to_the_same_type_keeps_all_dimensions():
@@ -609,6 +654,13 @@ def test_the_remainder_of_reals_has_the_sign_of_the_divisor_unless_it_is_fmod(fm
     np.testing.assert_allclose(found, (np.fmod if fmod else np.mod)(x, z), atol=1e-6)
 
 
+@pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
+@pytest.mark.parametrize("how", [{}, {"detect_negative": 0}, {"detect_positive": 0}])
+def test_infinities_are_found_by_their_sign(how, device):
+    inputs = {"x": np.array([1, np.inf, -np.inf, np.nan, 3e38], np.float32)}
+    check(model([node("IsInf", "x", **how)], inputs, opset=20), inputs, device=device)
+
+
 @pytest.mark.parametrize("last", [-np.inf, np.inf])
 def test_a_remainder_is_right_whatever_the_last_digit_of_a_quotient(monkeypatch, last):
     """A device may round a quotient to either neighbour: 41 / 41 is 0.99999994 where it multiplies with the reciprocal."""
@@ -751,6 +803,53 @@ def test_an_empty_part_adds_nothing(kind, device):
 
 
 # ------------------------------------------------------------------------------------------------- scattering, scaling
+
+
+COMPUTED = [
+    ("ScatterElements", 0, (5, 3), [[3, 0, -1], [3, 1, 0], [0, 0, 3], [1, 4, 3]]),
+    ("ScatterElements", 1, (2, 4), [[3, 3, -2], [0, -4, 1]]),
+    ("ScatterElements", 1, (2, 3, 2), [[[2, 0], [2, 1]], [[0, 0], [-1, 1]]]),
+    ("ScatterElements", 0, (4,), [1, 1, 3]),
+    ("ScatterND", 0, (4, 3), [[1], [-1], [1]]),
+    ("ScatterND", 0, (2, 3, 2), [[1, 2], [0, -1], [1, 2]]),
+    ("ScatterND", 0, (6,), [[5], [0], [-1]]),
+]
+
+
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+@pytest.mark.parametrize(("name", "axis", "shape", "indices"), COMPUTED)
+def test_computed_indices_say_where_updates_go(name, axis, shape, indices, kind, reduction):
+    numbers = np.array(indices)
+    depth = numbers.shape[-1]
+    of = numbers.shape if name == "ScatterElements" else (*numbers.shape[:-1], *shape[depth:])
+    x, updates = (RNG.integers(-9, 9, each).astype(kind) for each in (shape, of))
+    how = {"axis": axis} if name == "ScatterElements" else {}
+    inputs = {"x": x, "i": numbers, "u": updates}
+    for device in ("reference", "litert", "onnxruntime", "openvino") if kind == np.float32 else ("reference",):
+        check(model([node(name, "x i u", reduction=reduction, **how)], inputs, opset=18), inputs, device=device)
+
+
+def test_computed_indices_say_where_truths_go():
+    inputs = {"x": np.zeros((3, 2), bool), "i": np.array([[2, 0]]), "u": np.array([[True, True]])}
+    check(model([node("ScatterElements", "x i u")], inputs), inputs)
+
+
+@pytest.mark.parametrize("name", ["ScatterElements", "ScatterND"])
+def test_a_computed_index_out_of_its_places_is_an_error_and_writes_nowhere(name):
+    inputs = {"x": real(3), "i": np.array([1]), "u": real(1)}
+    indices = "i" if name == "ScatterElements" else "v"
+    nodes = [node("Unsqueeze", "i a", "v"), node(name, f"x {indices} u")]
+    compiled = compile(load(model(nodes, inputs, {"a": ints(1)}).SerializeToString()), devices="reference")
+    with pytest.raises(OperationFailed):
+        compiled(inputs["x"], np.array([3]), inputs["u"])
+
+
+def test_sums_of_64_bits_at_computed_indices_are_refused():
+    inputs = {"x": np.array([1, 2]), "i": np.array([1]), "u": np.array([3])}
+    refused(
+        model([node("ScatterElements", "x i u", reduction="add")], inputs, opset=18), "of INT64 with reduction 'add'"
+    )
 
 
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])

@@ -58,7 +58,7 @@ class Builder(Operations, NotCopyable, instead="another process gets the model t
       (height, width). They replace the single arguments.
     - `scale`, `zero_point`: The quantisation of the output, if no rule determines it.
     - `out_type`: The output type, if several are possible.
-    - `outputs`: The number of outputs, if it varies.
+    - `outputs`: The number of outputs, if it varies. By default, `if_` and `while_` have the outputs of their subgraphs.
     - `name`: A label.
 
     A list as `scale`, `zero_point` or `out_type` has an entry for each output; None leaves it to the record. Scales are
@@ -374,6 +374,9 @@ def _single(array: Array, where: str) -> Array:
 
 def _outputs(record: Op, form: Form, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[Value]:
     """Return the outputs as known before binding: type and quantisation."""
+    called = [t.value.data for t in tensors if t is not None and isinstance(t.value.data, SubgraphFacts)]
+    if called and all(options[key] is None for key in ("out_type", "scale", "zero_point", "outputs")):
+        return [replace(value, shape=None, data=None, name="") for value in called[-1].outputs]
     count = options["outputs"]
     if count is None:
         count = sum(1 for o in record.outputs if o.default is REQUIRED)

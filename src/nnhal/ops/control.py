@@ -132,13 +132,13 @@ IF_CODE = """
 then, other = b.subgraph(), b.subgraph()
 x, z = then.input((1,)), other.input((1,))
 branches = then.finish_subgraph([x], [then.neg(x)]), other.finish_subgraph([z], [other.abs(z)])
-y = b.if_([True], *branches, [[3]], out_type="TENSOR_FLOAT32")
+y = b.if_([True], *branches, [[3]])
 """
 WHILE_CODE = """
 condition, body = b.subgraph(), b.subgraph()
 x, z = condition.input((1,)), body.input((1,))
 parts = condition.finish_subgraph([x], [condition.less(x, [10])]), body.finish_subgraph([z], [body.add(z, z)])
-y = b.while_(*parts, [[3]], out_type="TENSOR_FLOAT32")
+y = b.while_(*parts, [[3]])
 """
 
 OPERANDS = arg("operands", ANY, many=1, optional=True)

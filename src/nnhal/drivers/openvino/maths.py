@@ -90,7 +90,7 @@ class MathOperations(KnownConstants):
 
     name = "OpenVINO"
     forgets_nan = frozenset({"exp", "maximum", "minimum", "reduce_max", "reduce_min", "softmax"})
-    merges_factors = needs_elements = unknown_sizes = True
+    forgets_infinity = merges_factors = needs_elements = unknown_sizes = True
 
     def __init__(self) -> None:
         super().__init__()

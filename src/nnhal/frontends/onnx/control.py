@@ -20,6 +20,7 @@ from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import B8, I32
 
 MOST_UNROLLED = 256  # iterations of a loop that are written one after the other
+UNLIMITED = (1 << 63) - 1  # iterations: the condition alone ends the loop
 SHARE = 1 / 16  # of the operations that the file may still have; each node has at least two
 MOST_NESTED = 64
 
@@ -115,19 +116,24 @@ def loop(t: NodeTask) -> None:
     scanned = len(body.outputs) - 1 - carried
     t.require(scanned >= 0 and len(t.node.outputs) <= carried + scanned, "the body has too few outputs")
     steps = trip_count(t)
-    if steps is not None and 0 <= steps <= MOST_UNROLLED:
-        few = steps * nodes_in(body) <= t.budget.left[Cost.OPERATIONS] * SHARE
+    if steps is not None and steps >= 0:
+        share = t.budget.left[Cost.OPERATIONS] * SHARE
+        few = steps <= MOST_UNROLLED and steps * nodes_in(body) <= share
         if (few or scanned) and unrolled(t, body, steps, carried, scanned):
             return
     t.require(
-        not scanned, "collects outputs of all iterations, whose number is not known: NNAPI's WHILE cannot collect them"
+        not scanned,
+        f"collects outputs of all iterations, whose number must be known and at most {MOST_UNROLLED}: NNAPI's WHILE "
+        "cannot collect them",
     )
     looped(t, body, carried)
 
 
 def trip_count(t: NodeTask) -> int | None:
-    """Return the number of iterations in the file, None if it is known only at execution."""
-    count = t.raw(0).data if t.given(0) else None
+    """Return the most iterations: those in the file, UNLIMITED without any, None if known only at execution."""
+    if not t.given(0):
+        return UNLIMITED
+    count = t.raw(0).data
     if count is None or count.size != 1 or isinstance(count.reshape(-1)[0], OpenDimension):
         return None
     return int(count.reshape(-1)[0])
@@ -139,7 +145,11 @@ def nodes_in(graph: OnnxFileGraph) -> int:
 
 
 def unrolled(t: NodeTask, body: OnnxFileGraph, steps: int, carried: int, scanned: int) -> bool:
-    """Write the iterations one after the other; return False if the condition is not known to hold."""
+    """Write at most `steps` iterations one after the other.
+
+    Returns:
+        False if the condition of an iteration is known only at execution, or if it holds too often.
+    """
     condition = t.raw(1).data if t.given(1) else np.array(True)
     if condition is None or (steps == 0 and scanned):
         return False
@@ -147,9 +157,12 @@ def unrolled(t: NodeTask, body: OnnxFileGraph, steps: int, carried: int, scanned
     values = [t.raw(2 + n) for n in range(carried)]
     lists: list[list[Term]] = [[] for _ in range(scanned)]
     names = [edge.name for edge in body.inputs]
-    for step in range(steps):
+    for step in range(min(steps, MOST_UNROLLED + 1)):
         if not bool(condition.reshape(-1)[0]):
             break
+        if step == MOST_UNROLLED:
+            t.graph.operations.cut(before)
+            return False
         number = constant(Value(I32), np.array(step, np.int64), "INT64")
         truth = constant(Value(B8), np.array(True), "BOOL")
         goes_on, *made = inline(t, body, list(zip(names, [number, truth, *values], strict=True)))
@@ -185,8 +198,7 @@ def looped(t: NodeTask, body: OnnxFileGraph, carried: int) -> None:
     """Write a WHILE over the iteration number, the condition, and the carried values."""
     limit = None
     known = trip_count(t)
-    endless = known is not None and known > INT32_RANGE.max
-    if t.given(0) and not endless:  # a loop with more iterations never ends in practice
+    if known is None or known <= INT32_RANGE.max:  # a loop with more iterations never ends in practice
         limit = t.index(0, "the trip count")
     number = constant(Value(I32), np.zeros(1, np.int32), "INT64")
     goes_on = t.x(1) if t.given(1) else constant(Value(B8), np.ones(1, bool), "BOOL")

@@ -391,9 +391,13 @@ def folded_cast(t: NodeTask, x: Array) -> Any:
     if kind == "BOOL":
         return x != 0, kind
     if dtype.kind in "iu":
-        require_foldable(x.dtype.kind != "f" or (np.isfinite(x).all() and np.abs(x).max(initial=0) < 2**62))
-        cast = np.trunc(x).astype(np.int64) if x.dtype.kind == "f" else x.astype(np.int64)
         limits = np.iinfo(dtype)
+        if x.dtype.kind == "f":
+            whole = np.where(np.isneginf(x), float(limits.min), np.trunc(x))  # a logarithm of 0 is the least integer
+            require_foldable(((whole >= -(2.0**63)) & (whole < 2.0**62)).all())
+            cast = whole.astype(np.int64)
+        else:
+            cast = x.astype(np.int64)
         fits = cast.size == 0 or (limits.min <= cast.min() and (kind == "UINT64" or cast.max() <= limits.max))
         require_foldable(fits)
         return cast, kind

@@ -123,6 +123,16 @@ def is_nan(t: NodeTask) -> None:
     t.result(0, RealArithmetic(t).test("NOT_EQUAL", x, x), "BOOL")
 
 
+@operator("IsInf", single=True, becomes="EQUAL with infinity, of ABS for either sign")
+def is_infinite(t: NodeTask) -> None:
+    """Compare each element with the infinities that the node detects."""
+    x, r = floats(t), RealArithmetic(t)
+    negative, positive = t.attr("detect_negative", 1), t.attr("detect_positive", 1)
+    t.require(negative or positive, "detects no infinity, must detect one")
+    sought = t.make("ABS", x) if negative and positive else x
+    t.result(0, r.test("EQUAL", sought, math.inf if positive else -math.inf), "BOOL")
+
+
 @operator("Swish", single=True, becomes="LOGISTIC, MUL")
 def swish(t: NodeTask) -> None:
     """Write x times the sigmoid of alpha x."""

@@ -1,18 +1,20 @@
 """Entries of nodes that gather and scatter by indices, which may be computed at execution."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.element_moves import NOWHERE, moved, numbered, part_of
+from nnhal.frontends.common.element_moves import NOWHERE, axis_moved, moved, numbered, part_of
 from nnhal.frontends.common.folding import FAILURES, require_foldable, taken
 from nnhal.frontends.common.integer_ranges import of_all, of_first
+from nnhal.frontends.common.reductions import PAIRWISE, halved, unfused
 from nnhal.frontends.common.row_gathers import index_offsets, row_numbers, rows_at
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS, check_count, nonzero_mask, ones
+from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS, check_count, filled, nonzero_mask, ones
 from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, operator
 from nnhal.ops.schema import B8, F16, F32, I32
 
@@ -134,25 +136,41 @@ def gather_nd(t: NodeTask) -> None:
     if indices.data is not None:
         data = np.asarray(indices.data)
         indices = constant(Value(I32), np.where(data < 0, data + np.array(shape[:depth]), data).astype(np.int32))
-    elif not (indices.span and indices.span[0] >= 0):
-        sizes = constant(Value(I32), np.array(shape[:depth], np.int32))
-        below = t.make("LESS", indices, t.scalar(0, indices), like=Value(B8))
-        indices = t.make("SELECT", below, t.make("ADD", indices, sizes, activation=0), indices, like=indices)
+    else:
+        indices = vectors_from_begin(t, indices, shape[:depth])
     flat = row_numbers(t, indices, shape[:depth])
     found = rows_at(t, x, flat, places[:-1], depth)
     t.result(0, found, x.kind, scalar=len(places) - 1 + len(shape) - depth == 0)
 
 
-@operator("ScatterND", inputs=3, becomes="GATHER and SELECT, of indices that are constant; ADD, MUL, "
+def vectors_from_begin(t: NodeTask, indices: Term, sizes: Sequence[int]) -> Term:
+    """Convert negative numbers of index vectors (the last dimension), which count from the end."""
+    if indices.span and indices.span[0] >= 0:
+        return indices
+    ends = constant(Value(I32), np.array(sizes, np.int32))
+    below = t.make("LESS", indices, t.scalar(0, indices), like=Value(B8))
+    return t.make("SELECT", below, t.make("ADD", indices, ends, activation=0), indices, like=indices)
+
+
+@operator("ScatterND", inputs=3, becomes="GATHER and SELECT; of computed indices EQUAL, SELECT, a reduction; ADD, MUL, "
           "MAXIMUM, MINIMUM",
           span=of_all)  # fmt: skip
 def scatter_nd(t: NodeTask) -> None:
     """Write rows into a tensor."""
-    x, indices, updates = t.x(0), t.ints(1, "indices"), t.x(2)
+    x, indices, updates = t.x(0), t.index(1, "indices"), t.x(2)
     shape, places = t.known(x), t.known(t.raw(1))
     depth, size = places[-1], math.prod(shape)
+    t.require(0 < depth <= len(shape), f"has indices of {depth} dimensions, must have 1 to {len(shape)}")
+    if indices.data is None:
+        count, inner = math.prod(shape[:depth]), math.prod(shape[depth:])
+        rows = t.reshaped(
+            row_numbers(t, vectors_from_begin(t, indices, shape[:depth]), shape[:depth]), (math.prod(places[:-1]), 1)
+        )
+        made = written(t, t.reshaped(x, (count, inner)), rows, t.reshaped(updates, (t.known(rows)[0], inner)))
+        t.result(0, t.reshaped(made, shape), x.kind)
+        return
     check_count(size + math.prod(t.known(updates)))
-    vectors = np.array(indices, np.int64).reshape(-1, depth)
+    vectors = np.asarray(indices.data).astype(np.int64).reshape(-1, depth)
     vectors = np.where(vectors < 0, vectors + np.array(shape[:depth]), vectors)
     inside = bool(((vectors >= 0) & (vectors < np.array(shape[:depth]))).all())
     t.require(inside, f"indices reach outside of {list(shape[:depth])}")
@@ -162,10 +180,13 @@ def scatter_nd(t: NodeTask) -> None:
 @operator("ScatterElements", inputs=3, becomes="as ScatterND", span=of_all)
 def scatter_elements(t: NodeTask) -> None:
     """Write elements into a tensor."""
-    x, updates = t.x(0), t.x(2)
+    x, numbers, updates = t.x(0), t.index(1, "indices"), t.x(2)
     shape, axis = t.known(x), t.axis(t.attr("axis", 0), t.rank(x))
-    indices = t.data(1, "indices").astype(np.int64)
     size = math.prod(shape)
+    if numbers.data is None:
+        scatter_along(t, x, from_begin(t, numbers, shape[axis]), updates, axis)
+        return
+    indices = np.asarray(numbers.data).astype(np.int64)
     check_count(size + indices.size)
     indices = np.where(indices < 0, indices + shape[axis], indices)
     try:
@@ -174,6 +195,70 @@ def scatter_elements(t: NodeTask) -> None:
     except FAILURES:
         t.refuse(f"indices do not fit a tensor of shape {list(shape)}")
     scattered(t, x, updates, targets)
+
+
+def scatter_along(t: NodeTask, x: Term, indices: Term, updates: Term, axis: int) -> None:
+    """Set the node's output: x with elements of updates at computed indices along an axis."""
+    shape, places = t.known(x), t.known(indices)
+    others = [n for n in range(len(shape)) if n != axis]
+    t.require(
+        places == t.known(updates) and all(places[n] == shape[n] for n in others),
+        f"has computed indices of shape {list(places)} for {list(shape)}, must have one size except along the axis",
+    )
+    order, inner = [axis, *others], math.prod(shape[n] for n in others)
+    ids = index_offsets(t, indices, shape[axis])
+    rows = [t.reshaped(axis_moved(t, each, order), (t.known(each)[axis], inner)) for each in (x, ids, updates)]
+    made = t.reshaped(written(t, *rows), [shape[n] for n in order])
+    t.result(0, axis_moved(t, made, np.argsort(order).tolist()), x.kind)
+
+
+def written(t: NodeTask, x: Term, ids: Term, updates: Term) -> Term:
+    """Write each element of updates [k, inner] into its column of x [n, inner], to row ids [k, inner or 1]."""
+    (n, inner), k = t.known(x), t.known(updates)[0]
+    reduction = t.attr("reduction", "none")
+    kind, types = t.raw(0).kind, (F16, F32, I32, B8) if reduction == "none" else (F16, F32, I32)
+    t.require(reduction in ("none", *COMBINED), f"reduction is {reduction}, must be one of none, {', '.join(COMBINED)}")
+    t.require(
+        x.value.type in types and (kind != "INT64" or reduction not in ("add", "mul")),
+        f"of {kind} with reduction {reduction!r} and computed indices has no operation in NNAPI",
+    )
+    check_count(k * n * inner)
+    ids = ids if t.known(ids)[1] == inner else t.make("TILE", ids, t.integers([1, inner]))
+    rows = constant(Value(I32), np.arange(n, dtype=np.int32).reshape(1, n, 1))
+    here = t.make("EQUAL", t.reshaped(ids, (k, 1, inner)), rows, like=Value(B8))
+    if reduction == "none":
+        return last_written(t, x, here, updates)
+    name, neutral = COMBINED[reduction](x.value.dtype)
+    values = t.make("TILE", t.reshaped(updates, (k, 1, inner)), t.integers([1, n, 1]))
+    chosen = t.make("SELECT", here, values, filled(t, (k, n, inner), neutral, OperandType(x.value.type)), like=x)
+    total = combined_over_first(t, name, chosen)
+    return t.make(name, x, t.reshaped(total, (n, inner)), **unfused(name))
+
+
+def last_written(t: NodeTask, x: Term, here: Term, updates: Term) -> Term:
+    """Replace elements of x [n, inner] by the last of the updates [k, inner] that are `here` [k, n, inner]."""
+    k, n, inner = t.known(here)
+    counted = np.broadcast_to(np.arange(k, dtype=np.int32).reshape(k, 1, 1), (k, n, inner)).copy()
+    numbers = t.make("SELECT", here, constant(Value(I32), counted), filled(t, (k, n, inner), -1, I32), like=Value(I32))
+    last = t.reshaped(combined_over_first(t, "MAXIMUM", numbers), (n, inner))
+    hit = t.make("GREATER_EQUAL", last, t.scalar(0, last), like=Value(B8))
+    row = t.make("MUL", t.make("MAXIMUM", last, t.scalar(0, last)), t.scalar(inner, last), activation=0)
+    columns = constant(Value(I32), np.arange(inner, dtype=np.int32).reshape(1, inner))
+    flat = t.reshaped(t.make("ADD", row, columns, activation=0), (n * inner,))
+    truth = x.value.type == B8
+    sources = ones(t, updates) if truth else updates
+    found = t.reshaped(t.make("GATHER", t.reshaped(sources, (k * inner,)), 0, flat), (n, inner))
+    made = t.make("SELECT", hit, found, ones(t, x) if truth else x, like=found)
+    return nonzero_mask(t, made) if truth else made
+
+
+def combined_over_first(t: NodeTask, name: str, x: Term) -> Term:
+    """Combine the first dimension of three by an operation of two."""
+    if x.value.type == I32:
+        k, n, inner = t.known(x)
+        return halved(t, name, t.reshaped(x, (1, k, n * inner)))
+    reduction = next(each for each, by in PAIRWISE.items() if by == name)
+    return t.make(reduction, x, t.integers([0]), False)
 
 
 def scattered(t: NodeTask, x: Term, updates: Term, targets: Array) -> None:

@@ -339,6 +339,7 @@ def batch_normalisation(t: NodeTask) -> None:
     """Normalise with the statistics of the training."""
     trained = t.attr("training_mode", 0) if t.opset >= 14 else sum(map(bool, t.node.outputs)) > 1
     t.require(not trained, "is in training mode, which NNAPI does not have")
+    t.require(t.attr("spatial", 1), "normalises each element by its own statistics (spatial is 0), must be 1")
     x = floats(t)
     names = ("scale", "bias", "mean", "variance")
     scale, bias, mean, variance = (np.asarray(t.data(n, name), np.float64) for n, name in enumerate(names, 1))

@@ -27,6 +27,7 @@ from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table
     reduction,
     resize,
     shapes,
+    trees,
 )
 from nnhal.frontends.onnx.file import DTYPES, OWN_DOMAINS, AttributeReference, OnnxFunction, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.graph import TYPES, NodeGraph

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from nnhal.frontends.onnx.file import DTYPES, OnnxNode
 from nnhal.frontends.onnx.reader import read
 from nnhal.model.outline import Node, Outline, ShownTensor
 
+OUTERMOST = re.compile(r".* of node (\d+) ")  # the node of the file whose inner graph has the refused one
 OPEN = "a shape that the file leaves open must be given (--shape)"
 SHOWN = ("kernel_shape", "strides", "pads", "dilations", "group", "axis", "mode")
 
@@ -21,9 +23,12 @@ def refused_outline(label: str, memory: Memory, folder: str | None, error: Unsup
     """Return the outline of a file that `load` refused with this error, node by node."""
     file = read(memory, label, folder)
     graph, asked = file.graph, isinstance(error, ShapeNeeded)
-    reasons = {}
+    reasons: dict[str, str] = {}
     if isinstance(error, UnsupportedModel):
-        reasons = {place: reason or "NNAPI has no operation for it" for _, place, reason in error.refused}
+        for name, place, reason in error.refused:
+            why = reason or "NNAPI has no operation for it"
+            inside = OUTERMOST.search(place)
+            reasons.setdefault(f"#{inside[1]}" if inside else place, f"holds {name} {place}: {why}" if inside else why)
     names = dict.fromkeys([*(e.name for e in graph.inputs), *graph.constants])
     names |= dict.fromkeys(name for node in graph.nodes for name in (*node.inputs, *node.outputs) if name)
     places = {name: n for n, name in enumerate(names)}
@@ -50,8 +55,8 @@ def refused_outline(label: str, memory: Memory, folder: str | None, error: Unsup
     inputs = tuple(places[e.name] for e in graph.inputs)
     outputs = tuple(places[e.name] for e in graph.outputs if e.name in places)
     name = os.path.splitext(os.path.basename(label))[0]
-    why = (OPEN,) if asked else ()
-    return Outline(name, tensors, inputs, outputs, nodes, reasons=why, metadata=metadata_of(file))
+    needed = (OPEN,) if asked else ()
+    return Outline(name, tensors, inputs, outputs, nodes, reasons=needed, metadata=metadata_of(file))
 
 
 def attributes(node: OnnxNode) -> str:

@@ -35,7 +35,7 @@ from nnhal.model.validate import MAX_DEPTH
 
 MOST_DIM = 1 << 31
 LONGEST = 300  # characters of a place in messages
-LEAST_OPSET = 9
+LEAST_OPSET = 7  # since when binary operators broadcast as NumPy does
 TYPED = {4: ("<f4", "FLOAT"), 10: ("<f8", "DOUBLE")}  # fields of values that are stored as plain bytes
 PACKED = {5: ("INT32", "INT16", "INT8", "UINT16", "UINT8", "BOOL", "FLOAT16"), 7: ("INT64",), 11: ("UINT64", "UINT32")}
 

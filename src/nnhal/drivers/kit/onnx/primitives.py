@@ -29,7 +29,7 @@ class OnnxPrimitives(OnnxNodes):
 
     name = "ONNX Runtime"
     forgets_nan = frozenset({"reduce_max", "reduce_min"})
-    merges_factors = needs_elements = unknown_sizes = False
+    forgets_infinity = merges_factors = needs_elements = unknown_sizes = False
 
     def __init__(self) -> None:
         super().__init__()

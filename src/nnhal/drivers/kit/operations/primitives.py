@@ -70,13 +70,15 @@ class Primitives(Protocol):
     """A graph under construction. Pictures are NCHW, axes count from 0, sizes are numbers.
 
     name: the engine's. forgets_nan: the functions that may return a number for NaN: exp, maximum, minimum,
-    reduce_max, reduce_min, softmax. merges_factors: whether the engine merges factors and roundings with neighbours,
+    reduce_max, reduce_min, softmax. forgets_infinity: whether the greatest of infinities alone may be a finite number.
+    merges_factors: whether the engine merges factors and roundings with neighbours,
     so that integers need guards. needs_elements: whether a tensor must not be empty.
     unknown_sizes: whether layers accept pictures of unknown sizes, and compute the padding of a scheme.
     """
 
     name: str
     forgets_nan: frozenset[str]
+    forgets_infinity: bool
     merges_factors: bool
     needs_elements: bool
     unknown_sizes: bool

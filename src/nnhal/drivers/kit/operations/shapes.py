@@ -1,5 +1,7 @@
 """Entries of operations that move elements, and of reductions along axes."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from nnhal.base.codes import MirrorPad
@@ -170,7 +172,7 @@ def reduce(t: GraphTask) -> None:
     of_steps = kind == "mean" and t.a.input.quantised and not t.eight
     x = t.counts("input", mean=False) if stored else t.steps("input") if of_steps else t.x("input")
     summed = kind in ("mean", "sum")
-    found = add_up(t, kind, x, t.a.input.shape, axes, keep) if summed else t.o.reduce(kind, x, axes, keep)
+    found = add_up(t, kind, x, t.a.input.shape, axes, keep) if summed else extreme_of(t, kind, x, axes, keep)
     found = spoilt(t, f"reduce_{kind}", found, x, axes, keep)
     found = found if keep or len(axes) < t.a.input.rank else t.o.reshape(found, [1])
     if stored:
@@ -179,6 +181,14 @@ def reduce(t: GraphTask) -> None:
         t.give_steps(found)
     else:
         t.give(found)
+
+
+def extreme_of(t: GraphTask, kind: str, x: Node, axes: Sequence[int], keep: bool) -> Node:
+    """Reduce; of numbers that may be infinite, reduce their halves: twice the greatest finite number is infinite."""
+    if kind not in ("max", "min") or t.a.T not in FLOATS or not t.o.forgets_infinity:
+        return t.o.reduce(kind, x, axes, keep)
+    found = t.o.reduce(kind, t.op("multiply", x, t.f32(0.5)), axes, keep)
+    return t.op("multiply", found, t.f32(2))
 
 
 def same_numbers(one: Value, other: Value) -> bool:

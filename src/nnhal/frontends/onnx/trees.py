@@ -1,0 +1,203 @@
+"""Entries of ensembles of decision trees, of ai.onnx.ml: all trees are walked at once, from the roots to the leaves."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.writing import check_count
+from nnhal.frontends.onnx.task import NodeTask, operator
+from nnhal.ops.schema import B8, F32, I32
+
+MOST_LEVELS = 256
+TESTS = {
+    "BRANCH_LEQ": "LESS_EQUAL",
+    "BRANCH_LT": "LESS",
+    "BRANCH_GTE": "GREATER_EQUAL",
+    "BRANCH_GT": "GREATER",
+    "BRANCH_EQ": "EQUAL",
+    "BRANCH_NEQ": "NOT_EQUAL",
+}
+
+
+class Ensemble:
+    """The nodes of all trees, numbered through. A leaf leads to itself."""
+
+    def __init__(self, t: NodeTask) -> None:
+        self.t = t
+        for name in ("nodes_values_as_tensor", "nodes_hitrates_as_tensor", "base_values_as_tensor"):
+            t.require(name not in t.node.attributes, f"has {name}, of DOUBLE, which NNAPI has no type for")
+        keys = list(zip(t.attr.ints("nodes_treeids"), t.attr.ints("nodes_nodeids"), strict=False))
+        self.number = {key: n for n, key in enumerate(keys)}
+        count = len(keys)
+        t.require(count and len(self.number) == count, "has no nodes, or two of one number, must have different ones")
+        modes = self.each("nodes_modes", count)
+        leaf = np.array([mode == "LEAF" for mode in modes])
+        inner = sorted({mode for mode in modes if mode != "LEAF"})
+        t.require(all(mode in TESTS for mode in inner), f"has modes {', '.join(map(str, inner))}, must be ONNX's")
+        t.require(len(inner) <= 1, f"has modes {', '.join(map(str, inner))}, must have one for all trees")
+        self.test = TESTS[inner[0]] if inner else "LESS"
+        self.features = np.where(leaf, 0, self.each("nodes_featureids", count)).astype(np.int32)
+        self.values = np.where(leaf, 0, self.each("nodes_values", count)).astype(np.float32)
+        missing = self.each("nodes_missing_value_tracks_true", count) or [0] * count
+        self.missing = np.where(leaf, 0, missing).astype(np.int32)
+        ends = [self.each(f"nodes_{way}nodeids", count) for way in ("true", "false")]
+        self.ways = [self.followers(keys, leaf, each) for each in ends]
+        children = np.concatenate([way[~leaf] for way in self.ways])
+        self.roots = np.setdiff1d(np.arange(count), children).astype(np.int32)
+        self.levels = self.depth(leaf)
+
+    def each(self, name: str, count: int) -> Sequence[Any]:
+        """Return an attribute that has an entry for each node; empty if it is not set."""
+        found: Sequence[Any] = self.t.attr(name, ())
+        optional = name == "nodes_missing_value_tracks_true" and not found
+        self.t.require(optional or len(found) == count, f"{name} has {len(found)} entries, must have {count}")
+        return found
+
+    def followers(self, keys: Sequence[tuple[int, int]], leaf: Array, ids: Sequence[int]) -> Array:
+        """Return the numbers of the nodes that follow each."""
+        found = [
+            n if leaf[n] else self.number.get((tree, node), -1)
+            for n, ((tree, _), node) in enumerate(zip(keys, ids, strict=True))
+        ]
+        self.t.require(min(found) >= 0, "has a node that follows another and does not exist")
+        return np.array(found, np.int32)
+
+    def depth(self, leaf: Array) -> int:
+        """Return the most nodes with a test on a way from a root to a leaf."""
+        there, levels = self.roots[~leaf[self.roots]], 0
+        while there.size:
+            levels += 1
+            self.t.require(levels <= MOST_LEVELS, f"has trees of {levels} levels, must have at most {MOST_LEVELS}")
+            there = np.unique(np.concatenate([way[there] for way in self.ways]))
+            there = there[~leaf[there]]
+        return levels
+
+    def leaves(self, x: Term) -> Term:
+        """Return the number of the leaf that each row reaches in each tree: [rows * trees]."""
+        t, (rows, width) = self.t, self.t.known(x)
+        t.require(int(self.features.max()) < width, f"tests feature {self.features.max()}, must be below {width}")
+        check_count(rows * self.roots.size)
+        start = constant(Value(I32), np.repeat(np.arange(rows, dtype=np.int32) * width, self.roots.size))
+        flat = t.reshaped(x, (rows * width,))
+        at = constant(Value(I32), np.tile(self.roots, rows))
+        tables = [constant(Value(I32), each) for each in (self.features, *self.ways, self.missing)]
+        features, then, other, missing = tables
+        values = constant(Value(F32), self.values)
+        for _ in range(self.levels):
+            value = t.make("GATHER", flat, 0, t.make("ADD", t.make("GATHER", features, 0, at), start, activation=0))
+            holds = t.make(self.test, value, t.make("GATHER", values, 0, at), like=Value(B8))
+            if self.missing.any():
+                tracks = t.make("GATHER", missing, 0, at)
+                tracks = t.make("NOT_EQUAL", tracks, t.scalar(0, tracks), like=Value(B8))
+                unknown = t.make("NOT_EQUAL", value, value, like=Value(B8))
+                holds = t.make("LOGICAL_OR", holds, t.make("LOGICAL_AND", unknown, tracks))
+            ways = [t.make("GATHER", way, 0, at) for way in (then, other)]
+            at = t.make("SELECT", holds, *ways, like=ways[0])
+        return at
+
+    def scores(self, x: Term, kind: str, count: int) -> Term:
+        """Return the sum of the weights of the leaves that each row reaches: [rows, count]. kind: target or class."""
+        t = self.t
+        keys = list(zip(t.attr.ints(f"{kind}_treeids"), t.attr.ints(f"{kind}_nodeids"), strict=False))
+        ids, weights = t.attr.ints(f"{kind}_ids"), t.attr(f"{kind}_weights", ())
+        fits = len(keys) == len(ids) == len(weights) and all(key in self.number for key in keys)
+        t.require(
+            fits and all(0 <= n < count for n in ids), f"has weights that fit neither its nodes nor {count} outputs"
+        )
+        check_count(len(self.number) * count)
+        table = np.zeros((len(self.number), count), np.float32)
+        for key, n, weight in zip(keys, ids, weights, strict=True):
+            table[self.number[key], n] += weight
+        rows, trees = t.known(x)[0], self.roots.size
+        found = t.make("GATHER", constant(Value(F32), table), 0, self.leaves(x))
+        return t.make("REDUCE_SUM", t.reshaped(found, (rows, trees, count)), t.integers([1]), False)
+
+
+def features_of(t: NodeTask) -> Term:
+    """Return the input as real rows."""
+    x = t.x(0)
+    if x.value.type == I32:
+        x = t.make("CAST", x, like=Value(F32))
+    t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT or integers")
+    t.require(len(t.known(x)) == 2, f"has shape {list(t.known(x))}, must have rows of features")
+    return x
+
+
+def transformed(t: NodeTask, scores: Term) -> Term:
+    """Apply the node's function of the scores."""
+    how = t.attr("post_transform", "NONE")
+    t.require(how in ("NONE", "LOGISTIC", "SOFTMAX"), f"post_transform is {how}, must be NONE, LOGISTIC or SOFTMAX")
+    if how == "LOGISTIC":
+        return t.make("LOGISTIC", scores)
+    return t.make("SOFTMAX", scores, 1.0) if how == "SOFTMAX" else scores
+
+
+def with_base(t: NodeTask, scores: Term, count: int) -> Term:
+    """Add the base values, one for each output."""
+    base = t.attr("base_values", ())
+    if not base:
+        return scores
+    t.require(len(base) == count, f"has {len(base)} base_values, must have {count}")
+    return t.make("ADD", scores, constant(Value(F32), np.array([base], np.float32)), activation=0)
+
+
+@operator("ai.onnx.ml.TreeEnsembleRegressor",
+          becomes="GATHER and SELECT from the roots to the leaves, REDUCE_SUM")  # fmt: skip
+def regressor(t: NodeTask) -> None:
+    """Sum, or average, the weights of the leaves."""
+    x, how, count = features_of(t), t.attr("aggregate_function", "SUM"), t.attr("n_targets", 1)
+    t.require(how in ("SUM", "AVERAGE"), f"aggregate_function is {how}, must be SUM or AVERAGE")
+    trees = Ensemble(t)
+    plain = t.attr("post_transform", "NONE") == "NONE"
+    t.require(plain or count > 1, "has a post_transform of one target, which ONNX Runtime does not apply")
+    total = trees.scores(x, "target", count)
+    if how == "AVERAGE":
+        total = t.make("MUL", total, t.scalar(1 / trees.roots.size, total), activation=0)
+    t.result(0, transformed(t, with_base(t, total, count)))
+
+
+def two_scores(t: NodeTask, x: Term, given: int, *, positive: bool) -> tuple[Term, Term]:
+    """Return the scores of the second and of the first of two classes, as ONNX Runtime defines them.
+
+    given: the class that the file has weights of. positive: whether no weight is negative.
+    """
+    how = t.attr("post_transform", "NONE")
+    known = ("NONE",) if positive and not given else ("NONE", "LOGISTIC")
+    t.require(how in known, f"post_transform is {how} for two classes, must be {' or '.join(known)}")
+    score = t.make("REDUCE_SUM", Ensemble(t).scores(x, "class", 2), t.integers([1]), True)
+    if given:
+        other = constant(Value(F32), np.zeros((t.known(x)[0], 1), np.float32))
+    else:
+        other = t.make("SUB", t.scalar(1, score), score, activation=0) if positive else t.make("NEG", score)
+    return score, other
+
+
+@operator("ai.onnx.ml.TreeEnsembleClassifier", outputs=(1, 2),
+          becomes="as TreeEnsembleRegressor; ARGMAX, or GREATER of two classes")  # fmt: skip
+def classifier(t: NodeTask) -> None:
+    """Sum the weights of the leaves for each class. Of two classes, the file has the weights of one."""
+    x, labels = features_of(t), t.attr.ints("classlabels_int64s")
+    t.require(labels or not t.is_output_used(0), "has no labels that are integers, and NNAPI has no type for texts")
+    classes = len(labels) or len(t.attr("classlabels_strings", ()))
+    ids, weights = t.attr.ints("class_ids"), t.attr("class_weights", ())
+    if classes > 2:
+        scores = with_base(t, Ensemble(t).scores(x, "class", classes), classes)
+        found, best = transformed(t, scores), t.make("ARGMAX", scores, 1, like=Value(I32))
+    else:
+        t.require(classes == 2 and len(set(ids)) == 1, "has two classes with weights of both, must have those of one")
+        t.require(not t.attr("base_values", ()), "has base_values of two classes, must have none")
+        positive = min(weights, default=0) >= 0
+        score, other = two_scores(t, x, ids[0], positive=positive)
+        found = transformed(t, t.make("CONCATENATION", other, score, 1, like=score))
+        above = t.make("GREATER", score, t.scalar(0.5 if positive else 0, score), like=Value(B8))
+        rows = t.known(x)[0]
+        one, none = (constant(Value(I32), np.full((rows, 1), n, np.int32)) for n in (1, 0))
+        best = t.reshaped(t.make("SELECT", above, one, none, like=one), (rows,))
+    if t.is_output_used(0):
+        table = constant(Value(I32), np.array(labels, np.int32))
+        t.result(0, t.make("GATHER", table, 0, best), "INT64", scalar=False)
+    if t.is_output_used(1):
+        t.result(1, found, "FLOAT", scalar=False)

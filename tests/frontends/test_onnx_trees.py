@@ -1,0 +1,152 @@
+"""Ensembles of decision trees, as ONNX Runtime computes them, or refused by name."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from nnhal import UnsupportedModel, load
+from tests.frontends.onnx_models import check
+from tests.frontends.onnx_models import value as onnx_value
+
+FEATURES = 5
+
+
+def grown(rng: Any, trees: int, levels: int, mode: str) -> tuple[dict[str, list[Any]], list[tuple[int, int]]]:
+    """Random trees: the attributes of their nodes, and their leaves."""
+    nodes: dict[str, list[Any]] = {
+        name: []
+        for name in ("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids", "missing")
+    }
+    leaves = []
+
+    def grow(tree: int, level: int) -> int:
+        number = nodes["treeids"].count(tree)
+        place = len(nodes["treeids"])
+        is_leaf = level == levels or (level > 0 and rng.random() < 0.3)
+        values = (
+            tree,
+            number,
+            int(rng.integers(FEATURES)),
+            float(rng.integers(-2, 3)),
+            "LEAF" if is_leaf else mode,
+            0,
+            0,
+        )
+        for name, each in zip(nodes, (*values, int(rng.integers(2))), strict=True):
+            nodes[name].append(each)
+        if is_leaf:
+            leaves.append((tree, number))
+        else:
+            nodes["truenodeids"][place] = grow(tree, level + 1)
+            nodes["falsenodeids"][place] = grow(tree, level + 1)
+        return number
+
+    for tree in range(trees):
+        grow(tree, 0)
+    return nodes, leaves
+
+
+def ensemble(
+    kind: str, how: dict[str, Any], mode: str = "BRANCH_LEQ", *, ids: Any, levels: int = 4, low: int = -3
+) -> Any:
+    """A model of one ensemble. ids: the outputs that a leaf may have a weight for."""
+    rng = np.random.default_rng(len(str(how)) + levels)
+    nodes, leaves = grown(rng, 3, levels, mode)
+    prefix = "target" if kind == "Regressor" else "class"
+    weights = {"treeids": [], "nodeids": [], "ids": [], "weights": []}
+    for leaf in leaves:
+        for n in rng.permutation(ids)[: 1 + int(rng.integers(len(ids)))]:
+            for name, each in zip(weights, (*leaf, int(n), float(rng.uniform(low, 4) / 8)), strict=True):
+                weights[name].append(each)
+    missing = nodes.pop("missing")
+    attributes = {f"nodes_{name}": each for name, each in nodes.items()} | {"nodes_missing_value_tracks_true": missing}
+    attributes |= {f"{prefix}_{name}": each for name, each in weights.items()} | how
+    outputs = ["y"] if kind == "Regressor" else ["label", "y"]
+    node = helper.make_node(f"TreeEnsemble{kind}", ["x"], outputs, domain="ai.onnx.ml", **attributes)
+    edges = [helper.make_tensor_value_info(name, 7 if name == "label" else 1, None) for name in outputs]
+    graph = helper.make_graph([node], "g", [onnx_value("x", np.zeros((6, FEATURES), "f4"))], edges)
+    sets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    return helper.make_model(graph, opset_imports=sets, ir_version=9)
+
+
+def rows(*, unknown: bool = False) -> dict[str, Any]:
+    """Features that lie on thresholds as well; unknown: some are NaN."""
+    rng = np.random.default_rng(4)
+    x = rng.integers(-3, 4, (6, FEATURES)).astype(np.float32)
+    x[::2] += 0.25
+    if unknown:
+        x[rng.random(x.shape) < 0.3] = np.nan
+    return {"x": x}
+
+
+@pytest.mark.parametrize("mode", ["LEQ", "LT", "GTE", "GT", "EQ", "NEQ"])
+@pytest.mark.parametrize("unknown", [False, True])
+def test_a_row_goes_to_the_leaf_that_its_features_lead_to(mode, unknown):
+    check(ensemble("Regressor", {"n_targets": 1}, f"BRANCH_{mode}", ids=[0]), rows(unknown=unknown))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"n_targets": 1, "base_values": [0.5]},
+        {"n_targets": 1, "aggregate_function": "AVERAGE", "base_values": [-2.0]},
+        {"n_targets": 2, "post_transform": "LOGISTIC"},
+        {"n_targets": 3},
+        {"n_targets": 3, "post_transform": "SOFTMAX", "base_values": [0.5, 1.0, -1.0]},
+    ],
+)
+@pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
+def test_weights_of_leaves_are_summed_for_each_output(how, device):
+    check(ensemble("Regressor", how, ids=range(how["n_targets"])), rows(), device=device)
+
+
+@pytest.mark.parametrize(
+    ("classes", "ids", "low", "how"),
+    [
+        (3, [0, 1, 2], -3, {}),
+        (3, [0, 1, 2], 0, {"post_transform": "SOFTMAX", "base_values": [0.5, 0.25, -1.0]}),
+        (4, [0, 1, 2, 3], -3, {"post_transform": "LOGISTIC"}),
+        (2, [1], 0, {}),
+        (2, [0], 0, {}),
+        (2, [1], -3, {}),
+        (2, [1], -3, {"post_transform": "LOGISTIC"}),
+        (2, [0], -3, {"post_transform": "LOGISTIC"}),
+        (2, [1], 0, {"post_transform": "LOGISTIC"}),
+        (2, [0], -3, {}),
+    ],
+)
+def test_a_class_is_that_of_the_greatest_score(classes, ids, low, how):
+    labels = [7, 3, 12, -5][:classes]
+    made = ensemble("Classifier", how | {"classlabels_int64s": labels}, ids=ids, low=low)
+    check(made, rows())
+
+
+def test_trees_of_leaves_alone_have_one_result():
+    check(ensemble("Regressor", {"n_targets": 1}, ids=[0], levels=0), rows())
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids", "how", "match"),
+    [
+        ("Regressor", [0], {"aggregate_function": "MAX"}, "aggregate_function is MAX"),
+        ("Regressor", [0, 1], {"n_targets": 2, "post_transform": "PROBIT"}, "post_transform is PROBIT"),
+        ("Regressor", [0], {"post_transform": "LOGISTIC"}, "a post_transform of one target"),
+        ("Classifier", [0, 1], {"classlabels_int64s": [0, 1]}, "two classes with weights of both"),
+        ("Classifier", [0, 1, 2], {"classlabels_strings": ["a", "b", "c"]}, "no labels that are integers"),
+    ],
+)
+def test_other_ensembles_are_refused_by_name(kind, ids, how, match):
+    made = ensemble(kind, how, ids=ids)
+    with pytest.raises(UnsupportedModel, match=match):
+        load(made.SerializeToString())
+
+
+def test_trees_that_lead_to_themselves_have_an_end():
+    made = ensemble("Regressor", {"n_targets": 1}, ids=[0])
+    for attribute in made.graph.node[0].attribute:
+        if attribute.name == "nodes_truenodeids":
+            attribute.ints[:] = [min(1, n) for n in attribute.ints]
+    with pytest.raises(UnsupportedModel, match="has trees of 257 levels, must have at most 256"):
+        load(made.SerializeToString())
