@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -213,6 +214,20 @@ class LeavesSubnormals(Changing):
         (control,) = struct.unpack_from("<I", environment.raw, CONTROL_AT)
         struct.pack_into("<I", environment, CONTROL_AT, control | FLUSH)
         _libm.fesetenv(environment)
+
+
+@fault("leaves-variable", "sets an environment variable of the process", "", (VTS,))
+class LeavesVariable(Changing):
+    def change(self) -> None:
+        os.environ["FAULTY_THREADS"] = "1"
+
+
+@fault("leaves-files", "leaves a temporary file of each model that it prepares", "", (VTS,))
+class LeavesFiles(Healthy):
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        file, _ = tempfile.mkstemp(prefix="faulty-")
+        os.close(file)
+        return super().prepare(model, hints)
 
 
 class HereEngine(KeptEngine):
