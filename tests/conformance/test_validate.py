@@ -284,6 +284,7 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
         (of("writes-input-by-pointer"), ADD, "input 0 was written to"),
         (of("writes-input"), ADD, "writes to an input or a constant"),
     ],
+    "constants-pools": [(of("second-pool"), "CONV_2D", "with constants in several memory pools")],
     "constants-kept": [(of("writes-constant-by-pointer"), ADD, "a constant of the model was written to")],
     "prepared-twice": [(of("close-frees-shared"), ADD, "other of the same model was closed")],
     "many-prepared": [(of("eight-contexts"), ADD, "prepared model 9 of 16")],
@@ -354,7 +355,7 @@ def test_there_is_a_driver_for_each_check():
     loops = {name for name, each in CHECKS.items() if each.only}  # test_control.py has drivers with loops
     kept = {fault.check for fault in table().values() if fault.check.startswith("cache-")}  # test_validate_cache.py
     assert (
-        set(FAULTS) == set(CHECKS) - loops - kept and loops == {"loop-timeout"} and len(kept) == 5 and len(CHECKS) >= 45
+        set(FAULTS) == set(CHECKS) - loops - kept and loops == {"loop-timeout"} and len(kept) == 6 and len(CHECKS) >= 45
     )
 
 

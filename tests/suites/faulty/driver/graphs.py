@@ -22,7 +22,7 @@ from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model
 from nnhal.ops.schema import Bound
 
-from .faults import RANDOM, STRESS, VTS, fault
+from .faults import CONTRACT, RANDOM, STRESS, VTS, fault
 from .healthy import Arithmetic, Engine, Healthy
 from .kept import Keeping, KeptEngine
 
@@ -146,6 +146,25 @@ class ConstantsAligned(Engine):
             if operand.lifetime == Lifetime.CONSTANT_REFERENCE and operand.type == OperandType.TENSOR_FLOAT32:
                 raw = model.pools[at.pool].view(at.offset // 64 * 64, at.length)
                 self.constants[place] = raw.view(np.float32).reshape(operand.dimensions)
+
+
+@fault(
+    "second-pool",
+    "constants of the second memory pool are read from the first",
+    "constants-pools",
+    (CONTRACT,),
+    numbers=True,
+    operation="CONV_2D",
+)
+class SecondPool(Engine):
+    def __init__(self, device: Healthy, model: Model) -> None:
+        super().__init__(device, model)
+        for place, operand in enumerate(self.main.operands):
+            at = operand.location
+            if operand.lifetime == Lifetime.CONSTANT_REFERENCE and at.pool == 1 and operand.dimensions:
+                kept = self.constants[place]
+                raw = model.pools[0].view(at.offset, at.length)
+                self.constants[place] = raw.view(kept.dtype).reshape(kept.shape)
 
 
 @fault("leaks-little", "keeps 4 KiB of every execution", "", (STRESS,))
