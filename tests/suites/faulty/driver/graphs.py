@@ -28,6 +28,7 @@ from .kept import Keeping, KeptEngine
 
 TILE = 64  # channels
 LITTLE = 4096  # bytes
+COUNTER = 1 << 16  # executions
 UPWARD = 0x800  # FE_UPWARD of x86-64
 CONTROL_AT, FLUSH = 28, 1 << 15  # MXCSR in a fenv_t of x86-64, and its bit
 _libc = ctypes.CDLL(None)
@@ -174,6 +175,16 @@ class LeaksLittle(Engine):
         return super().computed(inputs, control)
 
 
+@fault("leaks-per-thread", "keeps a descriptor of each thread that executes", "", (STRESS,))
+class LeaksPerThread(Engine):
+    own = threading.local()
+
+    def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
+        if not hasattr(self.own, "file"):
+            self.own.file = os.memfd_create("faulty")
+        return super().computed(inputs, control)
+
+
 @fault("latency-drifts", "each execution looks through what all before it left", "", (STRESS,))
 class LatencyDrifts(Engine):
     def __init__(self, device: Healthy, model: Model) -> None:
@@ -185,6 +196,17 @@ class LatencyDrifts(Engine):
         for _ in range(10 * self.times):
             pass
         return super().computed(inputs, control)
+
+
+@fault("counts-16-bits", "results are zeros from execution 65,536 of a model on", "", (STRESS,), numbers=True)
+class Counts16Bits(Engine):
+    def __init__(self, device: Healthy, model: Model) -> None:
+        super().__init__(device, model)
+        self.times = 0
+
+    def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
+        self.times += 1
+        return [y if self.times < COUNTER else np.zeros_like(y) for y in super().computed(inputs, control)]
 
 
 class Changing(Engine):
