@@ -510,6 +510,14 @@ def test_answers_that_change_with_a_restart_are_found(driver: Callable[[str, str
     assert verdict == "failed" and "after a restart, must be the same" in reason and str(os.getpid()) in reason
 
 
+def test_a_query_that_takes_memory_of_the_size_of_tensors_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SuiteRun(drivers=(str(DRIVER),), pattern="^queries/large$")
+    for fault, verdict in (("supports-allocates", "failed"), ("", "passed")):
+        monkeypatch.setenv(VARIABLE, fault)
+        (outcome,) = (each for progress in run_suite("vts", run, 1) for each in progress.outcomes)
+        assert outcome.verdict == verdict and ("a query about ADD of 16,384 x 32,768" in outcome.reason) == bool(fault)
+
+
 # ------------------------------------------------------------------------------------------------------------------- files
 
 
