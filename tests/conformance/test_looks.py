@@ -81,14 +81,14 @@ def of(call: Call, model: Any) -> bool:
 
 # ------------------------------------------------------------------------------------------------------- each sample
 
-OF_THE_FIRST = {"growth", "hints", "many-prepared", "options", "allocation-roles"}
+OF_ONE = {"growth", "hints", "many-prepared", "options", "allocation-roles", "constants-pools"}
 OF_ALL_CALLS = {"verdicts", "values", "steps"}
 OF_THE_DEVICE = {"stable-verdicts", "intermediates", "allocation"}  # whose faults are not of what is prepared
 SLOW = {"threads", "deadline", "cancellation"}
 EACH = [
     name
     for name, check in CHECKS.items()
-    if not check.whole and name in FAULTS and name not in OF_THE_FIRST | OF_ALL_CALLS | OF_THE_DEVICE | SLOW
+    if not check.whole and name in FAULTS and name not in OF_ONE | OF_ALL_CALLS | OF_THE_DEVICE | SLOW
 ]
 
 

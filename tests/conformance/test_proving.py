@@ -22,6 +22,7 @@ from nnhal.conformance.draw import AT_BOUNDS
 from nnhal.conformance.pool import children_of
 from nnhal.conformance.proving.hard import BOUNDED, FAMILIES, hard_calls
 from nnhal.conformance.proving.run import ProofOutcome, found_by, keep
+from nnhal.conformance.proving.wide import BROAD, DEEP, WIDE, wide_calls
 from nnhal.drivers.reference import Reference
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.choices import Proved, VariantChoice
@@ -85,6 +86,17 @@ WANTED = {  # by what forms_driver.py does in each form
     ("MUL", QUANT8): "exact",
     ("AVERAGE_POOL_2D", QUANT8): None,
 }
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_wide_calls_are_wider_than_tiles_and_the_reference_computes_them(name: str) -> None:
+    kinds = [kind for kind in (F32, Q8, Q8S) if kind in OPS[name].types]
+    found = [call for kind in kinds for call in wide_calls(name, kind)]
+    assert len(found) >= 2 * len(kinds) - 1
+    for call in found:
+        assert {BROAD, DEEP, 2 * DEEP} & {size for value in call.inputs if value for size in value.known}
+        (wanted,) = kernel_outputs(call)
+        assert compare_outputs(call, [wanted], [wanted]) == "" and np.isfinite(wanted.astype(float)).all()
 
 
 def test_of_each_operation_the_first_right_form_is_proved(two: tuple[Path, list[dict[str, Any]]]) -> None:

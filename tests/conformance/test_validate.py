@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from nnhal.base.codes import Activation, OperandType, OperationType
 from nnhal.base.errors import InvalidArgument
 from nnhal.conformance.place import place_first, place_in
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome, ContractCheck
-from nnhal.conformance.validate.run import Validation, run_checks
+from nnhal.conformance.validate.run import CheckItem, Validation, _Checks, run_checks
 from nnhal.conformance.validate.table import of_operation
 from nnhal.conformance.validate.trial import Drawing, Trial, open_trial
 from nnhal.conformance.validate.worker import outcome_of
@@ -283,6 +284,7 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
         (of("writes-input-by-pointer"), ADD, "input 0 was written to"),
         (of("writes-input"), ADD, "writes to an input or a constant"),
     ],
+    "constants-pools": [(of("second-pool"), "CONV_2D", "with constants in several memory pools")],
     "constants-kept": [(of("writes-constant-by-pointer"), ADD, "a constant of the model was written to")],
     "prepared-twice": [(of("close-frees-shared"), ADD, "other of the same model was closed")],
     "many-prepared": [(of("eight-contexts"), ADD, "prepared model 9 of 16")],
@@ -353,7 +355,7 @@ def test_there_is_a_driver_for_each_check():
     loops = {name for name, each in CHECKS.items() if each.only}  # test_control.py has drivers with loops
     kept = {fault.check for fault in table().values() if fault.check.startswith("cache-")}  # test_validate_cache.py
     assert (
-        set(FAULTS) == set(CHECKS) - loops - kept and loops == {"loop-timeout"} and len(kept) == 5 and len(CHECKS) >= 45
+        set(FAULTS) == set(CHECKS) - loops - kept and loops == {"loop-timeout"} and len(kept) == 6 and len(CHECKS) >= 45
     )
 
 
@@ -549,6 +551,41 @@ def test_copies_that_a_driver_makes_of_its_process_are_found_and_end_with_it(tmp
     assert outcome.verdict == "failed" and "leaks 1 processes" in outcome.reason
     pids = [int(line) for line in told.read_text().split()]
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the end of the copies")
+
+
+def played(work: _Checks, verdict: Callable[[CheckItem], str]) -> list[int]:
+    """Give each check its verdict; return how many outcomes there are in all, as is known after each."""
+    queue, done = deque(work.bundles), 0
+    totals = [sum(len(bundle.items) for bundle in queue) + work.expected()]
+    while queue:
+        for item in queue.popleft().items:
+            bundles, known = work.after(CheckOutcome(*item, verdict(item)))
+            queue.extendleft(bundles)
+            done += 1 + len(known)
+        totals.append(done + sum(len(bundle.items) for bundle in queue) + work.expected())
+    assert work.expected() == 0 and totals[-1] == done
+    return totals
+
+
+@pytest.mark.parametrize("bad", ["", "verdicts", "runs", "stale-output"])
+def test_the_number_of_checks_is_known_from_the_begin(bad: str) -> None:
+    work = _Checks(Validation(names="/(ADD|MUL|CONV_2D)$"))
+    totals = played(work, lambda item: "failed" if item.check == bad else "passed")
+    assert set(totals) == {totals[-1]} and totals[-1] > 100
+
+
+def test_checks_that_need_an_unsupported_one_are_no_longer_expected() -> None:
+    totals = played(
+        _Checks(Validation(names="/ADD$")), lambda item: "unsupported" if item.check == "cache-saved" else "passed"
+    )
+    assert totals[0] - totals[-1] == len([name for name in CHECKS if name.startswith("cache-")]) - 2
+
+
+def test_operations_that_are_not_supported_lower_what_is_expected_of_others() -> None:
+    chosen = Validation(names="/(ADD|MUL|SUB|DIV)$")
+    totals = played(_Checks(chosen), lambda item: "unsupported" if item.check == "verdicts" else "passed")
+    assert totals == sorted(totals, reverse=True) and totals[-1] == 5
+    assert totals[0] > 140 and [round(each / totals[0], 1) for each in totals[2:5]] == [0.4, 0.2, 0.1]
 
 
 def test_a_single_check_runs_whatever_others_say(tmp_path: Path) -> None:

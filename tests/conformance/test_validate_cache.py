@@ -20,7 +20,7 @@ from tests.suites.faulty.application import DRIVER
 
 pytestmark = pytest.mark.cache
 
-FAMILY = {"cache-files", "cache-saved", "cache-restored", "cache-damaged", "cache-token"}
+FAMILY = {"cache-files", "cache-saved", "cache-restored", "cache-damaged", "cache-token", "cache-interleaved"}
 
 
 def found(device: str, *only: str) -> dict[str, str]:
@@ -86,6 +86,10 @@ def test_damaged_files_may_be_taken_where_results_stay_right_and_those_of_anothe
     [
         ("cache-save-spoils", "cache-saved", "failed"),
         ("cache-restores-nothing", "cache-restored", "failed"),
+        ("cache-loses-relu1", "cache-restored", "failed"),
+        ("cache-sorts-pools", "cache-restored", "failed"),
+        ("cache-shares-scratch", "cache-interleaved", "failed"),
+        ("cache-restores-last", "cache-interleaved", "failed"),
         ("cache-trusts", "cache-damaged", "failed"),
         ("cache-any-token", "cache-token", "failed"),
         ("cache-damage-ends", "cache-damaged", "crashed"),

@@ -16,6 +16,8 @@ from nnhal.conformance.suites.fuzz.supervisor import FuzzResult, FuzzSupervisor,
 from nnhal.conformance.suites.fuzz.target import TARGETS
 from nnhal.conformance.suites.run import repeat_command, run_suite
 from nnhal.conformance.suites.suite import CaseFailed, CaseOutcome, SuiteRun
+from tests.suites.faulty.application import DRIVER as FAULTY
+from tests.suites.faulty.driver import VARIABLE
 
 DRIVER = str(Path(__file__).with_name("planted_fuzz.py"))
 SMALL = str(Path(__file__).parents[2] / "examples" / "my_driver.py")  # supports ADD, SUB, MUL of float32
@@ -74,6 +76,12 @@ def test_a_right_driver_of_three_operations_passes_with_other_seeds(seed: int) -
     assert [(o.verdict, o.reason) for o in outcomes(drivers=(SMALL,), pattern="^driver/", seed=seed)] == [
         ("passed", "")
     ]
+
+
+def test_a_request_without_dimensions_for_one_element_is_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "whole-healthy")  # RNN on inputs of shape [1, 1] is one of its calls
+    found = outcomes(drivers=(str(FAULTY),), pattern="^driver/0$")
+    assert [(o.verdict, o.reason) for o in found] == [("passed", "")]
 
 
 def test_a_driver_that_rejects_everything_is_not_at_fault(tmp_path: Path) -> None:

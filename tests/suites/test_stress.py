@@ -29,12 +29,13 @@ from nnhal.conformance.suites.suite import (
     Suite,
     SuiteRun,
 )
-from nnhal.hal.device import Device, Verdict
+from nnhal.hal.device import Device, Hints, Prepared, Verdict
 from nnhal.hal.request import Control, Request, Timing
+from nnhal.model.graph import Model
 from nnhal.ops.schema import Bound
 from nnhal.runtime import discovery
 from tests.suites.faulty.application import DRIVER
-from tests.suites.faulty.driver import VARIABLE
+from tests.suites.faulty.driver import VARIABLE, graphs
 from tests.suites.faulty.driver.faults import made
 from tests.suites.faulty.driver.healthy import Engine, Healthy
 from tests.waiting import Clock
@@ -80,6 +81,12 @@ def test_a_descriptor_that_an_execution_keeps_is_found(monkeypatch: pytest.Monke
     assert found.verdict == "failed" and "1 descriptors" in found.reason, found
 
 
+def test_a_descriptor_that_each_thread_keeps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = outcomes("stress", "leaks-per-thread", "growth/thread/float32", monkeypatch)
+    assert found.verdict == "failed" and "each thread that executes" in found.reason, found
+    assert "1 descriptors" in found.reason
+
+
 @pytest.mark.parametrize("fault", ["leaks-queries", "leaks-buffers"])
 def test_memory_that_a_query_or_an_allocation_keeps_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = outcomes("stress", fault, "growth/prepare/float32", monkeypatch)
@@ -87,8 +94,8 @@ def test_memory_that_a_query_or_an_allocation_keeps_is_found(fault: str, monkeyp
 
 
 def test_the_healthy_driver_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = outcomes("stress", "", "growth/(run|burst|prepare)/float32|endurance", monkeypatch)
-    assert [outcome.verdict for outcome in found] == ["passed"] * 4, found
+    found = outcomes("stress", "", "growth/(run|burst|prepare|thread)/float32|endurance", monkeypatch)
+    assert [outcome.verdict for outcome in found] == ["passed"] * 5, found
 
 
 def test_a_device_without_quantised_operations_does_not_support_their_cases() -> None:
@@ -153,6 +160,63 @@ def test_latency_on_a_busy_machine_is_not_judged(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(drift, "waited", lambda: (clock.monotonic_ns(), 2 * clock.monotonic_ns()))
     with pytest.raises(NotApplicable, match="the machine is busy: threads waited for a core 67% of the time"):
         ran(drifting(clock, 0), "drift/float32")
+
+
+class Tail(Engine):
+    """Every 40th execution takes 50 ms, others 0.1 ms, by a clock."""
+
+    clock: Clock
+    runs = 0
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        self.runs += 1
+        self.clock.advance(0.05 if self.runs % 40 == 0 else 0.0001)
+        return super().run(request, control)
+
+
+def test_a_long_tail_of_latency_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, device = Clock(), Healthy()
+    monkeypatch.setattr(drift, "_now", clock.monotonic_ns)
+    monkeypatch.setattr(drift, "waited", lambda: None)
+    device.engine = type("Tailing", (Tail,), {"clock": clock})
+    with pytest.raises(CaseFailed, match=r"2\.\d% of \d+ executions take more than 10 times the median"):
+        ran(device, "drift/float32")
+
+
+def test_slow_executions_that_pauses_of_the_machine_explain_are_no_tail() -> None:
+    usual, paused = 100_000, 50_000_000
+    several = [[paused if n % 40 == 0 else usual for n in range(400)] for _ in range(3)]
+    assert drift.tail(several, [20_000] * 1200) == 0.025
+    assert drift.tail(several, [paused if n % 100 == 0 else 20_000 for n in range(1200)]) == 0.0
+    assert drift.tail([*several[:2], [usual] * 400], [20_000] * 1200) == 0.0
+    assert drift.tail([each[:100] for each in several], [20_000] * 300) == 0.0  # three of each hundred
+
+
+@pytest.mark.parametrize("growth", [0, 20])
+def test_compilations_that_become_slower_are_found(growth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(drift, "_now", clock.monotonic_ns)
+    monkeypatch.setattr(drift, "waited", lambda: None)
+
+    class Slower(Healthy):
+        times = 0
+
+        def prepare(self, model: Model, hints: Hints) -> Prepared:
+            self.times += 1
+            clock.advance((1000 + growth * self.times) / 1e9)
+            return super().prepare(model, hints)
+
+    with pytest.raises(CaseFailed, match="compilations, must not rise") if growth else nullcontext():
+        ran(Slower(), "drift/compile")
+
+
+def test_a_result_that_is_wrong_from_a_number_of_executions_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "COUNTER", 100)
+    monkeypatch.setattr(stress, "BEYOND", 120)
+    monkeypatch.setattr(stress, "COUNTED", 1000.0)
+    assert ran(Healthy(), "count") == {"executions": 120}
+    with pytest.raises(CaseFailed, match=r"execution 100 of a model: .*must be"):
+        ran(made("counts-16-bits"), "count")
 
 
 def test_latencies_with_noise_or_a_new_level_do_not_drift() -> None:
@@ -231,6 +295,7 @@ def test_the_healthy_driver_goes_on_when_clients_die(killed: Callable[[str], Any
     [
         ("dies-with-client", "the driver's service has ended after a client died"),
         ("keeps-clients", r"each killed client leaves .* descriptors"),
+        ("keeps-cancelled", r"each killed client leaves .* MiB of memory"),
     ],
 )
 def test_what_a_dead_client_leaves_is_found(fault: str, found: str, killed: Callable[[str], Any]) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import threading
 import time
@@ -23,6 +24,7 @@ from nnhal.conformance.suites.run import run_suite
 from nnhal.conformance.suites.suite import Context, SuiteRun
 from nnhal.conformance.suites.vts import SUITE, Vts, death, packets
 from nnhal.conformance.suites.vts.files import NAMES
+from nnhal.conformance.suites.vts.left_files import entries, left_behind, new_files
 from nnhal.conformance.suites.vts.promise import PROMISES, Probe
 from nnhal.conformance.suites.worker import outcome_of
 from nnhal.conformance.validate.trial import Drawing, RequirementNotMet
@@ -508,6 +510,14 @@ def test_answers_that_change_with_a_restart_are_found(driver: Callable[[str, str
     assert verdict == "failed" and "after a restart, must be the same" in reason and str(os.getpid()) in reason
 
 
+def test_a_query_that_takes_memory_of_the_size_of_tensors_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SuiteRun(drivers=(str(DRIVER),), pattern="^queries/large$")
+    for fault, verdict in (("supports-allocates", "failed"), ("", "passed")):
+        monkeypatch.setenv(VARIABLE, fault)
+        (outcome,) = (each for progress in run_suite("vts", run, 1) for each in progress.outcomes)
+        assert outcome.verdict == verdict and ("a query about ADD of 16,384 x 32,768" in outcome.reason) == bool(fault)
+
+
 # ------------------------------------------------------------------------------------------------------------------- files
 
 
@@ -601,6 +611,58 @@ def test_a_process_that_a_driver_leaves_changed_is_found(change: str, where: str
 
     verdict, reason = looked("process", Changing())
     assert verdict == "failed" and f"after {where}(), " in reason and words in reason, reason
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("name", ["requests/inputs", "fences/none", "times"])
+def test_a_variable_that_each_execution_sets_is_found_by_whatever_runs_first(name: str) -> None:
+    class Sets(Engine):
+        def run(self, request: Request, control: Control) -> Timing | None:
+            os.environ["NNHAL_VTS_TEST"] = "1"
+            return super().run(request, control)
+
+    device = Healthy()
+    device.engine = Sets
+    verdict, reason = looked(name, device)
+    words = "environment variables is NNHAL_VTS_TEST=1, must be NNHAL_VTS_TEST unset as before"
+    assert verdict == "failed" and words in reason, reason
+
+
+# ------------------------------------------------------------------------------------------------------------------- files
+
+
+def test_a_temporary_file_of_each_prepared_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SuiteRun(drivers=(str(DRIVER),))
+    monkeypatch.setenv(VARIABLE, "leaves-files")
+    verdict, reason = looked("process/files", Healthy(), run=run)
+    assert verdict == "failed" and re.search(r"leaves \d files, such as TMPDIR/faulty-", reason), reason
+    monkeypatch.setenv(VARIABLE, "")
+    assert looked("process/files", Healthy(), run=run) == ("passed", "")
+
+
+def test_files_count_that_are_new_in_each_round_and_still_there(tmp_path: Path) -> None:
+    own, elsewhere = tmp_path / "own", tmp_path / "elsewhere"
+    own.mkdir()
+    elsewhere.mkdir()
+    known = entries([str(elsewhere)])
+    rounds = []
+    for number in range(4):
+        (elsewhere / f"of {number}").write_text("")
+        rounds.append(new_files([str(elsewhere)], known))
+    assert left_behind(rounds, str(own), ended=True).endswith(f"leaves 1 files, such as {elsewhere}/of 3")
+    (elsewhere / "of 2").unlink()  # not all remain: they may be another process's
+    assert left_behind(rounds, str(own), ended=True) == ""
+
+
+@pytest.mark.parametrize(("ended", "found"), [(True, "left 2 files in TMPDIR, such as one/kept"), (False, "")])
+def test_a_file_that_a_process_keeps_for_all_models_is_too_many_after_its_end(
+    ended: bool, found: str, tmp_path: Path
+) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "kept").write_text("")
+    rounds = [new_files([str(tmp_path)], ())] * 3
+    assert left_behind(rounds, str(tmp_path), ended=ended).endswith(found)
+    assert bool(left_behind(rounds, str(tmp_path), ended=ended)) == ended
 
 
 def test_the_state_of_another_process_has_what_the_kernel_tells() -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.codes import OperandType
+from nnhal.base.codes import Lifetime, OperandType
 from nnhal.base.errors import ContractBroken, DriverFailed, InvalidModel, NnhalError
+from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, Value, quantised
 from nnhal.base.records import Record, replace
 from nnhal.conformance.compare import tolerance
@@ -24,7 +25,7 @@ from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import UNLIMITED
 from nnhal.model.builder import ModelBuilder
-from nnhal.model.graph import Model
+from nnhal.model.graph import CONSTANTS, Location, Model
 from nnhal.ops.common import ACTIVATION_RANGE, IN_A_ROW
 from nnhal.ops.schema import F16, F32, Arg, Bound, bind, output_at
 
@@ -32,6 +33,8 @@ Outputs = list[Array | None]
 ORDERS = 64  # units in the last place that another order of summation may cost, relative to the sum of magnitudes
 OPEN = 0.15  # the share of models with open dimensions
 THREADS = (1, 2)  # of compilations: an engine may have another kernel for several threads
+POOLS = 2, 3  # of constants: the least and the most
+PAGE, PART = 4096, 64  # bytes before the constants of a large pool, and to which each constant is aligned
 CLIPS = {"RELU": (0.0,), "RELU1": (-1.0, 1.0), "RELU6": (0.0, 6.0)}
 
 
@@ -41,6 +44,27 @@ def model_of(call: Call) -> Model:
     indices, inputs, outputs = operands_of(call, b)
     b.operation(call.cell.op.code, indices, outputs)
     return b.finish(inputs, outputs, extensions=b.extensions())
+
+
+def with_pools(model: Model) -> Model | None:
+    """Return the model with its constants in two or three memory pools, the first of which is the largest.
+
+    None if it has fewer than two constants.
+    """
+    main, operands = model.main, list(model.main.operands)
+    places = [place for place, operand in enumerate(operands) if operand.lifetime in CONSTANTS]
+    if len(places) < POOLS[0]:
+        return None
+    whole = PAGE + sum(model.constant(operands[place]).nbytes for place in places)
+    pools = [bytearray(begin) for begin in (whole, PART, whole // 2)][: min(len(places), POOLS[1])]
+    for number, place in enumerate(places):
+        pool, array = pools[number % len(pools)], model.constant(operands[place])
+        pool += bytes(-len(pool) % PART)
+        at = Location(len(model.pools) + number % len(pools), len(pool), array.nbytes)
+        operands[place] = replace(operands[place], lifetime=Lifetime.CONSTANT_REFERENCE, location=at)
+        pool += array.tobytes()
+    made = (Memory.from_array(np.frombuffer(pool, np.uint8)) for pool in pools)
+    return replace(model, main=replace(main, operands=tuple(operands)), pools=(*model.pools, *made))
 
 
 @singledispatch

@@ -87,9 +87,13 @@ class Work(ABC):
         """Return bundles to run next because of an outcome, and outcomes that follow from it without a run."""
         return (), ()
 
+    def expected(self) -> int:
+        """Return how many items and outcomes `after` will probably still return."""
+        return 0
+
 
 def run_all(work: Work, jobs: int) -> Generator[tuple[TaskResult, int, int], None, None]:
-    """Yield outcomes as they arrive, with the number of those so far, and of all known items.
+    """Yield outcomes as they arrive, with the number of those so far, and of all known and expected items.
 
     Raises if the driver does not load.
     """
@@ -262,7 +266,7 @@ class _Run:
                 outcomes = [each for answer in came for each in self._with_what_follows(answer.outcome)]
                 self._done += len(outcomes)
                 calls = sum((answer.calls for answer in came), Counter[str]())
-                yield TaskResult(outcomes, calls, self._device), self._done, self._total
+                yield TaskResult(outcomes, calls, self._device), self._done, self._total + self._work.expected()
 
     def _with_what_follows(self, outcome: Any) -> list[Any]:
         bundles, known = self._work.after(outcome)

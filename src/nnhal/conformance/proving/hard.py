@@ -70,13 +70,13 @@ def hard_calls(operation: str, kind: int, seed: int = 0) -> Iterator[Call]:
         for number, made in enumerate(FAMILIES[operation](ModelMaker(operation, kind, rng))):
             arguments, given, out = made
             try:
-                yield _call(operation, kind, arguments, given, out)
+                yield call_of(operation, kind, arguments, given, out)
             except InvalidModel as error:  # zero points that the type does not allow
                 if number == 0:
                     raise AssertionError(f"{operation}: {error}") from error
     if operation in BOUNDED and dtype_of(kind).itemsize == 1:
         for arguments, given, out in _bounded(ModelMaker(operation, kind, rng)):
-            yield _call(operation, kind, arguments, given, out, AT_BOUNDS)
+            yield call_of(operation, kind, arguments, given, out, AT_BOUNDS)
     for cell in cells([operation]):
         if cell.kind == kind:
             yield draw(cell, rng)
@@ -207,51 +207,72 @@ def _reach(x: Value, weights: Value, terms: int) -> float:
 
 def _convolutions(m: ModelMaker) -> Iterator[Made]:
     """Yield all weights, each with two of the groupings of inputs and outputs, all of these equally often."""
-    transposed, depthwise, grouped = (
-        m.operation == n for n in ("TRANSPOSE_CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D")
-    )
     groupings, every = list(product(*GROUPS.get(m.operation, PLAIN))), list(m.all_weights())
     ways, count = list(product(WINDOWS, (1, 2), (Padding.SAME, Padding.VALID))), 2 * max(len(groupings), len(every))
     cases = (m.mixed(each, count) for each in (every, groupings, ways))
-    for (zero, weight_zero, ratio), (groups, inner, outer), ((high, wide), stride, scheme) in m.turns(
-        zip(*cases, strict=True)
-    ):
-        units = groups * outer
-        x, terms = m.tensor((ROWS, 4, 5, groups * inner), zero), inner * high * wide
-        shape, axis = ((1, high, wide, units), 3) if depthwise else ((units, high, wide, inner), 0)
-        weights = m.weights(shape, weight_zero, axis, ratio)
-        more: dict[str, Any] = {"activation": m.next((Activation.NONE, Activation.NONE, Activation.RELU))}
-        if depthwise:
-            more["depth_multiplier"] = outer
-        elif grouped:
-            more["groups"] = groups
-        if transposed:
-            more |= dict.fromkeys(("pad_left", "pad_right", "pad_top", "pad_bottom"), 0)
-        else:
-            more["scheme"] = scheme
-        if transposed or grouped:
-            more["nchw"] = False
-        arguments = {"input": x, "filter": weights, "bias": m.bias(x, weights, units, terms), **more}
-        arguments |= {"stride_w": stride, "stride_h": stride}
-        yield arguments, ["input"], m.output(_reach(x, weights, terms))
+    for weights, grouping, way in m.turns(zip(*cases, strict=True)):
+        yield convolution(m, weights, grouping, way, (ROWS, 4, 5))
+
+
+def convolution(
+    m: ModelMaker,
+    weights_of: tuple[int, int, float],
+    grouping: tuple[int, int, int],
+    way: tuple[tuple[int, int], int, Padding],
+    picture: tuple[int, int, int],
+    *,
+    coarse: bool = False,
+) -> Made:
+    """Make a convolution. picture: batches, height and width. The others are as `_convolutions` combines them."""
+    (zero, weight_zero, ratio), (groups, inner, outer), ((high, wide), stride, scheme) = weights_of, grouping, way
+    transposed, depthwise, grouped = (
+        m.operation == n for n in ("TRANSPOSE_CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D")
+    )
+    units = groups * outer
+    x, terms = m.tensor((*picture, groups * inner), zero), inner * high * wide
+    shape, axis = ((1, high, wide, units), 3) if depthwise else ((units, high, wide, inner), 0)
+    weights = m.weights(shape, weight_zero, axis, ratio)
+    more: dict[str, Any] = {"activation": m.next((Activation.NONE, Activation.NONE, Activation.RELU))}
+    if depthwise:
+        more["depth_multiplier"] = outer
+    elif grouped:
+        more["groups"] = groups
+    if transposed:
+        more |= dict.fromkeys(("pad_left", "pad_right", "pad_top", "pad_bottom"), 0)
+    else:
+        more["scheme"] = scheme
+    if transposed or grouped:
+        more["nchw"] = False
+    arguments = {"input": x, "filter": weights, "bias": m.bias(x, weights, units, terms), **more}
+    arguments |= {"stride_w": stride, "stride_h": stride}
+    return arguments, ["input"], m.output(_reach(x, weights, terms), coarse=coarse)
 
 
 def _fully_connected(m: ModelMaker) -> Iterator[Made]:
     for zero, weight_zero, size in m.products():
         units = m.next((3, 1) if size in LONG else (17, 1, 3, 33), 2)
-        x, weights = m.tensor((ROWS, size), zero), m.weights((units, size), weight_zero, 0)
-        arguments = {"input": x, "weights": weights, "bias": m.bias(x, weights, units, size)}
-        arguments |= {"activation": m.next((Activation.NONE, Activation.RELU), 4)}
-        yield arguments, ["input"], m.output(_reach(x, weights, size), coarse=size in LONG)
+        yield dense_layer(m, (zero, weight_zero), units, size, coarse=size in LONG)
+
+
+def dense_layer(m: ModelMaker, zeros: tuple[int, int], units: int, size: int, *, coarse: bool) -> Made:
+    """Make a fully connected layer."""
+    x, weights = m.tensor((ROWS, size), zeros[0]), m.weights((units, size), zeros[1], 0)
+    arguments = {"input": x, "weights": weights, "bias": m.bias(x, weights, units, size)}
+    arguments |= {"activation": m.next((Activation.NONE, Activation.RELU), 4)}
+    return arguments, ["input"], m.output(_reach(x, weights, size), coarse=coarse)
 
 
 def _matrices(m: ModelMaker) -> Iterator[Made]:
     for zero, other, size in m.products():
         columns = m.next((3, 1) if size in LONG else (17, 1, 3, 33), 2)
-        x, y = m.tensor((2, ROWS, size), zero, axis=1), m.tensor((2, size, columns), other, WEIGHT_SCALE, axis=2)
-        arguments = {"x": x, "y": y, "adj_x": False, "adj_y": False}
-        given = m.next((["x", "y"], ["x"]))
-        yield arguments, given, m.output(_reach(x, y, size), coarse=size in LONG)
+        yield matrix_product(m, (zero, other), columns, size, coarse=size in LONG)
+
+
+def matrix_product(m: ModelMaker, zeros: tuple[int, int], columns: int, size: int, *, coarse: bool) -> Made:
+    """Make a product of two batches of matrices."""
+    x, y = m.tensor((2, ROWS, size), zeros[0], axis=1), m.tensor((2, size, columns), zeros[1], WEIGHT_SCALE, axis=2)
+    arguments = {"x": x, "y": y, "adj_x": False, "adj_y": False}
+    return arguments, m.next((["x", "y"], ["x"])), m.output(_reach(x, y, size), coarse=coarse)
 
 
 def _elementwise(m: ModelMaker) -> Iterator[Made]:
@@ -273,10 +294,14 @@ def _elementwise(m: ModelMaker) -> Iterator[Made]:
 
 def _pools(m: ModelMaker) -> Iterator[Made]:
     for zero, depth in m.turns(product(m.zero_points() if m.quantised else (0, 0), DEPTHS)):
-        window, x = m.next((2, 3, WIDE_WINDOW)), m.tensor((ROWS, 19, 18, depth), zero)
-        arguments = {"input": x, "scheme": m.next((Padding.VALID, Padding.SAME), 2), "activation": Activation.NONE}
-        arguments |= {"stride_w": 1, "stride_h": 2, "filter_w": window, "filter_h": window}
-        yield arguments, ["input"], (x.scale, x.zero_point)
+        yield pool(m, m.tensor((ROWS, 19, 18, depth), zero), m.next((2, 3, WIDE_WINDOW)))
+
+
+def pool(m: ModelMaker, x: Value, window: int) -> Made:
+    """Make a pool of square windows."""
+    arguments = {"input": x, "scheme": m.next((Padding.VALID, Padding.SAME), 2), "activation": Activation.NONE}
+    arguments |= {"stride_w": 1, "stride_h": 2, "filter_w": window, "filter_h": window}
+    return arguments, ["input"], (x.scale, x.zero_point)
 
 
 def _bounded(m: ModelMaker) -> Iterator[Made]:
@@ -349,7 +374,7 @@ FAMILIES = {name: hard for name, (hard, _) in MAKERS.items() if hard is not None
 BOUNDED = {name: at_bounds for name, (_, at_bounds) in MAKERS.items() if at_bounds is not None}
 
 
-def _call(
+def call_of(
     operation: str,
     kind: int,
     arguments: dict[str, Any],

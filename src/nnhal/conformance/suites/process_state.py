@@ -24,6 +24,7 @@ from nnhal.hal.device import Device
 
 State = Mapping[str, str]
 ENVIRONMENT = "environment variables"  # of an engine, which a driver may set while it loads
+_BETWEEN = "\0"  # between two variables
 _libm = ctypes.CDLL(ctypes.util.find_library("m"))
 _FENV = 256  # bytes, more than any fenv_t has
 _MXCSR, _MXCSR_AT, _X87 = 0xFFC0, 28, 0x0F00  # control bits, not the exceptions that occurred
@@ -38,10 +39,21 @@ def state_of_this_process() -> State:
     found = {
         "rounding mode": str(_libm.fegetround()),
         "floating-point control": _control(),
-        "numpy's handling of errors": str(np.geterr()),
         "working directory": os.getcwd(),
         "locale": locale.setlocale(locale.LC_ALL),
-        ENVIRONMENT: _digest(os.environ),
+        **_settings(),
+    }
+    found |= {
+        f"handler of {each.name}": str(signal.getsignal(each)) for each in signal.valid_signals() if each in _NAMED
+    }
+    return found | _status(f"/proc/self/task/{threading.get_native_id()}/status", _MASKS)
+
+
+def _settings() -> State:
+    """Return what Python, NumPy and the kernel keep for this process and thread, beside what `/proc` has."""
+    return {
+        "numpy's handling of errors": str(np.geterr()),
+        ENVIRONMENT: _text(os.environ),
         "affinity of the thread": str(sorted(os.sched_getaffinity(0))),
         "nice value": str(os.getpriority(os.PRIO_PROCESS, 0)),
         "interval timer": str(signal.getitimer(signal.ITIMER_REAL)[1]),
@@ -50,12 +62,8 @@ def state_of_this_process() -> State:
         "thread's exception hook": str(threading.excepthook),
         "standard output": _file(1),
         "standard error": _file(2),
+        **{name: str(resource.getrlimit(getattr(resource, name))) for name in _LIMITS},
     }
-    found |= {
-        f"handler of {each.name}": str(signal.getsignal(each)) for each in signal.valid_signals() if each in _NAMED
-    }
-    found |= {name: str(resource.getrlimit(getattr(resource, name))) for name in _LIMITS}
-    return found | _status(f"/proc/self/task/{threading.get_native_id()}/status", _MASKS)
 
 
 _NAMED = frozenset(signal.Signals)
@@ -83,6 +91,7 @@ def lasting_state(pid: int) -> State:
         found["subnormal inputs"] = "kept" if (tiny * np.float32(2.0**10)).all() else "flushed to zero"
         found["subnormal results"] = "kept" if (least * np.float32(0.5)).all() else "flushed to zero"
         found["locale"] = locale.setlocale(locale.LC_ALL)
+        found |= _settings()
     return found
 
 
@@ -118,15 +127,25 @@ def difference(before: State, after: State) -> str:
     """Return the first difference, "" without one."""
     for name in before:
         if before[name] != after.get(name):
-            return f"{name} is {after.get(name)}, was {before[name]}"
+            was, now = _shown(name, before[name], after.get(name, ""))
+            return f"{name} is {now}, was {was}"
     return ""
 
 
 def changes(before: State, after: State) -> str:
     """Return all differences, "" without one."""
-    return "; ".join(
-        f"{what} is {after[what]}, must be {before[what]} as before" for what in before if before[what] != after[what]
-    )
+    several = [(what, *_shown(what, before[what], after[what])) for what in before if before[what] != after[what]]
+    return "; ".join(f"{what} is {now}, must be {was} as before" for what, was, now in several)
+
+
+def _shown(name: str, before: str, after: str) -> tuple[str, str]:
+    """Return two values for people: of environment variables, those that differ."""
+    if name != ENVIRONMENT:
+        return before, after
+    both = [dict(each.split("=", 1) for each in text.split(_BETWEEN) if each) for text in (before, after)]
+    names = sorted(name for name in {**both[0], **both[1]} if both[0].get(name) != both[1].get(name))
+    was, now = (", ".join(f"{n}={each[n]}" if n in each else f"{n} unset" for n in names) for each in both)
+    return was, now
 
 
 def _control() -> str:
@@ -156,5 +175,5 @@ def _file(fd: int) -> str:
     return f"file {found.st_ino}"
 
 
-def _digest(environment: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={environment[name]}" for name in sorted(environment))
+def _text(environment: Mapping[str, str]) -> str:
+    return _BETWEEN.join(f"{name}={environment[name]}" for name in sorted(environment))

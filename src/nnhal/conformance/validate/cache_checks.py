@@ -2,17 +2,17 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 from nnhal.base.errors import MissedDeadline, NnhalError
 from nnhal.base.records import replace
-from nnhal.conformance.differential import arrays_of
+from nnhal.conformance.differential import arrays_of, model_of, other_constants, with_pools
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.limits import counted, driver_pid
-from nnhal.conformance.validate.state import data_sets
-from nnhal.conformance.validate.trial import PLAIN, NotAccepted, Trial, copies
+from nnhal.conformance.validate.state import DataSet, at_once, data_sets
+from nnhal.conformance.validate.trial import PLAIN, NotAccepted, Trial, copies, distinct
 from nnhal.hal.answers import cache_files_by
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
 from nnhal.hal.chain import checked_restored
@@ -65,15 +65,91 @@ def restored(trial: Trial) -> int:
             continue
         seen += 1
         for _ in range(2):
-            try:
-                prepared = _restored(trial, model, cache)
-            except NnhalError as error:
-                trial.unmet(f"files that it has just saved are a miss: {error}")
+            prepared = _restored_now(trial, model, cache)
             _computes(trial, call, model, prepared, "when it is restored")
             trial.close(prepared)
         if seen == 1:
             _releases(trial, model, cache)
+    for call, model, cache in _each_saved(trial, [*_in_pools(trial), *_with_other_parameters(trial)]):
+        trial.close(trial.prepare(model, replace(PLAIN, cache=cache)))
+        if _written(cache):
+            wanted = trial.alone(model, arrays_of(call))
+            results = trial.run(_restored_now(trial, model, cache), copies(arrays_of(call)))
+            trial.same(call, wanted, results, f"when it is restored ({call.cell})")
     return seen
+
+
+def _in_pools(trial: Trial) -> Iterator[tuple[Call, Model]]:
+    """Yield the sample with the most constants, which lie in memory pools of different sizes."""
+    call, model = max(trial.samples(), key=lambda pair: pair[0].constants)
+    pooled = with_pools(model)
+    if pooled is not None and trial.verdict(pooled).ok:
+        yield call, pooled
+
+
+def _with_other_parameters(trial: Trial) -> Iterator[tuple[Call, Model]]:
+    """Yield supported calls whose parameters have values that no sample has, ordinary calls first."""
+    known = {each for call, _ in trial.samples() for each in _parameters(call)}
+    for call, model in sorted(trial.taken(), key=lambda pair: pair[0].cell.values != "ordinary"):
+        fresh = set() if call.open else set(_parameters(call)) - known
+        if fresh:
+            with suppress(NnhalError):  # the reference rejects some values
+                if any(w is not None and w.size for w in trial.wanted(model, arrays_of(call))):
+                    known |= fresh
+                    yield call, model
+
+
+def _parameters(call: Call) -> Iterator[tuple[str, int]]:
+    """Yield the whole numbers, flags and enumerators that the model has as constants, by the argument's name."""
+    if type(call) is not Call:  # control flow has none
+        return
+    for place, (argument, value) in enumerate(zip(call.arguments, call.inputs, strict=True)):
+        if value is not None and argument.scalar and value.array.dtype.kind in "biu" and place not in call.given:
+            yield argument.name, int(value.array)
+
+
+@check(
+    "cache-interleaved",
+    "Restored models do not affect each other, whether their executions alternate or overlap.",
+    ("cache-restored",),
+    unseen=SAVES_NOTHING,
+)
+def interleaved(trial: Trial) -> int:
+    seen = 0
+    for call, model, cache in _saved(trial):
+        other = other_constants(call, trial.rng)
+        other_model = model_of(other)
+        with _files(CacheFiles(len(cache.model_files), len(cache.data_files)), OTHER) as its:
+            try:
+                own, others = data_sets(trial, call, model), data_sets(trial, other, other_model, 2)
+            except NnhalError:  # a valid failure with other constants
+                continue
+            trial.close(trial.prepare(model, replace(PLAIN, cache=cache)))
+            trial.close(trial.prepare(other_model, replace(PLAIN, cache=its)))
+            if not (_written(cache) and _written(its)):
+                continue
+            prepared = [
+                _restored_now(trial, m, files) for m, files in ((model, cache), (model, cache), (other_model, its))
+            ]
+            _independent(trial, prepared, (own[:2], own[2:], others))
+            seen += distinct(*(wanted for _, _, wanted in (*own, *others)))
+    return seen
+
+
+def _independent(trial: Trial, prepared: Sequence[Prepared], sets: Sequence[Sequence[DataSet]]) -> None:
+    """Raise Unmet if one of several models, each with its inputs and results, affects another."""
+    runs = [(which, *each) for several in zip(*sets, strict=True) for which, each in enumerate(several)]
+    for which, call, arrays, wanted in (*runs, *runs[::-1]):
+        results = trial.run(prepared[which], copies(arrays))
+        trial.same(call, wanted, results, "alternating with other restored models")
+    for place, results in at_once(trial, [(prepared[which], arrays) for which, _, arrays, _ in runs]):
+        _, call, _, wanted = runs[place]
+        trial.same(call, wanted, results, "at the same time as other restored models")
+    trial.close(prepared[0])
+    for which, call, arrays, wanted in runs:
+        if which:
+            results = trial.run(prepared[which], copies(arrays))
+            trial.same(call, wanted, results, "after another restored model was closed")
 
 
 def _releases(trial: Trial, model: Model, cache: Cache) -> None:
@@ -132,25 +208,42 @@ def token(trial: Trial) -> int:
 def _saved(trial: Trial) -> Iterator[tuple[Call, Model, Cache]]:
     """Yield the samples, each with empty files for it. NotTaken if the driver has no compilation cache."""
     trial.fixed()
+    yield from _each_saved(trial, _samples(trial))
+
+
+def _samples(trial: Trial) -> Iterator[tuple[Call, Model]]:
+    yield from trial.samples()
+
+
+def _each_saved(trial: Trial, calls: Iterable[tuple[Call, Model]]) -> Iterator[tuple[Call, Model, Cache]]:
+    """Yield calls, each with empty files for it; raise as `_saved`."""
     with trial.stages.enter("number_of_cache_files"):
         count = cache_files_by(trial.device)
     if not count:
         raise NotAccepted("the driver has no compilation cache: number_of_cache_files() returns 0, 0")
-    for call, model in trial.samples():
+    for call, model in calls:
         with _files(count) as cache:
             yield call, model, cache
         trial.end()
 
 
 @contextmanager
-def _files(count: CacheFiles) -> Iterator[Cache]:
+def _files(count: CacheFiles, token: bytes = TOKEN) -> Iterator[Cache]:
     with ExitStack() as open_files:
         fds = [open_files.enter_context(tempfile.TemporaryFile(buffering=0)).fileno() for _ in range(sum(count))]
-        yield Cache(TOKEN, tuple(fds[: count.model]), tuple(fds[count.model :]))
+        yield Cache(token, tuple(fds[: count.model]), tuple(fds[count.model :]))
 
 
 def _written(cache: Cache) -> bool:
     return any(os.fstat(fd).st_size for fd in cache.files)
+
+
+def _restored_now(trial: Trial, model: Model, cache: Cache) -> Prepared:
+    """Restore from files that the driver has just saved; raise Unmet if they are a miss."""
+    try:
+        return _restored(trial, model, cache)
+    except NnhalError as error:
+        trial.unmet(f"files that it has just saved are a miss: {error}")
 
 
 def _restored(trial: Trial, model: Model, cache: Cache) -> Prepared:

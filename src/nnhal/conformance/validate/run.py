@@ -96,6 +96,9 @@ class _Checks(Work):
         # others
         # from running.
         self._came: dict[str, dict[str, str]] = defaultdict(dict)
+        self._waiting: dict[str, set[str]] = {}  # by operation: the checks that run, or are skipped, after others
+        self._later: dict[str, int] = {}  # by operation: the number of those, before any outcome
+        self._left_out: dict[str, int] = {}  # by operation with an outcome: the number of those that never run
         whole = [CheckItem(each.name, DRIVER) for each in of_the_driver()]
         wanted = [item for item in whole if chosen.takes(item.check, DRIVER) or item.check == "extensions"]
         names = dict.fromkeys([*(cell.op.name for cell in cells()), *CONTROL])
@@ -106,7 +109,10 @@ class _Checks(Work):
         """Return an operation's first bundles."""
         wanted = [each for each in of_operation(operation) if self._chosen.takes(each.name, operation)]
         if not self._chosen.chooses:
-            wanted = [each for each in wanted if not self._chosen.needs(each.name, operation)]
+            first = [each for each in wanted if not self._chosen.needs(each.name, operation)]
+            self._waiting[operation] = {each.name for each in wanted} - {each.name for each in first}
+            self._later[operation] = len(self._waiting[operation])
+            wanted = first
         parts = [tuple(wanted[start : start + APART]) for start in range(0, len(wanted), APART)]
         return [Bundle(operation, tuple(CheckItem(each.name, operation) for each in part)) for part in parts]
 
@@ -131,7 +137,14 @@ class _Checks(Work):
         verdict = came[outcome.check] = outcome.alone or outcome.verdict
         if outcome.check == "extensions":
             return [bundle for operation in outcome.found for bundle in self._first(operation)], []
-        if self._chosen.chooses or not outcome.operation or verdict == "unsupported":
+        if self._chosen.chooses or not outcome.operation:
+            return [], []
+        waiting = self._waiting[outcome.operation]
+        self._left_out.setdefault(outcome.operation, 0)
+        if verdict == "unsupported":
+            lost = self._behind(outcome.operation, outcome.check)
+            self._left_out[outcome.operation] += len(lost)
+            waiting -= lost
             return [], []
         ready: list[CheckItem] = []
         skipped: list[CheckOutcome] = []
@@ -155,8 +168,26 @@ class _Checks(Work):
                 )
                 skipped.append(CheckOutcome(each.name, outcome.operation, "skipped", f"{came[each.name]} before"))
                 news.append(each.name)
+        waiting -= {item.check for item in ready} | {each.check for each in skipped}
         parts = [tuple(ready[start : start + APART]) for start in range(0, len(ready), APART)]
         return [Bundle(outcome.operation, part) for part in parts], skipped
+
+    def _behind(self, operation: str, check: str) -> set[str]:
+        """Return the waiting checks that need this one."""
+        found, left, fresh = set[str](), set(self._waiting[operation]), {check}
+        while fresh:
+            fresh = {name for name in left if self._chosen.needs(name, operation) & fresh}
+            found, left = found | fresh, left - fresh
+        return found
+
+    def expected(self) -> int:
+        """Return the number of waiting checks; those of operations without an outcome, by the share of the others."""
+        begun = self._left_out
+        known = sum(len(self._waiting[operation]) for operation in begun)
+        most = max(self._later.values(), default=0)  # at first, as if an operation had been supported
+        behind = sum(self._later[operation] for operation in begun) + most
+        share = 1 - sum(begun.values()) / behind if behind else 0.0
+        return known + round(share * (sum(map(len, self._waiting.values())) - known))
 
 
 def run_checks(chosen: Validation, jobs: int) -> Generator[tuple[TaskResult, int, int], None, None]:

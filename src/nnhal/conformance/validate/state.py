@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from nnhal.base.errors import NnhalError
 from nnhal.base.operands import Array
-from nnhal.conformance.differential import Outputs, arrays_of, model_of, operands_of, other_constants
+from nnhal.conformance.differential import Outputs, arrays_of, model_of, operands_of, other_constants, with_pools
 from nnhal.conformance.draw import Call
 from nnhal.conformance.place import place_in
 from nnhal.conformance.switching import switching_often
@@ -24,8 +24,10 @@ THREADS, EACH = 4, 25  # executions of each thread
 PAUSE = 0.01  # seconds
 ALIKE = "its results are the same for all drawn inputs"
 
+DataSet = tuple[Call, list[Array], Outputs]  # a call, its inputs, and its results on a model that runs once
 
-def data_sets(trial: Trial, call: Call, model: Model, count: int = SETS) -> list[tuple[Call, list[Array], Outputs]]:
+
+def data_sets(trial: Trial, call: Call, model: Model, count: int = SETS) -> list[DataSet]:
     """Return the call with several inputs, and the results for each from a model that runs once."""
     return [
         (each, arrays_of(each), trial.alone(model, arrays_of(each))) for each in (call, *trial.others(call, count - 1))
@@ -176,6 +178,24 @@ def _read_twice(call: Call) -> Model | None:
     return b.finish(given, ends, extensions=b.extensions())
 
 
+@check(
+    "constants-pools",
+    "Constants in several memory pools, at offsets, give the same results.",
+    SECOND,
+    unseen="no supported call has two constants",
+)
+def constants_pools(trial: Trial) -> int:
+    trial.fixed()
+    call, model = max(trial.samples(), key=lambda pair: pair[0].constants)
+    pooled = with_pools(model)
+    if pooled is None or not trial.verdict(pooled).ok:
+        return 0
+    wanted = trial.alone(model, arrays_of(call))
+    results = trial.run(trial.prepare(pooled), copies(arrays_of(call)))
+    trial.same(call, wanted, results, "with constants in several memory pools")
+    return 1
+
+
 # -------------------------------------------------------------------------------------------------------------- threads
 
 
@@ -190,7 +210,8 @@ def threads(trial: Trial) -> int:
     seen = 0
     for call, model in trial.samples():
         sets = data_sets(trial, call, model)
-        results = _at_once(trial, trial.prepare(model), [arrays for _, arrays, _ in sets])
+        prepared = trial.prepare(model)
+        results = at_once(trial, [(prepared, arrays) for _, arrays, _ in sets])
         wrong = [(place, r) for place, r in results if trial.differs(sets[place][0], sets[place][2], r)]
         if wrong:
             place, first = wrong[0]
@@ -200,8 +221,8 @@ def threads(trial: Trial) -> int:
     return seen
 
 
-def _at_once(trial: Trial, prepared: Prepared, sets: Sequence[list[Array]]) -> list[tuple[int, Outputs]]:
-    """Execute in several threads; return the number of the inputs and the results of each execution."""
+def at_once(trial: Trial, executions: Sequence[tuple[Prepared, list[Array]]]) -> list[tuple[int, Outputs]]:
+    """Execute models on inputs in several threads; return the number and the results of each execution."""
     came: list[tuple[int, Outputs]] = []
     failed: list[BaseException] = []
     begin = threading.Barrier(THREADS)
@@ -210,8 +231,9 @@ def _at_once(trial: Trial, prepared: Prepared, sets: Sequence[list[Array]]) -> l
         begin.wait()
         try:
             for turn in range(EACH):
-                place = (number + turn) % len(sets)
-                came.append((place, trial.run(prepared, copies(sets[place]))))
+                place = (number + turn) % len(executions)
+                prepared, arrays = executions[place]
+                came.append((place, trial.run(prepared, copies(arrays))))
         except BaseException as error:
             failed.append(error)
 

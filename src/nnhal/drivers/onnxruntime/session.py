@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
@@ -29,6 +29,7 @@ CPU = "CPUExecutionProvider"
 SHARING = "CommonSubexpressionElimination"  # it would let readers of real values share a DequantizeLinear again
 RULES = "Level1_RuleBasedTransformer"  # it also loses tensors that are both an output and padded for a convolution
 SHRINKING_NS = 500_000_000  # the longest time in nanoseconds for a run that only returns memory
+TELEMETRY = "ORT_DISABLE_TELEMETRY"
 _COLOUR = b"\x1b["  # the beginning of the engine's log lines
 
 
@@ -39,9 +40,11 @@ def engine() -> Any:
     DeviceUnavailable if it, or the package that writes its models, is not installed. That package is imported when it
     writes a model: its import takes longer than the engine's.
     """
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read during the import
     try:
-        filter_stderr(_imported, lambda line, whole: line.startswith(_COLOUR) and (b"onnxruntime" in line or not whole))
+        with _telemetry_off():
+            filter_stderr(
+                _imported, lambda line, whole: line.startswith(_COLOUR) and (b"onnxruntime" in line or not whole)
+            )
         import onnxruntime  # noqa: TID251
 
         if find_spec("onnx") is None:
@@ -56,6 +59,18 @@ def engine() -> Any:
     onnxruntime.disable_telemetry_events()
     onnxruntime.set_default_logger_severity(4)  # errors are also raised
     return onnxruntime
+
+
+@contextmanager
+def _telemetry_off() -> Iterator[None]:
+    """Set the variable that the engine reads during its import, unless it is set; a driver leaves no variable changed."""
+    given = os.environ.get(TELEMETRY)
+    os.environ.setdefault(TELEMETRY, "1")
+    try:
+        yield
+    finally:
+        if given is None:
+            os.environ.pop(TELEMETRY, None)
 
 
 def version() -> str:

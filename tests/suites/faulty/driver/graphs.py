@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -21,12 +22,13 @@ from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model
 from nnhal.ops.schema import Bound
 
-from .faults import RANDOM, STRESS, VTS, fault
+from .faults import CONTRACT, RANDOM, STRESS, VTS, fault
 from .healthy import Arithmetic, Engine, Healthy
 from .kept import Keeping, KeptEngine
 
 TILE = 64  # channels
 LITTLE = 4096  # bytes
+COUNTER = 1 << 16  # executions
 UPWARD = 0x800  # FE_UPWARD of x86-64
 CONTROL_AT, FLUSH = 28, 1 << 15  # MXCSR in a fenv_t of x86-64, and its bit
 _libc = ctypes.CDLL(None)
@@ -147,10 +149,39 @@ class ConstantsAligned(Engine):
                 self.constants[place] = raw.view(np.float32).reshape(operand.dimensions)
 
 
+@fault(
+    "second-pool",
+    "constants of the second memory pool are read from the first",
+    "constants-pools",
+    (CONTRACT,),
+    numbers=True,
+    operation="CONV_2D",
+)
+class SecondPool(Engine):
+    def __init__(self, device: Healthy, model: Model) -> None:
+        super().__init__(device, model)
+        for place, operand in enumerate(self.main.operands):
+            at = operand.location
+            if operand.lifetime == Lifetime.CONSTANT_REFERENCE and at.pool == 1 and operand.dimensions:
+                kept = self.constants[place]
+                raw = model.pools[0].view(at.offset, at.length)
+                self.constants[place] = raw.view(kept.dtype).reshape(kept.shape)
+
+
 @fault("leaks-little", "keeps 4 KiB of every execution", "", (STRESS,))
 class LeaksLittle(Engine):
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
         _kept.append(np.ones(LITTLE, np.uint8))
+        return super().computed(inputs, control)
+
+
+@fault("leaks-per-thread", "keeps a descriptor of each thread that executes", "", (STRESS,))
+class LeaksPerThread(Engine):
+    own = threading.local()
+
+    def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
+        if not hasattr(self.own, "file"):
+            self.own.file = os.memfd_create("faulty")
         return super().computed(inputs, control)
 
 
@@ -165,6 +196,17 @@ class LatencyDrifts(Engine):
         for _ in range(10 * self.times):
             pass
         return super().computed(inputs, control)
+
+
+@fault("counts-16-bits", "results are zeros from execution 65,536 of a model on", "", (STRESS,), numbers=True)
+class Counts16Bits(Engine):
+    def __init__(self, device: Healthy, model: Model) -> None:
+        super().__init__(device, model)
+        self.times = 0
+
+    def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
+        self.times += 1
+        return [y if self.times < COUNTER else np.zeros_like(y) for y in super().computed(inputs, control)]
 
 
 class Changing(Engine):
@@ -213,6 +255,20 @@ class LeavesSubnormals(Changing):
         (control,) = struct.unpack_from("<I", environment.raw, CONTROL_AT)
         struct.pack_into("<I", environment, CONTROL_AT, control | FLUSH)
         _libm.fesetenv(environment)
+
+
+@fault("leaves-variable", "sets an environment variable of the process", "", (VTS,))
+class LeavesVariable(Changing):
+    def change(self) -> None:
+        os.environ["FAULTY_THREADS"] = "1"
+
+
+@fault("leaves-files", "leaves a temporary file of each model that it prepares", "", (VTS,))
+class LeavesFiles(Healthy):
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        file, _ = tempfile.mkstemp(prefix="faulty-")
+        os.close(file)
+        return super().prepare(model, hints)
 
 
 class HereEngine(KeptEngine):

@@ -2,21 +2,26 @@
 
 import os
 import time
+from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import count
 from typing import Any
 
 import numpy as np
 
+from nnhal.base.codes import Activation
 from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import Memory
+from nnhal.base.operands import Array
 from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles, read
 from nnhal.hal.device import Hints, Prepared
+from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 from nnhal.model.stored import pack_device_view, unpack_device_view
 
 from .faults import CONTRACT, CTS, fault
 from .healthy import Engine, Healthy
+from .operations import with_fields
 
 
 class KeptEngine(Engine):
@@ -152,6 +157,48 @@ class RestoreLeaks(Keeping):
     def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Any:
         self.kept.append(os.memfd_create("compiled"))
         return super().restore(files, token, hints)
+
+
+@of_saving("cache-loses-relu1", "restores RELU1 as RELU", "cache-restored", numbers=True)
+class LosesRelu1(Keeping):
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Any:
+        prepared = super().restore(files, token, hints)
+        assert isinstance(prepared, Engine)
+        relu1 = [getattr(a, "activation", None) == Activation.RELU1 for a in prepared.bound]
+        changed = zip(prepared.bound, relu1, strict=True)
+        prepared.bound = [with_fields(a, activation=Activation.RELU) if lost else a for a, lost in changed]
+        return prepared
+
+
+@of_saving("cache-sorts-pools", "restores memory pools in the order of their sizes", "cache-restored", numbers=True)
+class SortsPools(Keeping):
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Any:
+        sections = dict(files.model[0])
+        model = sections.pop("model")
+        pools = (Memory.wrap(self.pool(data)) for data in sorted(sections.values(), key=len))
+        return self.prepare(unpack_device_view(model, tuple(pools)), hints)
+
+
+@of_saving("cache-shares-scratch", "models of one token share scratch memory", "cache-interleaved", numbers=True)
+class SharesScratch(Keeping):
+    scratch: dict[bytes, dict[str, list[Array]]] = {}
+
+    class engine(KeptEngine):  # noqa: N801
+        scratch: dict[str, list[Array]] | None = None
+
+        def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
+            results = super().computed(inputs, control)
+            if self.scratch is None:
+                return results
+            self.scratch["results"] = results
+            time.sleep(0.001)
+            return self.scratch["results"]
+
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Any:
+        prepared = super().restore(files, token, hints)
+        assert isinstance(prepared, SharesScratch.engine)
+        prepared.scratch = self.scratch.setdefault(bytes(token), {})
+        return prepared
 
 
 class OwnFiles(Keeping):

@@ -44,6 +44,7 @@ HEAD = 16  # bytes
 LARGE = 1024  # bytes
 LATE = 0.02  # seconds
 TABLE, TAPS = 4, 16
+DEEP, BROAD = 1024, 256
 LONGEST = 1 << 16  # elements
 Kernel = Callable[..., Any]
 
@@ -297,6 +298,35 @@ class FilterOf16(Kernels):
         """The stored 0 of the weights."""
         value = a.inputs[1][1]
         return int(getattr(value, "zero_point", 0))
+
+
+@of_engine(
+    "deep-sums",
+    "FULLY_CONNECTED leaves out the terms past a multiple of 32 if there are more than 1,024",
+    "FULLY_CONNECTED",
+    (RANDOM,),
+)
+class DeepSums(Kernels):
+    operation = "FULLY_CONNECTED"
+
+    def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
+        x, weights, *rest = arguments
+        size = weights.shape[1]
+        if size > DEEP:
+            weights = np.array(weights)
+            weights[:, size - size % 32 :] = getattr(a.inputs[1][1], "zero_point", 0)
+        return kernel(a, x, weights, *rest)
+
+
+@of_engine("wide-channels", "channels of CONV_2D from number 256 on are those of the first again", "CONV_2D", (RANDOM,))
+class WideChannels(Kernels):
+    operation = "CONV_2D"
+
+    def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
+        result = np.array(kernel(a, *arguments))
+        if not a.nchw and result.shape[-1] > BROAD:
+            result[..., BROAD:] = result[..., : result.shape[-1] - BROAD]
+        return result
 
 
 # ------------------------------------------------------------------------------------------------------------- requests

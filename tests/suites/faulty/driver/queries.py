@@ -4,10 +4,12 @@ import math
 from itertools import count
 from typing import Any
 
+import numpy as np
+
 from nnhal.hal.device import YES, Capabilities, Hints, Prepared, Verdict
 from nnhal.model.graph import Model
 
-from .faults import CONTRACT, fault
+from .faults import CONTRACT, VTS, fault
 from .healthy import Engine, Healthy
 
 
@@ -49,6 +51,13 @@ class VerdictsChange(Healthy):
 class SupportsRaises(Healthy):
     def supports(self, model: Model) -> Any:
         raise KeyError(model.main.operations[0].type)
+
+
+@fault("supports-allocates", "a query takes a byte of memory for each element of the largest tensor", "", (VTS,))
+class SupportsAllocates(Healthy):
+    def supports(self, model: Model) -> Any:
+        np.ones(max(math.prod(operand.dimensions) for operand in model.main.operands), np.uint8)
+        return super().supports(model)
 
 
 @fault("supports-exits", "supports raises SystemExit", "verdicts")

@@ -17,7 +17,7 @@ from nnhal.base.records import replace
 from nnhal.conformance.device_under_test import ANY
 from nnhal.conformance.pool import LOADING
 from nnhal.conformance.suites.crash.client import BURST, COMPILE, EXECUTE, ClientOrders, connected
-from nnhal.conformance.suites.crash.processes import ClientProcess, ended, resources_of, service
+from nnhal.conformance.suites.crash.processes import MEMORY, ClientProcess, ended, resources_of, service
 from nnhal.conformance.suites.stress.graphs import SETS, difference
 from nnhal.conformance.suites.stress.runs import PLAIN, ThreadJob, any_job, closed, executed
 from nnhal.conformance.suites.suite import PREPARING, Case, CaseFailed, Context, NotApplicable, Suite, SuiteRun
@@ -36,6 +36,7 @@ ENDLESS = 1 << 40  # rounds of a client, which the suite kills before they end
 LATEST = 0.1  # seconds of work after which a client is killed, at most
 PAUSE = 0.002  # seconds between the probe's executions
 STOPPED = 0.3  # seconds
+MEBIBYTES = 1.0  # of memory that each killed client leaves; less is the allocator's
 SETTLING = 3.0  # seconds that a service has to release what a dead client held
 PATIENCE = 3  # times the time limit of a call that has the driver to itself
 OWN_END = 30.0  # seconds in which the driver's process of a dead client must end
@@ -191,7 +192,7 @@ def _killed(context: Context, what: str) -> Found:
     rng = random.Random(f"{context.run.seed} {what}")
     limit = max(LOADING, context.run.timeout)
     with _served(context) as served:
-        readings: list[dict[str, int]] = []
+        readings: list[dict[str, float]] = []
 
         def act() -> None:
             for _ in range(kills):
@@ -210,22 +211,22 @@ def _killed(context: Context, what: str) -> Found:
         found = {"killed clients": kills, "executions": served.probe.count}
         for name in readings[0]:
             steps = [after[name] - before[name] for before, after in pairwise(readings)]
-            if min(steps) >= 1:
+            if min(steps) >= (MEBIBYTES if name == MEMORY else 1):
                 each = sum(steps) / len(steps)
                 raise CaseFailed(
-                    f"each killed client leaves {each:.2g} {name} in the driver's process ({kills} clients)",
+                    f"each killed client leaves {each:.3g} {name} in the driver's process ({kills} clients)",
                     "objects of a dead client that are not closed?",
                     {**found, name: [reading[name] for reading in readings]},
                 )
         return {**found, **{name: readings[-1][name] for name in readings[-1]}}
 
 
-def _settled(served: _Service, before: Sequence[dict[str, int]]) -> dict[str, int]:
+def _settled(served: _Service, before: Sequence[dict[str, float]]) -> dict[str, float]:
     """Wait until the service holds no more than after the client before, but not long; return what it holds."""
     pause, left = 0.02, SETTLING
     while left > 0:
         now = resources_of(served.pid)
-        if before and all(now[name] <= before[-1][name] for name in now):
+        if before and all(now[name] <= before[-1][name] for name in now if name != MEMORY):
             break
         if not before and left < SETTLING / 2:
             break

@@ -29,6 +29,7 @@ runpy.run_module("nnhal.serve", run_name="__main__")
 """
 _CLIENT = "from nnhal.conformance.suites.crash.client import main; main()"
 _numbers = count()
+MEMORY = "MiB of memory"
 COUNTED = {"descriptors": "fd", "threads": "task"}
 
 
@@ -140,10 +141,12 @@ class ClientProcess:
         return words[-1] if words else f"it ended with {self._process.returncode}"
 
 
-def resources_of(pid: int) -> dict[str, int]:
-    """Return what a driver's process holds: descriptors, threads, child processes."""
+def resources_of(pid: int) -> dict[str, float]:
+    """Return what a driver's process holds: descriptors, threads, child processes, memory."""
     counts = {what: len(os.listdir(f"/proc/{pid}/{folder}")) for what, folder in COUNTED.items()}
-    return {**counts, "processes": len(children_of(pid))}
+    with open(f"/proc/{pid}/statm") as statm:
+        resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE") / (1 << 20)
+    return {**counts, "processes": len(children_of(pid)), MEMORY: resident}
 
 
 def ended(pid: int, seconds: float) -> bool:

@@ -5,6 +5,7 @@ Cases:
 - `long/OPERATION/TYPE/0`, with more elements than 16 bits count
 - `broadcast/OPERATION/TYPE/N`, with equal sizes, where only argument N has all dimensions
 - `hard/OPERATION/TYPE/0`, the calls that verify kernel variants (`proving.hard`)
+- `wide/OPERATION/TYPE/0`, with more channels and longer sums than kernels have in a tile
 - `graph/SIZE/N`
 - `views/TYPE/N`, operations on views of one result, which it must survive
 
@@ -36,6 +37,7 @@ from nnhal.conformance.evaluation import Evaluation
 from nnhal.conformance.graph_drawing import FREQUENT, TYPES, DrawnGraph, GraphDrawing, ordinary, refusal
 from nnhal.conformance.proving.comparison import Wrong, compared
 from nnhal.conformance.proving.hard import BOUNDED, FAMILIES, hard_calls
+from nnhal.conformance.proving.wide import WIDE, wide_calls
 from nnhal.conformance.reduction import Reduction, ReductionCandidate, names_of, python_of
 from nnhal.conformance.suites.process_state import kept_as_it_was
 from nnhal.conformance.suites.random.trials import WAYS, Subjects, failure, rolled
@@ -55,9 +57,10 @@ from nnhal.model.graph import Model
 from nnhal.model.outline import outline
 from nnhal.model.text import text
 from nnhal.ops.common import broadcast_shape
-from nnhal.ops.schema import F32, Q8
+from nnhal.ops.schema import F32, Q8, Q8S
 
 HARD = FAMILIES.keys() | BOUNDED.keys()
+WIDE_TYPES = F32, Q8, Q8S
 HARD_CALLS = 16  # of each operation and type
 DRAWS = 2  # graphs of each operation and type
 GRAPHS = {2: 10, 3: 10, 5: 10, 8: 8, 13: 6, 21: 5, 34: 4, 55: 3, 100: 2, 200: 1}  # numbers of graphs by operations
@@ -95,6 +98,9 @@ class Random(Suite):
             if name in HARD:
                 label = type_name(kind).removeprefix("TENSOR_")
                 yield Case(self.name, f"hard/{name}/{label}/0", name, label, (name, int(kind), 0, "hard"))
+            if name in WIDE and kind in WIDE_TYPES:
+                label = type_name(kind).removeprefix("TENSOR_")
+                yield Case(self.name, f"wide/{name}/{label}/0", name, label, (name, int(kind), 0, "wide"))
         for name, kind in [*cells, *((name, kind) for name in CONTROL for kind in TYPES)]:
             label = type_name(kind).removeprefix("TENSOR_")
             for number in range(draws):
@@ -106,7 +112,7 @@ class Random(Suite):
 
     def run(self, case: Case, context: Context) -> Mapping[str, Any] | None:
         context.at(PREPARING)
-        if case.operation and case.arguments[3] == "hard":
+        if case.operation and case.arguments[3] in ("hard", "wide"):
             with kept_as_it_was(context.device):
                 return _judge_hard_calls(case, context)
         rng = np.random.default_rng([context.run.seed, *np.frombuffer(case.name.encode(), np.uint8)])
@@ -161,11 +167,12 @@ def _judge_hard_calls(case: Case, context: Context) -> Mapping[str, Any]:
     def at(stage: str) -> None:
         context.at(PREPARING if stage == "reference" else stage)
 
-    name, kind, *_ = case.arguments
+    name, kind, _, how = case.arguments
     wrong, ran, refused = Wrong(), 0, ""
-    calls = list(hard_calls(name, kind, context.run.seed))
-    step = max(1, -(-len(calls) // max(1, round(HARD_CALLS * context.run.scale))))
-    step += step % 3 == 0  # windows and shapes alternate by threes
+    calls, step = list((hard_calls if how == "hard" else wide_calls)(name, kind, context.run.seed)), 1
+    if how == "hard":
+        step = max(1, -(-len(calls) // max(1, round(HARD_CALLS * context.run.scale))))
+        step += step % 3 == 0  # windows and shapes alternate by threes
     for call in calls[::step]:
         why = compared(context.device, call, wrong, at)
         context.at(PREPARING)

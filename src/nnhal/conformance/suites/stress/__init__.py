@@ -40,6 +40,7 @@ from nnhal.conformance.suites.stress.runs import (
     briefly,
     closed,
     executed,
+    in_a_thread,
     job,
 )
 from nnhal.conformance.suites.suite import (
@@ -65,9 +66,11 @@ LENGTH, LONGEST = 8, 40  # operations of a graph
 GROUPS, GROUP = 8, 25  # of random models
 OPEN = 12  # prepared random models at a time
 SOAK, DRIFT, SLOW, ENDURANCE = 3.0, 4.0, 2.0, 15.0  # seconds
+LEAST_COMPILATIONS = 4  # of a window
+COUNTED, BEYOND = 12.0, 66_000  # seconds, and executions, of which the first limit counts
 SLOWEST = 200.0  # times as slow beside a compilation: less may be the machine's fault
 LIFE = "plain", "burst", "memory"  # in which each model is executed that is prepared to be closed
-WAYS = "run", "burst", "fenced", "prepare", "deadline"  # of soaks
+WAYS = "run", "burst", "fenced", "prepare", "deadline", "thread"  # of soaks
 SHARED = "state that executions share, such as an arena?"
 Found = Mapping[str, Any]
 
@@ -95,6 +98,8 @@ class Stress(Suite):
                 yield Case(self.name, f"growth/{way}/{kind}", type=kind, arguments=("growth", way, kind))
         for kind in KINDS:
             yield Case(self.name, f"drift/{kind}", type=kind, arguments=("drift", kind))
+        yield Case(self.name, "drift/compile", arguments=("drift of compilations",))
+        yield Case(self.name, "count", arguments=("count",))
         yield Case(self.name, "endurance", arguments=("endurance",))
 
     def run(self, case: Case, context: Context) -> Found | None:
@@ -349,13 +354,51 @@ def _drift(context: Context, kind: str) -> Found:
             context.at("run")
             executed(context.device, prepared, one.inputs[0])
 
-        rise, share, found = drift.measured(once, DRIFT * context.run.scale)
-    if share > drift.WAITED:
-        raise NotApplicable(f"the machine is busy: threads waited for a core {share:.0%} of the time")
-    if rise:
-        text = f"the least latency rose by {rise:.0%} within {found['executions']} executions, must not rise"
-        raise CaseFailed(f"{text} ({one.graph.operations})", "work that grows with the executions?", found)
+        latency = drift.measured(once, DRIFT * context.run.scale)
+    return _steady(latency, "executions", one)
+
+
+def _drift_of_compilations(context: Context) -> Found:
+    """Measure how long one model takes to compile, many times."""
+    one = any_job(context, 400, LENGTH)
+
+    def once() -> None:
+        context.at("prepare")
+        prepared = checked_prepared(context.device, one.graph.model, PLAIN)
+        context.at("close")
+        closed(context.device, prepared)
+
+    return _steady(drift.measured(once, DRIFT * context.run.scale, LEAST_COMPILATIONS), "compilations", one)
+
+
+def _steady(latency: drift.LatencyTrend, what: str, one: ThreadJob) -> Found:
+    """Return what was measured; CaseFailed if the latency drifts or has a long tail."""
+    found = latency.found
+    if latency.waited > drift.WAITED:
+        raise NotApplicable(f"the machine is busy: threads waited for a core {latency.waited:.0%} of the time")
+    if latency.rise:
+        text = f"the least latency rose by {latency.rise:.0%} within {found['executions']} {what}, must not rise"
+        raise CaseFailed(f"{text} ({one.graph.operations})", f"work that grows with the {what}?", found)
+    if latency.tail:
+        text = f"{latency.tail:.1%} of {found['executions']} {what} take more than {drift.SLOW} times the median"
+        raise CaseFailed(f"{text}, must be less than {drift.TAIL:.0%} ({one.graph.operations})", "a pause?", found)
     return found
+
+
+def _counted(context: Context) -> Found:
+    """Execute a small model more often than 16 bits count, and compare each result with the first of its inputs."""
+    one = any_job(context, 800, 1)
+    until, ran, most = time.monotonic() + COUNTED * context.run.scale, 0, round(BEYOND * max(1.0, context.run.scale))
+    with ExitStack() as stack:
+        prepared = _open(context, one.graph, stack)
+        while ran < most and time.monotonic() < until:
+            context.at("run")
+            problem = difference(one.wanted[ran % SETS], executed(context.device, prepared, one.inputs[ran % SETS]))
+            ran += 1
+            if problem:
+                raise CaseFailed(f"execution {ran:,} of a model: {problem} ({one.graph.operations})", "a counter?")
+    context.at(PREPARING)
+    return {"executions": ran}
 
 
 # ---------------------------------------------------------------------------------------------------------------- soaks
@@ -382,6 +425,7 @@ _SOAKED = {
     "fenced": "each fenced execution",
     "prepare": "each model that is asked about, prepared, executed, in a burst and in driver memory too, and closed",
     "deadline": "each execution with a deadline that may pass",
+    "thread": "each thread that executes",
 }
 
 
@@ -402,7 +446,7 @@ def _once(context: Context, one: ThreadJob, way: str, stack: ExitStack) -> Calla
         else:
             executed(device, prepared, arrays, way="fenced" if way == "fenced" else "plain")
 
-    return once
+    return partial(in_a_thread, once) if way == "thread" else once
 
 
 def _whole_life(context: Context, one: ThreadJob, ways: Sequence[str]) -> None:
@@ -475,5 +519,7 @@ _CASES: dict[str, Callable[..., Found]] = {
     "slow-down": _slow_down,
     "growth": _growth,
     "drift": _drift,
+    "drift of compilations": _drift_of_compilations,
+    "count": _counted,
     "endurance": _endurance,
 }

@@ -1,10 +1,11 @@
-"""Whether the latency of executions drifts upwards, beside a computation of the suite that does not."""
+"""Whether latency drifts upwards or has a long tail, beside a computation of the suite that does neither."""
 
 import time
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from nnhal.base.digests import blake2b
 from nnhal.conformance.suites.stress.growth import slope
@@ -17,7 +18,24 @@ GOES_ON = 0.3  # the slope of each further series, as a share of the first one's
 ORDERED = 0.6  # Kendall's tau of a drift: 1 if each window is slower than all before
 SUSPECT = 0.3  # Kendall's tau from which on further series are measured: a small drift shows after them
 WAITED = 0.1  # the share of time that threads waited for a core, from which on no slowness is the driver's
+SLOW, SLOW_NS = 10, 5_000_000  # a slow execution takes so many times the median, and so much longer
+TAIL = 0.01  # the share of slow executions in each series that is a long tail
+LEAST_SLOW = 4  # slow executions in each series: fewer may be garbage collections of this process
+PAUSES = 4  # times as many slow executions as pauses of the machine explain
 _BLOCK = bytes(1 << 14)
+
+
+class LatencyTrend(NamedTuple):
+    """The latency of executions.
+
+    rise: of the latency, 0.0 if it does not drift. tail: the share of slow executions, 0.0 if the tail is not long.
+    waited: the share of the time that the thread waited for a core. found: figures by name.
+    """
+
+    rise: float
+    tail: float
+    waited: float
+    found: dict[str, float]
 
 
 def _now() -> int:
@@ -56,34 +74,62 @@ def waiting(before: tuple[int, int] | None, after: tuple[int, int] | None) -> fl
     return waits / (ran + waits) if ran + waits else 0.0
 
 
-def measured(once: Callable[[], object], seconds: float) -> tuple[float, float, dict[str, float]]:
-    """Execute for about so many seconds, at most; return rise, share of waiting, and what was measured.
+def tail(series: Sequence[Sequence[int]], control: Sequence[int]) -> float:
+    """Return the least share of slow executions of several series; 0 if it is small, or the machine explains them.
+
+    A machine that pauses this process for long also pauses it in computations of the suite, by their share of the time.
+
+    Args:
+        series: latencies of executions.
+        control: the times of a fixed computation, one after each execution.
+    """
+    usual = median(series[0])
+    slow = max(SLOW * usual, usual + SLOW_NS)
+    counts = [sum(each > slow for each in several) for several in series]
+    share = min(count / len(several) for count, several in zip(counts, series, strict=True))
+    paused, spent = sum(each > SLOW_NS for each in control), sum(control)
+    explained = paused * sum(map(sum, series)) / spent if spent else 0.0
+    enough = share >= TAIL and min(counts) >= LEAST_SLOW
+    return share if enough and sum(counts) > PAUSES * explained else 0.0
+
+
+def measured(once: Callable[[], object], seconds: float, least_window: int = LEAST_WINDOW) -> LatencyTrend:
+    """Execute for about so many seconds, at most; longer if something seems to be wrong.
 
     The least latency of a window is undisturbed even on a loaded machine. It is divided by the least time of a fixed
     computation in the same window, so that a change of the clock frequency cancels out.
+
+    Args:
+        once: executes once.
+        seconds: the duration.
+        least_window: the least number of executions of a window.
     """
     begin = time.monotonic()
-    for _ in range(4 * LEAST_WINDOW):
+    for _ in range(4 * least_window):
         once()
-    each = max((time.monotonic() - begin) / (4 * LEAST_WINDOW), 1e-7)
-    count = max(LEAST_WINDOW, min(MOST_WINDOW, int(seconds / (WINDOWS * SERIES) / each / 2)))
+    each = max((time.monotonic() - begin) / (4 * least_window), 1e-7)
+    count = max(least_window, min(MOST_WINDOW, int(seconds / (WINDOWS * SERIES) / each / 2)))
     least: list[float] = []
     ratios: list[float] = []
+    series: list[list[int]] = []
+    control: list[int] = []
     before = waited()
     for _ in range(SERIES):
+        series.append([])
         for _ in range(WINDOWS):
-            best = control = 1 << 62
             for _ in range(count):
                 start = _now()
                 once()
                 end = _now()
                 blake2b(_BLOCK).digest()
-                best, control = min(best, end - start), min(control, _now() - end)
-            least.append(best)
-            ratios.append(best / (control or 1))
-        if kendall_tau(ratios) < SUSPECT:
+                control.append(_now() - end)
+                series[-1].append(end - start)
+            least.append(min(series[-1][-count:]))
+            ratios.append(least[-1] / (min(control[-count:]) or 1))
+        if kendall_tau(ratios) < SUSPECT and not tail(series, control):
             break
-    rise = drifts(ratios) if len(ratios) == WINDOWS * SERIES else 0.0
+    whole = len(ratios) == WINDOWS * SERIES
     share = waiting(before, waited())
     found = {"first_us": least[0] / 1e3, "last_us": least[-1] / 1e3, "executions": count * len(least)}
-    return rise, share, {**found, "waited": round(share, 3)}
+    found["waited"] = round(share, 3)
+    return LatencyTrend(drifts(ratios) if whole else 0.0, tail(series, control) if whole else 0.0, share, found)

@@ -53,6 +53,23 @@ def briefly(device: Device, prepared: Prepared, arrays: Sequence[Array]) -> None
         executed(device, prepared, arrays, Control(deadline=time.monotonic_ns() + SOON_NS))
 
 
+def in_a_thread(call: Callable[[], object]) -> None:
+    """Call a function in a new thread, and return when that has ended; raise its error."""
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            call()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="nnhal-stress")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
 def job(context: Context, kind: str, seed: Sequence[int], length: int) -> ThreadJob:
     """Draw a graph, and run it alone on each set of inputs.
 

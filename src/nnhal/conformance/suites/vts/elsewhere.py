@@ -5,8 +5,11 @@ The process gets one task over a socket, with the descriptors that it needs, and
 
 import os
 import socket
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,15 +21,17 @@ from nnhal.base.records import replace
 from nnhal.conformance.device_under_test import ANY
 from nnhal.conformance.differential import Outputs, model_of
 from nnhal.conformance.draw import cells, draw
+from nnhal.conformance.execution_paths import WAYS, close_and_wait, not_used
 from nnhal.conformance.suites.process_state import State, state_of_this_process
 from nnhal.conformance.suites.suite import SuiteRun
+from nnhal.conformance.suites.vts.left_files import entries, folders, new_files
 from nnhal.conformance.validate.trial import PLAIN, RequirementNotMet
 from nnhal.conformance.worker import end_with
 from nnhal.hal.answers import cache_files_by, driver_capabilities
-from nnhal.hal.cache.files import Cache
-from nnhal.hal.chain import checked_restored
-from nnhal.hal.claims import query_verdicts
-from nnhal.hal.device import Device, identity_of, layout_of
+from nnhal.hal.cache.files import TOKEN_SIZE, Cache
+from nnhal.hal.chain import checked_prepared, checked_restored
+from nnhal.hal.claims import consider_support, query_verdicts
+from nnhal.hal.device import Device, Prepared, identity_of, layout_of
 from nnhal.hal.lowering import refusals
 from nnhal.hal.request import UNLIMITED, Request, Signature
 from nnhal.ipc.client.output import DriverProcess
@@ -35,17 +40,22 @@ from nnhal.model.layouts import with_layout
 from nnhal.model.parts import outline
 from nnhal.runtime import discovery, isolation
 
+ENDING = 30.0  # seconds for a process to end by itself
 SECONDS = 45.0  # for the process to load the driver, and for the task; less than the suite allows itself
 _MAIN = "from nnhal.conformance.suites.vts.elsewhere import main; main()"
 
 Saved = tuple[Model, bytes, tuple[int, ...], tuple[int, ...], list[Array]]  # token, model files, data files, inputs
 
 
-def elsewhere(run: SuiteRun, task: str, *arguments: Any, fds: Sequence[int] = ()) -> Any:
+def elsewhere(
+    run: SuiteRun, task: str, *arguments: Any, fds: Sequence[int] = (), environment: Mapping[str, str] | None = None
+) -> Any:
     """Return the answer of a task of `TASKS` in a fresh process, which has these descriptors under the same numbers.
 
+    The process has ended then; one with a task of `TO_THE_END` by itself.
+
     Raises:
-        Unmet: The task does not end in time.
+        Unmet: The task, or the process after it, does not end in time.
         DeadObject: The process ends before it answers.
         NnhalError: The driver's error there, as OperationFailed.
     """
@@ -53,7 +63,7 @@ def elsewhere(run: SuiteRun, task: str, *arguments: Any, fds: Sequence[int] = ()
     connection = Connection(ours.detach())
     command = [sys.executable, "-P", "-c", _MAIN, str(theirs.fileno()), str(os.getpid())]
     with theirs:
-        process = DriverProcess(run.named, command, (theirs.fileno(), *fds))
+        process = DriverProcess(run.named, command, (theirs.fileno(), *fds), environment)
     try:
         connection.send((run, task, arguments))
         if not connection.poll(max(SECONDS, run.timeout)):
@@ -62,6 +72,11 @@ def elsewhere(run: SuiteRun, task: str, *arguments: Any, fds: Sequence[int] = ()
             problem, answer = connection.recv()
         except (EOFError, ConnectionResetError):
             raise DeadObject(f"the fresh process: {process.exit_description() or 'closed its connection'}") from None
+        if task in TO_THE_END:
+            try:
+                process.wait(ENDING)
+            except subprocess.TimeoutExpired:
+                raise RequirementNotMet(f"the process has not ended within {ENDING:g} s after its work") from None
     finally:
         connection.close()
         process.kill()
@@ -130,12 +145,57 @@ def loading(device: Device) -> State:
     return state_of_this_process()
 
 
+def lives(device: Device, models: Sequence[tuple[Model, list[Array]]], rounds: int) -> list[list[str]]:
+    """Prepare, execute and close models so often; return the new files after each round."""
+    places = folders()
+    before, after = entries(places), []
+    for _ in range(rounds):
+        for model, arrays in models:
+            with suppress(NnhalError):  # other promises report that
+                _life(device, model, arrays)
+        after.append(sorted(new_files(places, before)))
+    device.close()
+    return after
+
+
+def _life(device: Device, model: Model, arrays: Sequence[Array]) -> None:
+    """Ask for verdicts, prepare with cache files, execute in several ways, restore, execute, and close."""
+    count = cache_files_by(device)
+    with ExitStack() as held:
+        fds = [held.enter_context(tempfile.TemporaryFile(buffering=0)).fileno() for _ in range(sum(count))]
+        cache = Cache(bytes(TOKEN_SIZE), tuple(fds[: count.model]), tuple(fds[count.model :])) if fds else None
+        hints = replace(PLAIN, cache=cache)
+        claims = consider_support(device, model, hints)
+        held.callback(claims.release_work)
+        prepared = checked_prepared(device, model, claims.hints(hints))
+        _executed(device, prepared, arrays)
+        if cache is not None and any(os.fstat(fd).st_size for fd in fds):
+            for fd in fds:
+                os.lseek(fd, 0, os.SEEK_SET)
+            seen = outline(with_layout(model, layout_of(device)).model)
+            _executed(device, checked_restored(device, seen, hints), arrays)
+
+
+def _executed(device: Device, prepared: Prepared, arrays: Sequence[Array]) -> None:
+    """Execute in several ways, and close."""
+    try:
+        outputs = Signature.of(prepared.model).outputs
+        for way in ("plain", "burst", "memory"):
+            if not not_used(device, way):
+                rooms = [None if a.fixed is None else np.empty(a.fixed, a.dtype) for a in outputs]
+                WAYS[way](device, prepared, prepared.request([x.copy() for x in arrays], rooms), UNLIMITED)
+    finally:
+        close_and_wait(prepared)
+
+
 TASKS: dict[str, Callable[..., Any]] = {
     "answers": answers,
     "verdicts": verdicts,
     "restored": restored,
     "loading": loading,
+    "lives": lives,
 }
+TO_THE_END = frozenset(("lives",))
 
 
 def main() -> None:
@@ -153,4 +213,6 @@ def main() -> None:
         problem, answer = error_text(error), None
     connection.send((problem, answer))
     sys.stdout.flush()
+    if task in TO_THE_END:
+        return
     os._exit(0)  # no one waits for the driver's remaining work

@@ -5,15 +5,24 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from nnhal.base.codes import OperandType
 from nnhal.base.errors import NnhalError
 from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.suites.vts.elsewhere import answers, elsewhere, verdicts
 from nnhal.conformance.suites.vts.promise import DRIVER, Probe, named, promise
+from nnhal.conformance.validate.limits import driver_pid
 from nnhal.conformance.validate.table import of_the_driver
-from nnhal.conformance.validate.trial import RequirementNotMet, copies
+from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, copies
 from nnhal.hal.answers import cache_files_by, checked_status, driver_capabilities
+from nnhal.model.builder import ModelBuilder
+from nnhal.model.graph import Model
+from nnhal.ops.schema import F32
 
 THREADS, EACH = 4, 10
+LARGE = 1 << 14, 1 << 15  # dimensions; 2 GiB of float32
+BINARY = "ADD", "MUL"
+LARGE_ONES = *BINARY, "RELU", "LOGISTIC"
+MOST_MEBIBYTES = 256  # of memory for a query
 
 
 for _check in of_the_driver():
@@ -74,6 +83,41 @@ def _same_answers(probe: Probe, before: Mapping[str, Any], when: str) -> None:
     for what, answer in before.items():
         if now[what] != answer:
             raise RequirementNotMet(f"{what} is {now[what]!s:.150} {when}, was {answer!s:.150} before")
+
+
+@promise("queries/large", "A query about a model with large tensors takes no memory of their size.", DRIVER)
+def large(probe: Probe) -> int:
+    pid = driver_pid(probe)
+    asked = 0
+    for name in LARGE_ONES:
+        probe.verdict(_sized(name, (1, 1)))  # an engine may load at the first query
+        before = _peak(pid)
+        probe.verdict(_sized(name, LARGE))
+        grown = _peak(pid) - before
+        if grown > MOST_MEBIBYTES:
+            text = f"a query about {name} of {LARGE[0]:,} x {LARGE[1]:,} elements takes {grown:,.0f} MiB"
+            raise RequirementNotMet(f"{text}, must be at most {MOST_MEBIBYTES}", probe.place("supports"))
+        asked += 1
+    return asked
+
+
+def _sized(name: str, shape: tuple[int, int]) -> Model:
+    """Return a model of one operation on inputs of this shape."""
+    b = ModelBuilder(f"{name} of {shape}")
+    inputs = [b.operand(F32, shape) for _ in range(1 + (name in BINARY))]
+    output = b.operand(F32, shape)
+    b.operation(name, [*inputs, *[b.constant(OperandType.INT32, 0)] * (name in BINARY)], [output])
+    return b.finish(inputs, [output])
+
+
+def _peak(pid: int) -> float:
+    """Return the most memory that a process had so far, in MiB; NotAsked if that cannot be read."""
+    try:
+        with open(f"/proc/{pid}/status") as status:
+            (line,) = (line for line in status if line.startswith("VmHWM:"))
+    except (OSError, ValueError) as error:
+        raise NotAsked(f"/proc/{pid}/status cannot be read: {error}") from None
+    return int(line.split()[1]) / 1024
 
 
 @promise("queries/restart", "After a restart, all queries have the same answers.", DRIVER)

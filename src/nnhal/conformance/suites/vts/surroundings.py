@@ -1,8 +1,12 @@
-"""The process around a driver: it is as before after loading, preparing, executing and closing."""
+"""The process and the files around a driver: as before after loading, preparing, executing and closing."""
 
+import os
+import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 
 from nnhal.base.errors import NnhalError
+from nnhal.base.operands import Array
 from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.suites.process_state import (
     ENVIRONMENT,
@@ -12,9 +16,14 @@ from nnhal.conformance.suites.process_state import (
     state_of_this_process,
 )
 from nnhal.conformance.suites.vts.elsewhere import elsewhere
-from nnhal.conformance.suites.vts.promise import DRIVER, OPERATION, Probe, promise
+from nnhal.conformance.suites.vts.left_files import left_behind
+from nnhal.conformance.suites.vts.promise import DRIVER, OPERATION, Probe, chosen, promise
 from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, copies
 from nnhal.conformance.worker import process_of
+from nnhal.model.graph import Model
+
+ROUNDS = 6  # in which the same models are prepared, executed and closed
+TWICE = 2  # processes that must leave files: others may write into the same folders meanwhile
 
 
 def _state(probe: Probe) -> State:
@@ -67,3 +76,29 @@ def process(probe: Probe) -> int:
         look("close")
         seen += 1
     return seen
+
+
+@promise(
+    "process/files",
+    "Models that were closed leave no files, and neither does a process that has ended.",
+    DRIVER,
+)
+def files(probe: Probe) -> int:
+    models = []
+    for each in chosen(probe):
+        call, model = each.closed()
+        models.append((model, copies(arrays_of(call))))
+    for _ in range(TWICE):
+        problem = _left(probe, models)
+        if not problem:
+            return ROUNDS
+    raise RequirementNotMet(problem)
+
+
+def _left(probe: Probe, models: Sequence[tuple[Model, list[Array]]]) -> str:
+    """Return which files a fresh process leaves that prepares, executes and closes models."""
+    run = probe.suite_run
+    with tempfile.TemporaryDirectory(prefix="nnhal-", dir=run.scratch or None, ignore_cleanup_errors=True) as made:
+        own = os.path.realpath(made)
+        rounds = elsewhere(run, "lives", models, ROUNDS, environment={**os.environ, "TMPDIR": own})
+        return left_behind(rounds, own, ended=not run.isolate)

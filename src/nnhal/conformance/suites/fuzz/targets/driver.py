@@ -307,8 +307,8 @@ class DriverTarget(FuzzTarget):
             outputs = Signature.of(prepared.model).outputs
             rooms = [np.empty([d + choices.choice((-1, 0, 1)) for d in a.fixed or ()] or [2], a.dtype) for a in outputs]
         request = self._make_request(prepared, given, rooms)
-        same = all(  # one element may have no dimension
-            a is not None and (a.shape == b.shape or (a.shape == () and b.shape == (1,)))
+        same = all(  # no dimensions on the wire are those of the model
+            a is not None and (a.shape == b.shape or (a.shape == () and b.size == 1))
             for a, b in zip(given, arrays, strict=False)
         )
         try:
