@@ -137,7 +137,8 @@ def shapes(count: int, different: int, progress: Callable[[], None]) -> list[Gro
 @contextlib.contextmanager
 def service() -> Iterator[tuple[str, int]]:
     """A shared service of the reference driver: its name and process."""
-    with tempfile.TemporaryDirectory() as directory:
+    # A child of the service, which removes its socket, may end after it.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         before, os.environ["XDG_RUNTIME_DIR"] = os.environ.get("XDG_RUNTIME_DIR"), directory
         words = [sys.executable, "-P", "-m", "nnhal.serve", "reference", "--name", "endurance", "--unconfined"]
         process = subprocess.Popen(words)

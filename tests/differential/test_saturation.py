@@ -84,6 +84,7 @@ def test_the_form_that_runs_unproved_is_within_one_step_at_the_ends_of_the_type(
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)  # the first test of a device verifies all its kernels
 @EACH_CELL
 @pytest.mark.parametrize("name", DEVICES)
 def test_the_form_that_a_proof_finds_is_within_one_step_at_the_ends_of_the_type(

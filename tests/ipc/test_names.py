@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -143,6 +144,13 @@ def test_a_socket_whose_folder_is_locked_for_long_is_removed_later(
 
         names.sweep_ended(path, pause)
     assert not path.exists() and len(pauses) == 1
+
+
+def test_the_folder_of_a_service_may_be_removed_before_its_socket_is_swept(runtime: Path) -> None:
+    path = leave_a_socket()
+    shutil.rmtree(runtime)
+    names.sweep_ended(path)
+    assert not runtime.exists()
 
 
 def test_a_sweep_never_takes_the_socket_of_a_service_that_has_just_been_started(runtime: Path) -> None:

@@ -162,6 +162,8 @@ def sweep(path: Path) -> bool:
 
     Only one process sweeps at a time: meanwhile, the name may belong to a new service.
     """
+    if not os.path.lexists(path):  # nor is its folder made again, which may have been removed
+        return True
     with contextlib.suppress(OSError), _alone(), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         probe.setblocking(False)  # a service that is slow to accept clients is still alive
         try:
