@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,8 @@ def test_devices_says_what_was_measured_and_what_failed() -> None:
     devices = {name: mine().devices["a"] for name in ("litert", "reference", "openvino")}
     record.keep_profile(MachineProfile(record.processor(), 1, devices))
     text = nnhal("devices", "--no-isolation")
-    assert "Failed before, and left out there: litert" in text and "nnhal calibrate" not in text
+    assert "Failed before, and left out there: litert" in text and "Measure the devices" not in text
+    assert re.search(r"^openvino .* outdated ", text, re.M) and "openvino is left out: " in text
     (row,) = [line for line in text.splitlines() if line.startswith("litert ")]
     assert "1x (m)" in row
     text = " ".join(nnhal("devices", "litert", "--no-isolation").split())
