@@ -27,9 +27,6 @@ MUTANTS: dict[str, Changes] = {
     "what a call that was given up made is kept": [
         (_CHANNELS, "                if lane.made:", "                if False:"),
     ],
-    "the service is not told that nobody waits for a notification": [
-        (_PENDING, "                self._endings.cancel(pending.number)\n", "\n"),
-    ],
     "nobody looks whether what goes on is wanted": [
         (_HOUSEKEEPER, "                if endings.wishes:\n", "                if False:\n"),
     ],
