@@ -18,7 +18,6 @@ from nnhal.conformance.vectors import index
 TIMEOUT = 8.0  # seconds; a crash takes a fraction of one, and several beside other work
 DRIVER = """
 import ctypes
-import sys
 from nnhal.base.codes import operation_name
 from nnhal.drivers.reference import Reference
 from nnhal.drivers.samples.faulty import FAULTS
@@ -26,11 +25,10 @@ from nnhal.hal.device import Prepared
 
 
 def overflow(_):
-    sys.setrecursionlimit(1 << 30)
-    nested = []
+    nested = ()
     for _ in range(1 << 18):
-        nested = [nested]
-    repr(nested)
+        nested = (nested,)
+    hash(nested)  # on the stack of C; `repr` would search all levels in each
 
 
 def scribble(_):
