@@ -15,7 +15,6 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,13 @@ def model(number: int) -> nnhal.Model:
     return b.finish([x], [b.fully_connected(x, b.constant(weights(number)), np.zeros(64, np.float32))])
 
 
-def compiling(folder: Path, rounds: int, seed: int, isolate: bool) -> None:
-    """Compile and compare, and print what came of it."""
+def compiling(folder: Path, rounds: int, seed: int, isolate: bool, told: int) -> None:
+    """Compile and compare, and print what came of it. told: gets a byte in each round."""
     rng, found = random.Random(seed), Counter[str]()
     models = [model(n) for n in range(MODELS)]
     settings: dict[str, Any] = {"isolation": "process" if isolate else "none", "cache_dir": folder / "cache"}
     for _ in range(rounds):
+        os.write(told, b".")
         n = rng.randrange(MODELS)
         what = models[n] if rng.random() < 0.5 else folder / f"m{n}.tflite"
         try:
@@ -93,22 +93,27 @@ def storm(processes: int, rounds: int, seed: int = 1, *, isolate: bool = False) 
         environment = {
             **os.environ, "NNHAL_STATE_DIR": str(folder / "state"), "NNHAL_CACHE_SIZE": str(QUOTA), "OMP_NUM_THREADS": "1"
         }  # fmt: skip
+        heard, told = os.pipe()
         own = [sys.executable, "-m", "tests.faults.cache_storm", "--folder", place, "--rounds", str(rounds)]
+        own += ["--told", str(told)]
         running = [
             subprocess.Popen(
                 [*own, "--seed", str(seed * 1000 + n), *(["--isolate"] if isolate else [])],
-                env=environment, stdout=subprocess.PIPE, text=True,
+                env=environment, stdout=subprocess.PIPE, text=True, pass_fds=[told],
             )
             for n in range(processes)
         ]  # fmt: skip
         rng, sums, most = random.Random(seed), Counter[str](), 0
-        while any(each.poll() is None for each in running):
-            time.sleep(0.005)
+        os.close(told)
+        while os.read(heard, 1):  # as fast as they compile, and in the midst of it
+            if rng.random() < 0.5:
+                continue
             try:
                 spoil(folder / "cache", rng)
                 most = max(most, sum(f.stat().st_size for f in (folder / "cache").iterdir()))
             except OSError:  # it went meanwhile
                 continue
+        os.close(heard)
         for each in running:
             out, _ = each.communicate()
             sums.update(json.loads(out) if each.returncode == 0 else {"failed": rounds})
@@ -122,9 +127,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--isolate", action="store_true", help="the drivers in processes of their own")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--told", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.folder is not None:
-        compiling(given.folder, given.rounds, given.seed, given.isolate)
+        compiling(given.folder, given.rounds, given.seed, given.isolate, given.told)
         return
     found = storm(given.processes, given.rounds, given.seed, isolate=given.isolate)
     print(json.dumps(found))

@@ -585,7 +585,16 @@ def test_an_execution_that_ends_early_leaves_no_buffer_for_the_next(device, copi
     compiled.close()
 
 
-def test_where_a_later_loop_fails_an_earlier_one_gives_its_buffers_back(device, copies):
+class Ticking(Clock):
+    """A clock that goes on by 10 ms whenever it is read."""
+
+    def monotonic_ns(self) -> int:
+        self.advance(0.01)
+        return self.ns
+
+
+def test_where_a_later_loop_fails_an_earlier_one_gives_its_buffers_back(device, copies, monkeypatch):
+    Ticking().play(monkeypatch, interpreter)
     x = np.arange(2048, dtype=np.float32)
 
     def loops(b: nnhal.Builder, found: Any, *times: Any) -> Any:
