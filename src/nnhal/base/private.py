@@ -143,7 +143,7 @@ def file_lock(folder: int, name: str = "lock", *, wait: float | None = None) -> 
             while not _locked(fd):
                 if time.monotonic() > until:
                     raise _held("process", wait)
-                time.sleep(PAUSE)
+                time.sleep(PAUSE)  # these locks have no wait with a limit
             yield
         finally:
             owner.close()

@@ -3,7 +3,7 @@
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -93,24 +93,20 @@ def _list(
     """A row for each device, with its speed relative to the reference."""
     chosen = {*discovery.candidates(), *(entry.name for entry in api.devices())}
     heads = ["Device", "Version", "Type", ">Ops", ">float32", ">int8", "Auto-select", "Isolation"]
-    rows = [
-        _row(entry.device, confined.get(entry.name), auto=entry.name in chosen)
-        for entry in found
-        if entry.device is not None
-    ]
+    there, known = [(entry.name, entry.device) for entry in found if entry.device is not None], profile()
+    outdated = {name: placer.changed_since_measured(key_of(device), known) for name, device in there}
+    rows = [_row(device, confined.get(name), _auto_selected(name, chosen, outdated[name])) for name, device in there]
     lines = columns(heads, rows)
     broken = [
         shortened(f"{entry.name} does not load: {entry.problem}", WIDTH) for entry in found if entry.device is None
     ]
-    known = profile()
     measured = "" if known is None else f" {time.strftime('%Y-%m-%d', time.localtime(known.made))}"
     marks = f"(m) measured{measured}, (d) declared" if known is not None else "(d) declared by the driver"
     legend = [f"Inference time relative to reference, lower is faster; {marks}"]
     everywhere = {_isolation(each) for each in confined.values()}
     if everywhere == {"full"}:
         legend.append(f"Isolation full: {_mechanisms(next(iter(confined.values())))}")
-    there = [key_of(entry.device) for entry in found if entry.device is not None and entry.name in chosen]
-    left_out = [f"{key.name} is left out: {why}" for key in there if (why := placer.changed_since_measured(key))]
+    left_out = [f"{name} is left out: {why}" for name, why in outdated.items() if why and name in chosen]
     failed = [name for entry in found if entry.device is not None for name in [entry.name] if _failures(entry.device)]
     hint = "Details: nnhal devices NAME [--operations]"
     hint += "" if known is not None else ". Measure the devices: nnhal calibrate"
@@ -125,7 +121,7 @@ def _list(
     ]
 
 
-def _row(device: Device, report: SandboxStatus | None, *, auto: bool) -> list[str]:
+def _row(device: Device, report: SandboxStatus | None, select: str) -> list[str]:
     own, declared, measured = identity_of(device), driver_capabilities(device), _measured(device)
     speeds = []
     for type, kind in SHOWN:
@@ -136,16 +132,13 @@ def _row(device: Device, report: SandboxStatus | None, *, auto: bool) -> list[st
             speeds.append("-" if stated is None else f"{stated.exec_time:g}x (d)" if own.name != CPU else "1x")
     if own.name == CPU:
         speeds = ["1x"] * len(SHOWN)
-    select = _auto_selected(device) if auto else "by name"
     isolation = "-" if report is None else _isolation(report)
     return [own.name, own.version, own.type.name, _supported(device), *speeds, select, isolation]
 
 
-def _auto_selected(device: Device) -> str:
-    """Whether compilations that name no device use a candidate."""
-    if identity_of(device).name == CPU:
-        return "fallback"
-    return "outdated" if placer.changed_since_measured(key_of(device)) else "yes"
+def _auto_selected(name: str, chosen: Collection[str], outdated: str) -> str:
+    """Whether compilations that name no device use it. chosen: the candidates. outdated: why they leave it out, or ""."""
+    return "fallback" if name == CPU else "by name" if name not in chosen else "outdated" if outdated else "yes"
 
 
 def _supported(device: Device) -> str:
@@ -185,7 +178,8 @@ def _details(entry: DiscoveredDriver, report: SandboxStatus | None, *, verbose: 
         yield from wrap_text(f"{entry.name} does not load: {entry.problem}", most=LISTED, indent="  ")
         return
     own = identity_of(device)
-    auto = _auto_selected(device) if entry.name in discovery.candidates() or own.name == CPU else "by name"
+    outdated = placer.changed_since_measured(key_of(device), profile())
+    auto = _auto_selected(own.name, discovery.candidates(), outdated)
     preferred = layout_of(device)
     layout = f", preferred layout {preferred.upper()}" if preferred else ""
     level, rest = hal_version(str(own.level)), f"{_supported(device)} operations{layout}, auto-select: {auto}"

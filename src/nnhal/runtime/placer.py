@@ -141,25 +141,24 @@ def _with_runtime(identities: Mapping[str, str], keys: Mapping[str, DeviceKey]) 
 
 def default_candidates(devices: Sequence[Device]) -> tuple[list[Device], list[str]]:
     """Return the devices without engines that have changed since they were measured, and a line about each of these."""
-    found, left = [], list[str]()
-    for device in devices:
-        why = changed_since_measured(key_of(device))
+    found, left, keys, measured = [], list[str](), [key_of(device) for device in devices], None
+    if {key.name for key in keys}.intersection(discovery.engines()):
+        from nnhal.runtime.measured import record
+
+        measured = record.profile()
+    for device, key in zip(devices, keys, strict=True):
+        why = changed_since_measured(key, measured)
         if why:
-            left.append(f"{key_of(device).name} is left out: {why}")
+            left.append(f"{key.name} is left out: {why}")
             _warn_once(left[-1])
         else:
             found.append(device)
     return found, left
 
 
-def changed_since_measured(key: DeviceKey) -> str:
+def changed_since_measured(key: DeviceKey, profile: "MachineProfile | None") -> str:
     """Return why the profile is not about an engine as it is now; "" for other devices. It has no other prediction."""
-    if key.name not in discovery.engines():
-        return ""
-    from nnhal.runtime.measured import record
-
-    profile = record.profile()
-    if profile is not None and _profiled(profile, key):
+    if key.name not in discovery.engines() or (profile is not None and _profiled(profile, key)):
         return ""
     before = None if profile is None else profile.devices.get(key.name)
     if before is None:

@@ -1,27 +1,23 @@
 """Checks of the compilation cache: a restored model computes the same, and changed files are a miss."""
 
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 
 from nnhal.base.errors import MissedDeadline, NnhalError
 from nnhal.base.records import replace
-from nnhal.conformance.differential import arrays_of, model_of, other_constants, with_pools
+from nnhal.conformance.cache_files import OTHER, empty_files, is_written, restored_from
+from nnhal.conformance.differential import arrays_of, model_of, other_constants
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.limits import counted, driver_pid
-from nnhal.conformance.validate.state import DataSet, at_once, data_sets
+from nnhal.conformance.validate.state import DataSet, at_once, data_sets, pooled_sample
 from nnhal.conformance.validate.trial import PLAIN, NotAccepted, Trial, copies, distinct
 from nnhal.hal.answers import cache_files_by
-from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
-from nnhal.hal.chain import checked_restored
-from nnhal.hal.device import Prepared, layout_of
+from nnhal.hal.cache.files import Cache, CacheFiles
+from nnhal.hal.device import Prepared
 from nnhal.model.graph import Model
-from nnhal.model.layouts import with_layout
-from nnhal.model.parts import outline
 
-TOKEN, OTHER = bytes(range(TOKEN_SIZE)), bytes(range(1, TOKEN_SIZE + 1))
 RESTORES = 8  # models that are restored and closed
 FLIPS = 48  # bits of each file
 SAVES_NOTHING = "the driver saves none of the supported calls"
@@ -47,7 +43,7 @@ def saved(trial: Trial) -> int:
     for call, model, cache in _saved(trial):
         prepared = trial.prepare(model, replace(PLAIN, cache=cache))
         _computes(trial, call, model, prepared, "when it is saved")
-        seen += _written(cache)
+        seen += is_written(cache)
     return seen
 
 
@@ -61,7 +57,7 @@ def restored(trial: Trial) -> int:
     seen = 0
     for call, model, cache in _saved(trial):
         trial.close(trial.prepare(model, replace(PLAIN, cache=cache)))
-        if not _written(cache):
+        if not is_written(cache):
             continue
         seen += 1
         for _ in range(2):
@@ -70,21 +66,15 @@ def restored(trial: Trial) -> int:
             trial.close(prepared)
         if seen == 1:
             _releases(trial, model, cache)
-    for call, model, cache in _each_saved(trial, [*_in_pools(trial), *_with_other_parameters(trial)]):
+    pooled = pooled_sample(trial)
+    more = [] if pooled is None else [(pooled[0], pooled[2])]
+    for call, model, cache in _each_saved(trial, [*more, *_with_other_parameters(trial)]):
         trial.close(trial.prepare(model, replace(PLAIN, cache=cache)))
-        if _written(cache):
+        if is_written(cache):
             wanted = trial.alone(model, arrays_of(call))
             results = trial.run(_restored_now(trial, model, cache), copies(arrays_of(call)))
             trial.same(call, wanted, results, f"when it is restored ({call.cell})")
     return seen
-
-
-def _in_pools(trial: Trial) -> Iterator[tuple[Call, Model]]:
-    """Yield the sample with the most constants, which lie in memory pools of different sizes."""
-    call, model = max(trial.samples(), key=lambda pair: pair[0].constants)
-    pooled = with_pools(model)
-    if pooled is not None and trial.verdict(pooled).ok:
-        yield call, pooled
 
 
 def _with_other_parameters(trial: Trial) -> Iterator[tuple[Call, Model]]:
@@ -119,14 +109,14 @@ def interleaved(trial: Trial) -> int:
     for call, model, cache in _saved(trial):
         other = other_constants(call, trial.rng)
         other_model = model_of(other)
-        with _files(CacheFiles(len(cache.model_files), len(cache.data_files)), OTHER) as its:
+        with empty_files(CacheFiles(len(cache.model_files), len(cache.data_files)), OTHER) as its:
             try:
                 own, others = data_sets(trial, call, model), data_sets(trial, other, other_model, 2)
             except NnhalError:  # a valid failure with other constants
                 continue
             trial.close(trial.prepare(model, replace(PLAIN, cache=cache)))
             trial.close(trial.prepare(other_model, replace(PLAIN, cache=its)))
-            if not (_written(cache) and _written(its)):
+            if not (is_written(cache) and is_written(its)):
                 continue
             prepared = [
                 _restored_now(trial, m, files) for m, files in ((model, cache), (model, cache), (other_model, its))
@@ -198,7 +188,7 @@ def token(trial: Trial) -> int:
     seen = 0
     for call, model, cache in _saved(trial):
         trial.close(trial.prepare(model, replace(PLAIN, cache=cache)))
-        if _written(cache):
+        if is_written(cache):
             other = Cache(OTHER, cache.model_files, cache.data_files, cache.kept_by)
             _missed(trial, call, model, other, "of another token", at_all=True)
             seen += 1
@@ -212,6 +202,7 @@ def _saved(trial: Trial) -> Iterator[tuple[Call, Model, Cache]]:
 
 
 def _samples(trial: Trial) -> Iterator[tuple[Call, Model]]:
+    """Yield the samples; NotAsked without any is raised after the errors of `_each_saved`."""
     yield from trial.samples()
 
 
@@ -222,20 +213,9 @@ def _each_saved(trial: Trial, calls: Iterable[tuple[Call, Model]]) -> Iterator[t
     if not count:
         raise NotAccepted("the driver has no compilation cache: number_of_cache_files() returns 0, 0")
     for call, model in calls:
-        with _files(count) as cache:
+        with empty_files(count) as cache:
             yield call, model, cache
         trial.end()
-
-
-@contextmanager
-def _files(count: CacheFiles, token: bytes = TOKEN) -> Iterator[Cache]:
-    with ExitStack() as open_files:
-        fds = [open_files.enter_context(tempfile.TemporaryFile(buffering=0)).fileno() for _ in range(sum(count))]
-        yield Cache(token, tuple(fds[: count.model]), tuple(fds[count.model :]))
-
-
-def _written(cache: Cache) -> bool:
-    return any(os.fstat(fd).st_size for fd in cache.files)
 
 
 def _restored_now(trial: Trial, model: Model, cache: Cache) -> Prepared:
@@ -247,11 +227,8 @@ def _restored_now(trial: Trial, model: Model, cache: Cache) -> Prepared:
 
 
 def _restored(trial: Trial, model: Model, cache: Cache) -> Prepared:
-    for fd in cache.files:
-        os.lseek(fd, 0, os.SEEK_SET)
-    seen = outline(with_layout(model, layout_of(trial.device)).model)
     with trial.stages.enter("prepare_from_cache"):
-        return trial.opened(checked_restored(trial.device, seen, replace(PLAIN, cache=cache)))
+        return trial.opened(restored_from(trial.device, model, replace(PLAIN, cache=cache)))
 
 
 def _computes(trial: Trial, call: Call, model: Model, prepared: Prepared, what: str) -> None:

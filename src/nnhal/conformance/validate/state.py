@@ -186,14 +186,24 @@ def _read_twice(call: Call) -> Model | None:
 )
 def constants_pools(trial: Trial) -> int:
     trial.fixed()
-    call, model = max(trial.samples(), key=lambda pair: pair[0].constants)
-    pooled = with_pools(model)
-    if pooled is None or not trial.verdict(pooled).ok:
+    found = pooled_sample(trial)
+    if found is None:
         return 0
+    call, model, pooled = found
     wanted = trial.alone(model, arrays_of(call))
     results = trial.run(trial.prepare(pooled), copies(arrays_of(call)))
     trial.same(call, wanted, results, "with constants in several memory pools")
     return 1
+
+
+def pooled_sample(trial: Trial) -> tuple[Call, Model, Model] | None:
+    """Return the sample with the most constants, and its model with those in memory pools of different sizes.
+
+    None if that is not supported, or there are fewer than two.
+    """
+    call, model = max(trial.samples(), key=lambda pair: pair[0].constants)
+    pooled = with_pools(model)
+    return (call, model, pooled) if pooled is not None and trial.verdict(pooled).ok else None
 
 
 # -------------------------------------------------------------------------------------------------------------- threads

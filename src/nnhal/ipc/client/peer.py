@@ -9,6 +9,7 @@ from nnhal.base.codes import LOOP_TIMEOUT_MAXIMUM_NS
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import Closed, DeadObject, DeviceUnavailable, NnhalError, copy_of_error
 from nnhal.base.log import logger
+from nnhal.base.weak import members
 from nnhal.ipc.client.output import DriverProcess
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_from_wire
@@ -43,7 +44,7 @@ class ServicePeer:
     def __init__(self, where: str, welcome: wire.Welcome, process: DriverProcess | None) -> None:
         self.where, self.process = where, process
         self.dead: NnhalError | None = None
-        self._recipients: weakref.WeakValueDictionary[int, DeathRecipient] = weakref.WeakValueDictionary()
+        self._recipients: weakref.WeakSet[DeathRecipient] = weakref.WeakSet()
         self.holders: weakref.WeakSet[object] = weakref.WeakSet()
         self._name = welcome.name
         self._deciding = threading.Lock()
@@ -88,15 +89,11 @@ class ServicePeer:
 
     def add_recipient(self, recipient: DeathRecipient) -> None:
         """Have a death wake a recipient, while it exists."""
-        self._recipients[id(recipient)] = recipient
-
-    def _each_recipient(self) -> list[DeathRecipient]:
-        """Return the recipients, copied in one step: other threads may add some."""
-        return [found for ref in self._recipients.valuerefs() if (found := ref()) is not None]
+        self._recipients.add(recipient)
 
     def wake_recipients(self) -> None:
         """Inform every recipient of the death."""
-        for recipient in self._each_recipient():
+        for recipient in members(self._recipients):
             recipient.session_died()
 
     def on_death(self, call: Callable[[NnhalError], None]) -> None:
@@ -145,7 +142,7 @@ class ServicePeer:
 
     def _has_others(self) -> bool:
         """Whether another call waits for the process, or would lose data that only it holds."""
-        return bool(self.holders) or any(recipient.busy for recipient in self._each_recipient())
+        return bool(self.holders) or any(recipient.busy for recipient in members(self._recipients))
 
     def close_descriptor(self) -> None:
         """Close the descriptor of the process."""

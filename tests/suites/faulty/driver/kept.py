@@ -183,7 +183,7 @@ class SortsPools(Keeping):
 class SharesScratch(Keeping):
     scratch: dict[bytes, dict[str, list[Array]]] = {}
 
-    class engine(KeptEngine):  # noqa: N801
+    class engine(KeptEngine):  # noqa: N801 (as the attribute is called)
         scratch: dict[str, list[Array]] | None = None
 
         def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
@@ -191,7 +191,7 @@ class SharesScratch(Keeping):
             if self.scratch is None:
                 return results
             self.scratch["results"] = results
-            time.sleep(0.001)
+            time.sleep(0.001)  # the race that is planted: another thread overwrites the results meanwhile
             return self.scratch["results"]
 
     def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Any:
@@ -204,7 +204,7 @@ class SharesScratch(Keeping):
 class OwnFiles(Keeping):
     """Writes and reads the file itself."""
 
-    class engine(KeptEngine):  # noqa: N801
+    class engine(KeptEngine):  # noqa: N801 (as the attribute is called)
         def save(self, files: CacheContent) -> bool:
             return False
 

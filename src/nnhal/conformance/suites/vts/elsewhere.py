@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
@@ -18,6 +17,7 @@ import numpy as np
 from nnhal.base.errors import DeadObject, NnhalError, error_text
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
+from nnhal.conformance.cache_files import empty_files, is_written, restored_from
 from nnhal.conformance.device_under_test import ANY
 from nnhal.conformance.differential import Outputs, model_of
 from nnhal.conformance.draw import cells, draw
@@ -28,16 +28,14 @@ from nnhal.conformance.suites.vts.left_files import entries, folders, new_files
 from nnhal.conformance.validate.trial import PLAIN, RequirementNotMet
 from nnhal.conformance.worker import end_with
 from nnhal.hal.answers import cache_files_by, driver_capabilities
-from nnhal.hal.cache.files import TOKEN_SIZE, Cache
-from nnhal.hal.chain import checked_prepared, checked_restored
+from nnhal.hal.cache.files import Cache
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support, query_verdicts
-from nnhal.hal.device import Device, Prepared, identity_of, layout_of
+from nnhal.hal.device import Device, Prepared, identity_of
 from nnhal.hal.lowering import refusals
 from nnhal.hal.request import UNLIMITED, Request, Signature
 from nnhal.ipc.client.output import DriverProcess
 from nnhal.model.graph import Model
-from nnhal.model.layouts import with_layout
-from nnhal.model.parts import outline
 from nnhal.runtime import discovery, isolation
 
 ENDING = 30.0  # seconds for a process to end by itself
@@ -126,9 +124,8 @@ def restored(device: Device, saved: Sequence[Saved]) -> list[Outputs | str]:
     """Restore models and run each once; return the results, or the error."""
     found: list[Outputs | str] = []
     for model, token, model_files, data_files, arrays in saved:
-        seen = outline(with_layout(model, layout_of(device)).model)
         try:
-            prepared = checked_restored(device, seen, replace(PLAIN, cache=Cache(token, model_files, data_files)))
+            prepared = restored_from(device, model, replace(PLAIN, cache=Cache(token, model_files, data_files)))
             request = Request(Signature.of(prepared.model), arrays)
             request.execute(prepared.run, UNLIMITED)
         except NnhalError as error:
@@ -162,18 +159,14 @@ def _life(device: Device, model: Model, arrays: Sequence[Array]) -> None:
     """Ask for verdicts, prepare with cache files, execute in several ways, restore, execute, and close."""
     count = cache_files_by(device)
     with ExitStack() as held:
-        fds = [held.enter_context(tempfile.TemporaryFile(buffering=0)).fileno() for _ in range(sum(count))]
-        cache = Cache(bytes(TOKEN_SIZE), tuple(fds[: count.model]), tuple(fds[count.model :])) if fds else None
+        cache = held.enter_context(empty_files(count)) if count else None
         hints = replace(PLAIN, cache=cache)
         claims = consider_support(device, model, hints)
         held.callback(claims.release_work)
         prepared = checked_prepared(device, model, claims.hints(hints))
         _executed(device, prepared, arrays)
-        if cache is not None and any(os.fstat(fd).st_size for fd in fds):
-            for fd in fds:
-                os.lseek(fd, 0, os.SEEK_SET)
-            seen = outline(with_layout(model, layout_of(device)).model)
-            _executed(device, checked_restored(device, seen, hints), arrays)
+        if cache is not None and is_written(cache):
+            _executed(device, restored_from(device, model, hints), arrays)
 
 
 def _executed(device: Device, prepared: Prepared, arrays: Sequence[Array]) -> None:

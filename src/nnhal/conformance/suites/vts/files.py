@@ -8,21 +8,19 @@ from contextlib import ExitStack, contextmanager
 
 from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError
 from nnhal.base.records import replace
+from nnhal.conformance.cache_files import OTHER, TOKEN, empty_files, restored_from
 from nnhal.conformance.differential import Outputs, arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.vts.elsewhere import Saved, elsewhere
 from nnhal.conformance.suites.vts.promise import COMMON, DRIVER, Look, Probe, ending, named, promise
 from nnhal.conformance.validate.trial import PLAIN, NotAccepted, NotAsked, RequirementNotMet, copies
 from nnhal.hal.answers import cache_files_by
-from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
-from nnhal.hal.chain import checked_prepared, checked_restored
-from nnhal.hal.device import Prepared, layout_of
+from nnhal.hal.cache.files import Cache, CacheFiles
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Prepared
 from nnhal.model.graph import Model
-from nnhal.model.layouts import with_layout
-from nnhal.model.parts import outline
 from nnhal.ops import OPS
 
-TOKENS = bytes(range(TOKEN_SIZE)), bytes(range(1, TOKEN_SIZE + 1))
 GROUPS = 6  # of operations that one fresh process restores
 SWAPS = 12  # restorations while another thread changes the files
 NAMES = list(OPS)
@@ -51,11 +49,8 @@ class _KeptFiles:
 
     def restored(self, cache: Cache) -> Prepared:
         """Restore from files, which are read from their beginning."""
-        for fd in cache.files:
-            os.lseek(fd, 0, os.SEEK_SET)
-        seen = outline(with_layout(self.model, layout_of(self.probe.device)).model)
         with self.probe.stages.enter("prepare_from_cache"):
-            return self.probe.opened(checked_restored(self.probe.device, seen, replace(PLAIN, cache=cache)))
+            return self.probe.opened(restored_from(self.probe.device, self.model, replace(PLAIN, cache=cache)))
 
     def missed_or_right(self, what: str, cache: Cache | None = None, *, may_restore: bool = True) -> bool:
         """Return whether files were restored; raise Unmet if that is wrong, or its results are."""
@@ -83,14 +78,7 @@ def _counted(probe: Probe) -> CacheFiles:
 
 
 @contextmanager
-def _files(count: CacheFiles, token: bytes = TOKENS[0]) -> Iterator[Cache]:
-    with ExitStack() as held:
-        fds = [held.enter_context(tempfile.TemporaryFile(buffering=0)).fileno() for _ in range(sum(count))]
-        yield Cache(token, tuple(fds[: count.model]), tuple(fds[count.model :]))
-
-
-@contextmanager
-def _kept(probe: Probe, count: CacheFiles, token: bytes = TOKENS[0], *, but: str = "") -> Iterator[_KeptFiles]:
+def _kept(probe: Probe, count: CacheFiles, token: bytes = TOKEN, *, but: str = "") -> Iterator[_KeptFiles]:
     """Save a compilation of the first operation whose compilations the driver saves, except for one operation."""
     known = probe.lists.setdefault(SAVED, [])
     for name in dict.fromkeys((*known, *COMMON)):
@@ -102,7 +90,7 @@ def _kept(probe: Probe, count: CacheFiles, token: bytes = TOKENS[0], *, but: str
                 call, model = other.closed()
             except NotAsked:
                 continue
-            with _files(count, token) as cache:
+            with empty_files(count, token) as cache:
                 kept = _KeptFiles(other, call, model, cache)
                 if kept.saved:
                     known += [name] * (name not in known)
@@ -128,7 +116,7 @@ def _group(number: int) -> Look:
                     call, model = other.closed()
                 except NotAsked:
                     continue
-                each = _KeptFiles(other, call, model, held.enter_context(_files(count)))
+                each = _KeptFiles(other, call, model, held.enter_context(empty_files(count)))
                 if each.saved:
                     kept.append(each)
             tasks: list[Saved] = [
@@ -173,7 +161,7 @@ for _number in range(GROUPS):
 def swapped(probe: Probe) -> int:
     count = _counted(probe)
     seen = 0
-    with _kept(probe, count) as one, _kept(probe, count, TOKENS[1], but=one.probe.operation) as other:
+    with _kept(probe, count) as one, _kept(probe, count, OTHER, but=one.probe.operation) as other:
         own = one.data
         for place, (mine, theirs) in enumerate(zip(own, other.data, strict=True)):
             if mine != theirs:
@@ -241,7 +229,7 @@ def unsuitable(probe: Probe) -> int:
         bad |= {"the read end of a pipe": read, "the write end of a pipe": write}
         for what, fd in bad.items():
             fds = (fd,) * sum(count)
-            cache = Cache(TOKENS[1], fds[: count.model], fds[count.model :])
+            cache = Cache(OTHER, fds[: count.model], fds[count.model :])
             text = f"that are {what}"
             try:
                 prepared = kept.probe.opened(_prepared(kept, cache))
@@ -295,7 +283,7 @@ def _changing(kept: _KeptFiles, versions: Sequence[Sequence[bytes]]) -> Iterator
 @promise("files/read", "Files that change while they are read are a miss, or restore what was saved.", DRIVER)
 def changed_while_read(probe: Probe) -> int:
     count = _counted(probe)
-    with _kept(probe, count) as kept, _kept(probe, count, TOKENS[1], but=kept.probe.operation) as other:
+    with _kept(probe, count) as kept, _kept(probe, count, OTHER, but=kept.probe.operation) as other:
         broken = [bytes(b ^ 0x10 if n == len(each) // 2 else b for n, b in enumerate(each)) for each in kept.data]
         versions = [kept.data, other.data, kept.data, broken, [b"" for _ in kept.data]]
         with _changing(kept, versions):
@@ -312,7 +300,7 @@ def changed_while_read(probe: Probe) -> int:
 )
 def changed_while_written(probe: Probe) -> int:
     count = _counted(probe)
-    with _kept(probe, count) as kept, _kept(probe, count, TOKENS[1], but=kept.probe.operation) as other:
+    with _kept(probe, count) as kept, _kept(probe, count, OTHER, but=kept.probe.operation) as other:
         for _ in range(probe.count(SWAPS)):
             with _changing(kept, [other.data, [b"" for _ in kept.data]]):
                 prepared = kept.probe.opened(_prepared(kept, kept.cache))

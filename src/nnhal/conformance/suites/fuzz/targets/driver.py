@@ -5,9 +5,7 @@ Each ends in a result or a documented error. Afterwards the driver executes vali
 
 import os
 import random
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -17,6 +15,7 @@ from nnhal.base.errors import DeadObject, DriverFailed, InvalidModel, NnhalError
 from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
+from nnhal.conformance.cache_files import empty_files, is_written, restored_from
 from nnhal.conformance.differential import Outputs, arrays_of, compare_outputs, model_of
 from nnhal.conformance.draw import Call, cells, draw
 from nnhal.conformance.probe import probe
@@ -31,10 +30,10 @@ from nnhal.conformance.suites.vts.requests import NOT_NAMED, wire_arguments
 from nnhal.conformance.validate.trial import PLAIN, by_reference, copies
 from nnhal.conformance.verdict import outcome_of_text
 from nnhal.hal.answers import cache_files_by
-from nnhal.hal.cache.files import TOKEN_SIZE, Cache
-from nnhal.hal.chain import PreparedChain, checked_prepared, checked_restored
+from nnhal.hal.cache.files import CacheFiles
+from nnhal.hal.chain import PreparedChain, checked_prepared
 from nnhal.hal.claims import query_verdicts
-from nnhal.hal.device import Prepared, layout_of, where_of
+from nnhal.hal.device import Prepared, where_of
 from nnhal.hal.lowering import refusals
 from nnhal.hal.request import UNLIMITED, Request, Signature
 from nnhal.ipc import transport
@@ -44,8 +43,6 @@ from nnhal.ipc.client.process import start
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.packets import pack, unpack
 from nnhal.model.graph import Model
-from nnhal.model.layouts import with_layout
-from nnhal.model.parts import outline
 from nnhal.model.validate import validate
 from nnhal.ops import OPS
 from nnhal.ops.schema import F32
@@ -55,7 +52,6 @@ CALLS = 8  # supported calls of different operations, for requests, packets and 
 DRAWS = 16  # calls of each type and signature of an operation whose example is supported
 CONSTANTS = 32  # elements of a call's constants, so that its cache files hold them
 SUPPORTED = 0.7  # the share of changed models that begin with a supported operation
-_TOKEN = bytes(range(TOKEN_SIZE))
 
 
 class _KnownCall(NamedTuple):
@@ -387,37 +383,33 @@ class DriverTarget(FuzzTarget):
 
     # -------------------------------------------------------------------------------------------------------- cache files
 
-    def _saved_files(self) -> tuple[int, list[bytes], int] | None:
+    def _saved_files(self) -> tuple[int, list[bytes], CacheFiles] | None:
         """Return the number of a known call, the files that the driver saves for it, and how many are model files."""
         count = cache_files_by(self._remote)
         by_constants = sorted(
             enumerate(self._known), key=lambda known: (known[1].call.cell.kind != F32, -known[1].call.constants)
         )
         for number, known in by_constants if sum(count) else ():
-            with _files(sum(count)) as fds:
-                cache = Cache(_TOKEN, tuple(fds[: count.model]), tuple(fds[count.model :]))
+            with empty_files(count) as cache:
                 checked_prepared(self._remote, known.model, replace(self._hints, cache=cache)).close()
-                data = [os.pread(fd, os.fstat(fd).st_size, 0) for fd in fds]
-                if any(data):
-                    return number, data, count.model
+                if is_written(cache):
+                    return number, [os.pread(fd, os.fstat(fd).st_size, 0) for fd in cache.files], count
         return None
 
     def _cache(self, choices: Choices) -> str:
         """Restore from changed files."""
         if self._saved is None:
             return "nothing is saved"
-        number, data, model_files = self._saved
+        number, data, count = self._saved
         known, files = self._known[number], list(data)
         for _ in range(choices.randint(1, 2)):
             place = choices.randrange(len(files))
             files[place] = damaged(choices, files[place], files[-1 - place])
-        with _files(len(files)) as fds:
-            for fd, content in zip(fds, files, strict=True):
+        with empty_files(count) as cache:
+            for fd, content in zip(cache.files, files, strict=True):
                 os.pwrite(fd, content, 0)
-            cache = Cache(_TOKEN, tuple(fds[:model_files]), tuple(fds[model_files:]))
-            seen = outline(with_layout(known.model, layout_of(self._remote)).model)
             try:
-                prepared = checked_restored(self._remote, seen, replace(self._hints, cache=cache))
+                prepared = restored_from(self._remote, known.model, replace(self._hints, cache=cache))
             except DeadObject:
                 raise
             except NnhalError:
@@ -425,19 +417,6 @@ class DriverTarget(FuzzTarget):
             self._require_right(known, prepared, "restored from changed cache files")
             prepared.close()
         return "a hit"
-
-
-class _files:  # noqa: N801 (a context manager)
-    """Temporary files."""
-
-    def __init__(self, count: int) -> None:
-        self._count, self._held = count, ExitStack()
-
-    def __enter__(self) -> list[int]:
-        return [self._held.enter_context(tempfile.TemporaryFile(buffering=0)).fileno() for _ in range(self._count)]
-
-    def __exit__(self, *_: object) -> None:
-        self._held.close()
 
 
 def _rule(model: Model) -> str:
