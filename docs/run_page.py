@@ -10,7 +10,8 @@ before them, @@ between places; `<!-- part: NAME -->`, lines that stand in a fil
 command drew are copied to where it has them; others have to be there.
 
 Durations differ from run to run, other numbers from processor to processor. A check ignores durations, all numbers of
-`nnhal bench`, its line about the CPU, its verdict and its warnings; other numbers may differ by a hundredth.
+`nnhal bench` with their units of bytes, its line about the CPU, its verdict and its warnings; other numbers may differ by a
+hundredth.
 """
 
 import argparse
@@ -30,6 +31,7 @@ BLOCK = re.compile(r"^(?:<!-- (file|change|part): (\S+) -->\n)?```(\w+)\n(.*?)^`
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 DURATION = re.compile(r"(?<![\w.])[\d,]+(?:\.\d+)?(?:e[-+]?\d+)? ?(?:ns|[uµ]s|ms|s)(?!\w)")
+SIZE = re.compile(rf"{NUMBER.pattern} (?:[KMGT]i)?B\b")
 SECONDS = re.compile(r"^((?:all|contract|vectors) .* )[\d,.]+$")  # the last cell of a row of `nnhal test`
 BARS = re.compile("[\u2581-\u2588]")
 MACHINE = re.compile(r"^CPU: .*|(?<=pairs\)): (?:no measurable difference|nnhal is slower|nnhal is faster)$")
@@ -108,14 +110,16 @@ def put(what: str, file: Path, text: str) -> None:
 
 
 def alike(old: str, new: str, *, measured: bool = False) -> bool:
-    """Whether two lines say the same but for durations, and numbers that are almost the same. measured: for all numbers."""
+    """Whether two lines say the same but for durations and almost equal numbers. measured: for all numbers and sizes."""
     old, new = (SECONDS.sub(r"\g<1>0", MACHINE.sub("", line)) for line in (old, new))
     old, new = (" ".join(BARS.sub("", DURATION.sub("0 s", line)).split()) for line in (old, new))
+    if measured:
+        return NUMBER.sub("0", SIZE.sub("0 B", old)) == NUMBER.sub("0", SIZE.sub("0 B", new))
     if NUMBER.sub("0", old) != NUMBER.sub("0", new):
         return False
     pairs = zip(*(NUMBER.findall(line) for line in (old, new)), strict=True)
     values = ((float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in pairs)
-    return measured or all(abs(a - b) <= WITHIN * max(abs(a), abs(b), 1e-3) for a, b in values)
+    return all(abs(a - b) <= WITHIN * max(abs(a), abs(b), 1e-3) for a, b in values)
 
 
 def differences(old: str, new: str) -> list[str]:

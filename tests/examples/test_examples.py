@@ -1,6 +1,7 @@
 """The examples are what the documentation says."""
 
 import json
+import runpy
 import subprocess
 import sys
 from collections import Counter
@@ -100,6 +101,13 @@ def test_a_page_that_is_not_true_any_more_is_told_line_by_line(tmp_path, before,
     page.write_text(PAGE.replace(before, after))
     done = subprocess.run([*RUN_PAGE, str(page), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and told in done.stdout
+
+
+@pytest.mark.parametrize(("now", "alike"), [("8192 B", True), ("-16 KiB", True), ("12 KiB shared", False)])
+def test_only_the_measured_size_of_a_page_may_change_its_unit(now, alike):
+    same = runpy.run_path(RUN_PAGE[1])["alike"]
+    assert same("Memory: 12 KiB private", f"Memory: {now} private", measured=True) is alike
+    assert not same("Memory: 12 KiB private", f"Memory: {now} private")
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
