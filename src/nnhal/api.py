@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from functools import partial
 from typing import Any, get_args
 
 from nnhal.base import trace
@@ -130,7 +130,6 @@ def _read(
         return open_by_shape(label, memory, folder, at, refused, signature, shapes, values), None
 
 
-@trace.traced_function("application", "compilation", "compile")
 def compile(
     model: Model | Source,
     *,
@@ -195,71 +194,66 @@ def compile(
         MissedDeadline: The devices needed longer than `deadline`.
         NnhalError: A driver failed; the message names the device.
     """
-    caching = CacheSettings.wanted(cache_dir, token)
-    read = None
-    if not isinstance(model, Model):
-        model, read = _read(model, caching)
-    named = _named(devices)
-    if fallback is None:
-        fallback = "warn" if named is None else "forbid"
-    _one_of("numerics", numerics, get_args(Numerics))
-    _one_of("isolation", isolation, get_args(Isolation))
-    _one_of("fallback", fallback, get_args(Fallback))
-    if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads <= MOST_THREADS:
-        raise InvalidArgument(f"threads is {threads!r}, must be an integer of at least 0 and at most {MOST_THREADS}")
-    if not isinstance(relaxed, bool | None):
-        raise InvalidArgument(f"relaxed is {relaxed!r}, must be true, false, or None to keep the model's setting")
-    preference, priority = validate_preference(preference), validate_priority(priority)
-    if not isinstance(variants, int) or isinstance(variants, bool) or variants < 1:
-        raise InvalidArgument(f"variants is {safe_repr(variants)}, must be an integer of at least 1")
-    nanoseconds(deadline, "deadline")
-    chosen = isolation_of_devices.select(named, isolation)
-    left_out: list[str] = []
-    if named is None:
-        chosen, left_out = default_candidates(chosen)
-    options = _options(driver_options, chosen)
-    if numerics == EXACT:
-        if named is not None and not any(can_be_exact(device) for device in chosen):
-            names = ", ".join(identity_of(device).name for device in chosen)
-            raise InvalidArgument(f"numerics is 'exact', which none of the devices declares ({names}): must be 'fast'")
-        if relaxed:
-            raise InvalidArgument("numerics is 'exact' and relaxed is true: must be one of the two")
-        relaxed = False
-    if relaxed is not None and relaxed != model.relaxed:
-        model = replace(model, relaxed=relaxed)
-    told = preference, priority, threads, point_in_time(deadline), options
-    settings = CompileOptions(
-        tuple(chosen),
-        fallback,
-        *told,
-        caching,
-        Strategy.asked(placement),
-        _interpreting,
-        numerics,
-        named=named is not None,
-        left_out=tuple(left_out),
-    )
-    tuning = _tuning(tune)
-    if not isinstance(model, OpenModel):
-        return _compiled(model, settings, tuning, read)
-    from nnhal.runtime.by_shape import CompiledByShape
+    with trace.span("application", "compilation", "compile"):
+        caching = CacheSettings.wanted(cache_dir, token)
+        read = None
+        if not isinstance(model, Model):
+            model, read = _read(model, caching)
+        named = _named(devices)
+        if fallback is None:
+            fallback = "warn" if named is None else "forbid"
+        _one_of("numerics", numerics, get_args(Numerics))
+        _one_of("isolation", isolation, get_args(Isolation))
+        _one_of("fallback", fallback, get_args(Fallback))
+        if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads <= MOST_THREADS:
+            raise InvalidArgument(
+                f"threads is {threads!r}, must be an integer of at least 0 and at most {MOST_THREADS}"
+            )
+        if not isinstance(relaxed, bool | None):
+            raise InvalidArgument(f"relaxed is {relaxed!r}, must be true, false, or None to keep the model's setting")
+        preference, priority = validate_preference(preference), validate_priority(priority)
+        if not isinstance(variants, int) or isinstance(variants, bool) or variants < 1:
+            raise InvalidArgument(f"variants is {safe_repr(variants)}, must be an integer of at least 1")
+        nanoseconds(deadline, "deadline")
+        chosen = isolation_of_devices.select(named, isolation)
+        left_out: list[str] = []
+        if named is None:
+            chosen, left_out = default_candidates(chosen)
+        options = _options(driver_options, chosen)
+        if numerics == EXACT:
+            if named is not None and not any(can_be_exact(device) for device in chosen):
+                names = ", ".join(identity_of(device).name for device in chosen)
+                raise InvalidArgument(
+                    f"numerics is 'exact', which none of the devices declares ({names}): must be 'fast'"
+                )
+            if relaxed:
+                raise InvalidArgument("numerics is 'exact' and relaxed is true: must be one of the two")
+            relaxed = False
+        if relaxed is not None and relaxed != model.relaxed:
+            model = replace(model, relaxed=relaxed)
+        told = preference, priority, threads, point_in_time(deadline), options
+        settings = CompileOptions(
+            tuple(chosen),
+            fallback,
+            *told,
+            caching,
+            Strategy.asked(placement),
+            _interpreting,
+            numerics,
+            named=named is not None,
+            left_out=tuple(left_out),
+        )
+        tuning = _tuning(tune)
+        if not isinstance(model, OpenModel):
+            return Compilation(model, settings).compile(partial(Compiled, read=read), tuning)
+        from nnhal.runtime.by_shape import CompiledByShape
 
-    def prepare(sized: Model, until: int | None) -> Compiled:
-        points = [point for point in (until, point_in_time(deadline)) if point is not None]
-        own = replace(settings, deadline=min(points, default=None), caching=caching.for_shapes(sized))
-        return _compiled(sized, own, tuning)
+        def prepare(sized: Model, until: int | None) -> Compiled:
+            points = [point for point in (until, point_in_time(deadline)) if point is not None]
+            own = replace(settings, deadline=min(points, default=None), caching=caching.for_shapes(sized))
+            return Compilation(sized, own).compile(Compiled, tuning)
 
-    return CompiledByShape(model, prepare, variants)
-
-
-def _compiled(
-    model: Model, settings: CompileOptions, tuning: Tune | None, read: CacheOutcome | None = None
-) -> Compiled:
-    with ExitStack() as undo:
-        compiled = Compiled(Compilation(model, settings).compile(undo, tuning), read)
-        # The compiled model owns the plan from here on; an interrupt just before closes both, which is harmless
-        undo.pop_all()
-        return compiled
+        return CompiledByShape(model, prepare, variants)
 
 
 def _tuning(tune: Any) -> Tune | None:

@@ -31,7 +31,7 @@ from nnhal.hal.answers import (
     fenced_by,
 )
 from nnhal.hal.cache.files import Cache
-from nnhal.hal.chain import checked_burst, checked_prepared, checked_restored
+from nnhal.hal.chain import checked_burst, checked_prepared
 from nnhal.hal.claims import consider_support, query_verdicts
 from nnhal.hal.device import Hints, Prepared, Verdict, identity_of
 from nnhal.hal.fence import fence_pair
@@ -229,7 +229,7 @@ def keeps(device: RemoteDevice, control: Control) -> bool:
     with tempfile.TemporaryFile(buffering=0) as file:
         hints = Hints(deadline=control.deadline, cache=Cache(bytes(32), (file.fileno(),)))
         saved = checked_prepared(device, whole, hints)
-        restored = checked_restored(device, outline(whole), hints)
+        restored = checked_prepared(device, outline(whole), hints, restore=True)
     return right(saved) and right(restored)
 
 

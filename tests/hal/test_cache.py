@@ -18,7 +18,7 @@ from nnhal.hal.answers import cache_files_by
 from nnhal.hal.cache import keeper, tokens
 from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles, DamagedCacheFile, read_refusal, written_by
 from nnhal.hal.cache.tokens import TokenStore
-from nnhal.hal.chain import checked_prepared, checked_restored
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Device, Hints
 from nnhal.hal.wrappers import Limited, PreparedWithHalLevel, Recorded, WithHalLevel, WithOptions
 from nnhal.model.graph import Model
@@ -107,7 +107,7 @@ def test_any_other_number_is_taken(answer):
 def test_what_was_saved_is_restored(cache):
     prepared = checked_prepared(FullV1_3(), scaled(), Hints(cache=cache))
     assert all(sizes(cache))
-    restored = checked_restored(FullV1_3(), outline(scaled()), Hints(cache=cache))
+    restored = checked_prepared(FullV1_3(), outline(scaled()), Hints(cache=cache), restore=True)
     assert results(prepared) == results(restored) == [2, -4, 6]
     assert not restored.model.main.operations
 
@@ -156,22 +156,22 @@ def test_what_is_restored_must_be_a_prepared_model_of_its_own(cache):
     checked_prepared(FullV1_3(), scaled(), Hints(cache=cache))
     device, one = FullV1_3(), PreparedV1_3(scaled())
     device.restore = lambda *_: one  # type: ignore[method-assign]
-    assert checked_restored(device, outline(scaled()), Hints(cache=cache)).inner is one
+    assert checked_prepared(device, outline(scaled()), Hints(cache=cache), restore=True).inner is one
     with pytest.raises(ContractBroken, match=r"prepare_from_cache\(\) gave a Prepared that it gave before"):
-        checked_restored(device, outline(scaled()), Hints(cache=cache))
+        checked_prepared(device, outline(scaled()), Hints(cache=cache), restore=True)
     device.restore = lambda *_: "model"  # type: ignore[method-assign,assignment,return-value]
     with pytest.raises(ContractBroken, match=r"prepare_from_cache\(\) gave 'model', must give a Prepared"):
-        checked_restored(device, outline(scaled()), Hints(cache=cache))
+        checked_prepared(device, outline(scaled()), Hints(cache=cache), restore=True)
     device.restore = lambda *_: {}["x"]  # type: ignore[method-assign]
     with pytest.raises(DriverFailed, match=r"prepare_from_cache\(\) raised KeyError: 'x'"):
-        checked_restored(device, outline(scaled()), Hints(cache=cache))
+        checked_prepared(device, outline(scaled()), Hints(cache=cache), restore=True)
 
 
 def test_a_restored_model_takes_turns_as_a_prepared_one_does(cache):
     device = FullV1_3()
     device.one_at_a_time = True
     checked_prepared(device, scaled(), Hints(cache=cache))
-    restored = checked_restored(device, outline(scaled()), Hints(cache=cache))
+    restored = checked_prepared(device, outline(scaled()), Hints(cache=cache), restore=True)
     (link,) = restored.queues
     assert link.queue is device._device_state.queues["run"] and link.queue.strict
 
@@ -184,7 +184,7 @@ def test_wrappers_pass_on_what_is_kept(cache):
     wrapped = Recorded(Limited(FullV1_3(), lambda model, n: True), calls)
     checked_prepared(wrapped, scaled(), Hints(cache=cache))
     for device in (wrapped, FullV1_3(), WithHalLevel(FullV1_3(), V1_2), WithOptions(FullV1_3(), {"a": 1})):
-        assert results(checked_restored(device, outline(scaled()), Hints(cache=cache))) == [2, -4, 6]
+        assert results(checked_prepared(device, outline(scaled()), Hints(cache=cache), restore=True)) == [2, -4, 6]
     assert cache_files_by(wrapped) == CacheFiles(1, 1)
     assert calls.count("prepare_from_cache") == 1 and calls.count("number_of_cache_files") == 1
 
@@ -192,7 +192,7 @@ def test_wrappers_pass_on_what_is_kept(cache):
 def test_a_level_is_kept_to_after_restoring(cache):
     device = WithHalLevel(FullV1_3(), V1_2)
     checked_prepared(device, scaled(), Hints(cache=cache))
-    restored = checked_restored(device, outline(scaled()), Hints(cache=cache))
+    restored = checked_prepared(device, outline(scaled()), Hints(cache=cache), restore=True)
     assert isinstance(restored.inner, PreparedWithHalLevel)
     with pytest.raises(OperationFailed, match=r"executeFenced needs level 1.3"):
         restored.execute_fenced(restored.request([X]), requests.Control())
@@ -222,19 +222,19 @@ def test_files_are_of_one_driver_version_and_processor(cache, monkeypatch):
 
     for other in (Later(), Native()):
         with pytest.raises(DamagedCacheFile, match="is of another driver, version, engine or processor"):
-            checked_restored(other, outline(scaled()), Hints(cache=cache))
+            checked_prepared(other, outline(scaled()), Hints(cache=cache), restore=True)
     checked_prepared(Native(), scaled(), Hints(cache=cache))
-    checked_restored(Native(), outline(scaled()), Hints(cache=cache))
+    checked_prepared(Native(), outline(scaled()), Hints(cache=cache), restore=True)
     monkeypatch.setattr(keeper, "features", lambda: "another processor")
     with pytest.raises(DamagedCacheFile, match="is of another driver, version, engine or processor"):
-        checked_restored(Native(), outline(scaled()), Hints(cache=cache))
+        checked_prepared(Native(), outline(scaled()), Hints(cache=cache), restore=True)
 
 
 def test_whether_the_processor_matters_is_true_or_false(cache):
     device = FullV1_3()
     device.processor_matters = "yes"  # type: ignore[assignment]
     with pytest.raises(InvalidArgument, match="processor_matters"):
-        checked_restored(device, outline(scaled()), Hints(cache=cache))
+        checked_prepared(device, outline(scaled()), Hints(cache=cache), restore=True)
 
 
 def test_what_was_never_noted_is_not_restored(cache, state):
@@ -242,7 +242,7 @@ def test_what_was_never_noted_is_not_restored(cache, state):
     (record,) = state.glob("*.tokens")
     record.write_bytes(record.read_bytes()[:40])  # the key alone
     with pytest.raises(DamagedCacheFile, match="is nothing that this driver noted to have written for the token"):
-        checked_restored(FullV1_3(), outline(scaled()), Hints(cache=cache))
+        checked_prepared(FullV1_3(), outline(scaled()), Hints(cache=cache), restore=True)
 
 
 def test_files_are_whole_where_the_driver_has_noted_them_whatever_version_wrote_them(cache, state):
@@ -295,9 +295,9 @@ def test_a_record_that_is_no_more_is_begun_anew(cache, state):
     for each in state.iterdir():
         each.unlink()
     with pytest.raises(DamagedCacheFile, match="another key"):
-        checked_restored(FullV1_3(), outline(scaled()), Hints(cache=cache))
+        checked_prepared(FullV1_3(), outline(scaled()), Hints(cache=cache), restore=True)
     checked_prepared(FullV1_3(), scaled(), Hints(cache=cache))
-    assert results(checked_restored(FullV1_3(), outline(scaled()), Hints(cache=cache))) == [2, -4, 6]
+    assert results(checked_prepared(FullV1_3(), outline(scaled()), Hints(cache=cache), restore=True)) == [2, -4, 6]
 
 
 def test_a_process_with_a_record_opened_ahead_uses_no_other(cache, state, monkeypatch):
@@ -309,7 +309,7 @@ def test_a_process_with_a_record_opened_ahead_uses_no_other(cache, state, monkey
 def test_where_no_record_can_be_nothing_is_restored_and_it_is_said_why(cache, state):
     state.write_text("a file")
     with pytest.raises(OperationFailed, match=r"no private record of what was cached: .*state is a link or no folder"):
-        checked_restored(FullV1_3(), outline(scaled()), Hints(cache=cache))
+        checked_prepared(FullV1_3(), outline(scaled()), Hints(cache=cache), restore=True)
 
 
 def test_a_file_that_cannot_be_read_is_named(cache):
@@ -318,7 +318,7 @@ def test_a_file_that_cannot_be_read_is_named(cache):
         fd = closed.fileno()
         broken = replace(cache, data_files=(fd,))
         with pytest.raises(OperationFailed, match="data file 0"):
-            checked_restored(FullV1_3(), outline(scaled()), Hints(cache=broken))
+            checked_prepared(FullV1_3(), outline(scaled()), Hints(cache=broken), restore=True)
 
 
 def test_the_processor_is_what_the_kernel_says():

@@ -16,7 +16,7 @@ from nnhal.base.errors import InvalidArgument, InvalidModel, NnhalError, Resourc
 from nnhal.drivers.samples.full import FullV1_3
 from nnhal.hal.answers import cache_files_by
 from nnhal.hal.cache.files import Cache, CacheFiles, DamagedCacheFile
-from nnhal.hal.chain import checked_prepared, checked_restored
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints
 from nnhal.hal.wrappers import WithHalLevel
 from nnhal.ipc.client.device import RemoteDevice
@@ -57,7 +57,7 @@ def test_a_driver_elsewhere_saves_and_restores(served):
     with a_cache() as cache:
         first = checked_prepared(served, model, Hints(cache=cache))
         assert all(os.fstat(fd).st_size > 200 for fd in cache.files)
-        second = checked_restored(served, outline(model), Hints(cache=cache))
+        second = checked_prepared(served, outline(model), Hints(cache=cache), restore=True)
         for prepared in (first, second):
             np.testing.assert_array_equal(run(prepared, numbers(50_000)), numbers(50_000) + 3)
             prepared.close()
@@ -75,7 +75,7 @@ def test_what_is_not_what_was_written_is_refused_elsewhere_too(served):
         checked_prepared(served, large(3), Hints(cache=cache)).close()
         os.pwrite(cache.files[1], b"\xff", 300)
         with pytest.raises(NnhalError, match="data file 0 is not what was written"):
-            checked_restored(served, outline(large(3)), Hints(cache=cache))
+            checked_prepared(served, outline(large(3)), Hints(cache=cache), restore=True)
 
 
 def test_a_service_below_1_2_is_not_asked():
@@ -88,7 +88,7 @@ def test_a_service_below_1_2_is_not_asked():
 def test_a_service_is_asked_by_the_methods_of_its_level(level):
     with served_here(WithHalLevel(FullV1_3(), level), a_table()) as device, a_cache() as cache:
         checked_prepared(device, large(1), Hints(cache=cache)).close()
-        checked_restored(device, outline(large(1)), Hints(cache=cache)).close()
+        checked_prepared(device, outline(large(1)), Hints(cache=cache), restore=True).close()
         form = {nnhal.Level.V1_2: "", nnhal.Level.V1_3: "_1_3"}[level]
         assert device.session.calls[f"prepareModelFromCache{form}"] == 1
 
@@ -207,15 +207,15 @@ def test_files_that_a_client_empties_meanwhile_are_a_miss(served):
         checked_prepared(served, large(3), Hints(cache=cache)).close()
         os.ftruncate(cache.files[0], 0)
         with pytest.raises(NnhalError, match="model file 0 has 0 bytes"):
-            checked_restored(served, outline(large(3)), Hints(cache=cache))
+            checked_prepared(served, outline(large(3)), Hints(cache=cache), restore=True)
 
 
 def test_a_miss_elsewhere_says_no_more_than_one_here(served):
     with a_cache() as cache:
         with pytest.raises(NnhalError) as there:
-            checked_restored(served, outline(large(3)), Hints(cache=cache))
+            checked_prepared(served, outline(large(3)), Hints(cache=cache), restore=True)
         with pytest.raises(DamagedCacheFile) as here:
-            checked_restored(FullV1_3(), outline(large(3)), Hints(cache=cache))
+            checked_prepared(FullV1_3(), outline(large(3)), Hints(cache=cache), restore=True)
     assert str(there.value) == str(here.value)
 
 
@@ -225,4 +225,4 @@ def test_swapped_files_of_two_compilations_are_misses(served, tmp_path):
             checked_prepared(served, model, Hints(cache=cache)).close()
         mixed = Cache(TOKEN, one.model_files, two.data_files)
         with pytest.raises(NnhalError, match="is nothing that this driver noted to have written for the token"):
-            checked_restored(served, outline(large(1)), Hints(cache=mixed))
+            checked_prepared(served, outline(large(1)), Hints(cache=mixed), restore=True)

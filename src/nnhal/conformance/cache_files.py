@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
-from nnhal.hal.chain import PreparedChain, checked_restored
+from nnhal.hal.chain import PreparedChain, checked_prepared
 from nnhal.hal.device import Device, Hints, layout_of
 from nnhal.model.graph import Model
 from nnhal.model.layouts import with_layout
@@ -33,4 +33,4 @@ def restored_from(device: Device, model: Model, hints: Hints) -> PreparedChain:
     assert hints.cache is not None
     for fd in hints.cache.files:
         os.lseek(fd, 0, os.SEEK_SET)
-    return checked_restored(device, outline(with_layout(model, layout_of(device)).model), hints)
+    return checked_prepared(device, outline(with_layout(model, layout_of(device)).model), hints, restore=True)

@@ -54,18 +54,21 @@ MOST_AT_ONCE = 4096  # executions
 
 
 def checked_prepared(
-    device: Device, model: Model, hints: Hints, *, as_is: bool = False, client: QueueClient = OWN
+    device: Device, model: Model, hints: Hints, *, as_is: bool = False, restore: bool = False, client: QueueClient = OWN
 ) -> "PreparedChain":
-    """Prepare a model on a device, and verify the answer.
+    """Prepare a model on a device, or restore it, and verify the answer.
 
     The device receives the model in its preferred layout; inputs and outputs keep theirs. nnhal writes the driver's
-    cache sections to the hints' cache files. If that fails, the files stay empty.
+    cache sections to the hints' cache files. If that fails, the files stay empty. The driver is called in the device's
+    queue; for an isolated driver, its own process queues the call.
 
     Args:
         device: The device.
         model: The model.
         hints: The hints.
         as_is: Whether the model has the preferred layout already.
+        restore: Whether to restore it from `hints.cache`. `model` is then its outline, in the preferred layout. Any
+            NnhalError is a cache miss.
         client: The client in whose name the model is prepared and executed.
 
     Returns:
@@ -75,9 +78,22 @@ def checked_prepared(
         ContractBroken: The answer is not a new `Prepared`.
     """
     try:
-        model = with_layout(model, None if as_is else layout_of(device)).model
-        prepared = _prepared(device, model, hints, client, restore=False)
-        if hints.cache is not None:
+        where, query = where_of(device), "prepare_from_cache()" if restore else "prepare()"
+        model = with_layout(model, None if as_is or restore else layout_of(device)).model
+        span = trace.span(layer_of(device), "compilation", "restore" if restore else "prepare", where)
+        with span, driver_call(where, query):
+            pinned = pin_threads(hints)
+
+            def prepare(_: object, __: Control) -> Any:
+                return device.prepare_from_cache(model, pinned) if restore else device.prepare(model, pinned)
+
+            if device.timely:
+                made = prepare(None, UNLIMITED)
+            else:
+                queue = _queue_of(device, "prepare", f"{where}: prepare", places(0), strict=False)
+                made = queue.queued(prepare, client, hints.priority)(None, Control(deadline=hints.deadline))
+            prepared = _wrapped(device, made, model, pinned, client, query)
+        if hints.cache is not None and not restore:
             try:
                 _save(device, prepared, hints.cache, model)
             except BaseException:  # interrupted
@@ -91,42 +107,18 @@ def checked_prepared(
             hints.cache.settled.set()
 
 
-def checked_restored(device: Device, outline: Model, hints: Hints, *, client: QueueClient = OWN) -> "PreparedChain":
-    """Restore a model from `hints.cache`, as `checked_prepared` prepares one. Any NnhalError is a cache miss."""
-    assert hints.cache is not None
+def _wrapped(device: Device, made: Any, model: Model, hints: Hints, client: QueueClient, query: str) -> "PreparedChain":
+    """Wrap what a driver prepared; close it if it breaks its contract."""
+    if not isinstance(made, Prepared):
+        raise ContractBroken(f"{query} gave {safe_repr(made)}, must give a Prepared")
+    require_new(made, f"{query} gave a Prepared")
     try:
-        prepared = _prepared(device, outline, hints, client, restore=True)
-        prepared.watch()
-        return prepared
-    finally:
-        hints.cache.settled.set()
-
-
-def _prepared(device: Device, model: Model, hints: Hints, client: QueueClient, *, restore: bool) -> "PreparedChain":
-    """Call the driver in the device's queue, and wrap its answer. For an isolated driver, its own process queues it."""
-    where, query = where_of(device), "prepare_from_cache()" if restore else "prepare()"
-    span = trace.span(layer_of(device), "compilation", "restore" if restore else "prepare", where)
-    with span, driver_call(where, query):
-        hints = pin_threads(hints)
-
-        def prepare(_: object, __: Control) -> Any:
-            return device.prepare_from_cache(model, hints) if restore else device.prepare(model, hints)
-
-        if device.timely:
-            made = prepare(None, UNLIMITED)
-        else:
-            queue = _queue_of(device, "prepare", f"{where}: prepare", places(0), strict=False)
-            made = queue.queued(prepare, client, hints.priority)(None, Control(deadline=hints.deadline))
-        if not isinstance(made, Prepared):
-            raise ContractBroken(f"{query} gave {safe_repr(made)}, must give a Prepared")
-        require_new(made, f"{query} gave a Prepared")
-        try:
-            return PreparedChain(device, made, model, hints, client)
-        except BaseException as error:
-            close_quietly(where, "close() of a prepared model", made.close)
-            if isinstance(error, InvalidArgument):  # it is not the application's fault
-                raise ContractBroken(str(error)) from None
-            raise
+        return PreparedChain(device, made, model, hints, client)
+    except BaseException as error:
+        close_quietly(where_of(device), "close() of a prepared model", made.close)
+        if isinstance(error, InvalidArgument):  # it is not the application's fault
+            raise ContractBroken(str(error)) from None
+        raise
 
 
 def _save(device: Device, prepared: "PreparedChain", cache: Cache, model: Model) -> None:

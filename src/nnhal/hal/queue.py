@@ -108,20 +108,18 @@ class RunQueue:
         if self.strict:
             pace.limit = 0
 
-        def queued(what: Any, control: Control) -> T:
+        def queued(what: Any, control: Control) -> T:  # noqa: PLR0912 (in one frame: see its end)
             pace = only or shaped.of(what[0] if isinstance(what, tuple) else what)  # type: ignore[union-attr]
-            if pace.left and not self._contended and (control is UNLIMITED or control.deadline is None):
-                pace.left -= 1
-                return run(what, control)
-            return in_turn(what, control, pace)
-
-        def in_turn(what: Any, control: Control, pace: LatencyEstimator) -> T:  # noqa: PLR0912 (in one frame: see its end)
-            free_for_all = not self._contended and control.deadline is None
-            if pace.short and free_for_all:
-                begun = _now()
-                result = run(what, control)
-                pace.add_time(_now() - begun)
-                return result
+            free_for_all = not self._contended and (control is UNLIMITED or control.deadline is None)
+            if free_for_all:
+                if pace.left:
+                    pace.left -= 1
+                    return run(what, control)
+                if pace.short:
+                    begun = _now()
+                    result = run(what, control)
+                    pace.add_time(_now() - begun)
+                    return result
             slot = ticket = None
             begun = 0
             try:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from nnhal.base import trace
 from nnhal.base.answers import raise_application_error
@@ -51,6 +51,7 @@ from nnhal.runtime.placement import ExecutionStats, PlacedBranch, Placement, Ste
 from nnhal.runtime.placer import PlacementKey, Placer, with_measurements
 from nnhal.runtime.strategies import Strategy, log_ignored_rules, manual_placement
 
+T = TypeVar("T")
 Fallback = Literal["allow", "warn", "forbid"]
 Numerics = Literal["fast", "exact"]
 CONTROL_FLOW = frozenset((OperationType.IF, OperationType.WHILE))
@@ -259,22 +260,29 @@ class Compilation:
             self.ask((c.device, c.key, c.offer.device) for c in outer.candidates if c.failed is None)
 
     @trace.traced_method("runtime", "compilation", "compile", detail=lambda self: self.model.name)
-    def compile(self, undo: ExitStack, tune: Tune | None = None) -> Plan:
-        """Ask the chosen devices and the CPU, partition and prepare. Arguments and errors as in `plan`."""
-        with self.held:
-            validate(self.model)
-            if running.session is not None:
-                capture = running.session.compiling(self.model, self.settings.caching.token)
-                self.settings = replace(self.settings, capture=capture)
-            devices, cpu = list(self.settings.devices), discovery.cpu()
-            if self.settings.fallback != "forbid" and not any(device is cpu for device in devices):
-                devices.append(cpu)
-            keys = [key_of(device) for device in devices]
-            self.ask(zip(devices, keys, labels(keys), strict=True))
-            plan = self.plan(undo, tune)
-        if self.settings.capture is not None:
-            self.settings.capture.placed(plan.placement.to_dict(), [step.capture for step in plan.steps])
-        return plan
+    def compile(self, make: Callable[[Plan], T], tune: Tune | None = None) -> T:
+        """Ask the chosen devices and the CPU, partition and prepare.
+
+        make: returns what owns the plan. tune, and errors: as in `plan`.
+        """
+        with ExitStack() as undo:
+            with self.held:
+                validate(self.model)
+                if running.session is not None:
+                    capture = running.session.compiling(self.model, self.settings.caching.token)
+                    self.settings = replace(self.settings, capture=capture)
+                devices, cpu = list(self.settings.devices), discovery.cpu()
+                if self.settings.fallback != "forbid" and not any(device is cpu for device in devices):
+                    devices.append(cpu)
+                keys = [key_of(device) for device in devices]
+                self.ask(zip(devices, keys, labels(keys), strict=True))
+                plan = self.plan(undo, tune)
+            if self.settings.capture is not None:
+                self.settings.capture.placed(plan.placement.to_dict(), [step.capture for step in plan.steps])
+            made = make(plan)
+            # It owns the plan from here on; an interrupt just before closes both, which is harmless
+            undo.pop_all()
+            return made
 
     def ask(self, named: Iterable[tuple[Device, DeviceKey, str]]) -> None:
         """Ask each device about the model, and the runtime about its control flow. named: devices, their keys, labels."""

@@ -15,7 +15,6 @@ from nnhal.hal.chain import (
     PreparedChain,
     checked_prepared,
     checked_reconfigure,
-    checked_restored,
     release_weights,
 )
 from nnhal.hal.claims import consider_support
@@ -86,7 +85,7 @@ class CompilationCalls:
         validate_outline(outline)
 
         def restore() -> tuple[PreparedChain, Model]:
-            return checked_restored(self._device, outline, hints, client=self._process), outline
+            return checked_prepared(self._device, outline, hints, restore=True, client=self._process), outline
 
         return self._prepare_later(call.object, memory, hints.priority, restore, "cache")
 

@@ -20,7 +20,7 @@ from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
 from nnhal.hal.answers import cache_files_by
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles, os_reason
-from nnhal.hal.chain import checked_prepared, checked_restored
+from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import SupportReport
 from nnhal.hal.code import code_of_functions
 from nnhal.hal.device import Device, Hints, cache_record_identity, code_by, identity_of
@@ -234,7 +234,7 @@ class _Step(Record, frozen=True):
     def _restored_in(self, lane: DeadlineExecutor, files: OpenFiles, cache: Cache) -> str:
         try:
             hints = replace(self.hints, cache=cache, worked_out=None)
-            lane.prepared = checked_restored(self.device, self.seen, hints)
+            lane.prepared = checked_prepared(self.device, self.seen, hints, restore=True)
             lane.prepared.model = self.model
         except MissedDeadline:
             if self.hints.deadline is not None:
