@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults.cache_storm import QUOTA, storm
+from tests.nightly.cache_storm import QUOTA, storm
 
 pytestmark = pytest.mark.cache
 

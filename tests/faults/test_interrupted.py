@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.interrupted import storm
 from tests.ipc.support import LIMIT, wait_until
+from tests.nightly.interrupted import storm
 from tests.waiting import jitter
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults.storm import storm
+from tests.nightly.storm import storm
 
 
 @pytest.mark.nightly

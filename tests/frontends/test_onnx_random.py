@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tests.frontends.random_onnx import judge
+from tests.nightly.random_onnx import judge
 
 
 @pytest.mark.parametrize("device", ["reference", "litert"])

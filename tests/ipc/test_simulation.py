@@ -1,4 +1,4 @@
-"""The border under simulation (`tests/ipc/simulate.py`): short runs, faults that it must find, models held to the real."""
+"""The simulated IPC boundary (`tests.nightly.simulate`): short runs, faults that it must find, models held to the real."""
 
 import os
 import random
@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnhal.ipc.transport import _native
-from tests.ipc.simulation import kernel, threads
-from tests.ipc.simulation.mutants import MUTANTS
-from tests.ipc.simulation.native import native
-from tests.ipc.simulation.world import Process, World
+from tests.nightly.simulation import kernel, threads
+from tests.nightly.simulation.mutants import MUTANTS
+from tests.nightly.simulation.native import native
+from tests.nightly.simulation.world import Process, World
 
 SEEDS = 1, 1000, 2000
 
@@ -37,7 +37,7 @@ def alone_in_a_process(program: str, seconds: float = 200) -> str:
 def simulated(seed: int) -> None:
     """A short run breaks no invariant, and something happens in it."""
     print_all = "print(repr(report)); print(counts['sessions'], counts['calls'])"
-    run = f"from tests.ipc.simulate import simulate; counts, report = simulate(10_000, {seed})"
+    run = f"from tests.nightly.simulate import simulate; counts, report = simulate(10_000, {seed})"
     report, happened = alone_in_a_process(f"{run}; {print_all}").splitlines()
     assert report == "''", report
     assert all(map(int, happened.split()))
@@ -54,8 +54,8 @@ def test_runs_of_a_new_seed_break_no_invariant() -> None:
 
 
 AGAIN = """
-from tests.ipc.simulation.stage import staged, stepped
-from tests.ipc.simulation.workload import Run
+from tests.nightly.simulation.stage import staged, stepped
+from tests.nightly.simulation.workload import Run
 with staged(), stepped():
     for number in range(3):
         run = Run(7, number)
@@ -73,7 +73,7 @@ def test_a_seed_is_one_run_however_often_it_is_made() -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_fault_in_the_border_is_found(name: str) -> None:
-    imports = "from tests.ipc.simulate import simulate; from tests.ipc.simulation.mutants import MUTANTS"
+    imports = "from tests.nightly.simulate import simulate; from tests.nightly.simulation.mutants import MUTANTS"
     found = f"print(bool(simulate(10_000_000, 1, changes=MUTANTS[{name!r}])[1]))"
     assert alone_in_a_process(f"{imports}; {found}", 1200) == "True\n"
 

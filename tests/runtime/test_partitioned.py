@@ -1,12 +1,12 @@
-"""A share of `python -m tests.runtime.partitioned`: random models over random partial drivers against the reference."""
+"""A share of `python -m tests.nightly.partitioned`: random models over random partial drivers against the reference."""
 
 import os
 
 import numpy as np
 import pytest
 
+from tests.nightly.partitioned import difference, run
 from tests.runtime.drawn import draw
-from tests.runtime.partitioned import difference, run
 
 SEED = int(os.environ.get("NNHAL_SEED", "1"))
 

@@ -1,6 +1,6 @@
 """Random models over random partial drivers give what they give on the reference alone, to the bit.
 
-    python -m tests.runtime.partitioned --models 500 --seed 1 [--isolate] [--only 17]
+    python -m tests.nightly.partitioned --models 500 --seed 1 [--isolate] [--only 17]
 
 Some of six devices each take a random share of the operations (`drivers/share.py`), control flow too now and then; what
 nobody takes of that the runtime runs itself. Each model runs in several ways, some of which give up an execution first. Some
@@ -247,7 +247,7 @@ def run(seed: int, numbers: Sequence[int], isolate: bool, most: int = 5) -> tupl
             try:
                 check(seed, number, isolate, told)
             except Exception as error:
-                again = f"python -m tests.runtime.partitioned --seed {seed} --only {number}{' --isolate' * isolate}"
+                again = f"python -m tests.nightly.partitioned --seed {seed} --only {number}{' --isolate' * isolate}"
                 wrong.append(f"{again}\n{type(error).__name__}: {error}")
                 if len(wrong) >= most:
                     break

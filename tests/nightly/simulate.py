@@ -1,6 +1,6 @@
-"""A model checker's view of the border: real code of client and service, simulated threads, kernel and clock.
+"""A model checker's view of the IPC boundary: real code of client and service, simulated threads, kernel and clock.
 
-python tests/ipc/simulate.py --steps 1000000 [--seed S]: random runs until so many steps are done; exit status 1 and the
+python -m tests.nightly.simulate --steps 1000000 [--seed S]: random runs until so many steps are done; exit status 1 and the
 seed of the run where an invariant breaks. `--seed S --runs 1` replays one.
 """
 
@@ -9,13 +9,9 @@ import random
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from tests.ipc.simulation.stage import Changes, staged, stepped
-from tests.ipc.simulation.workload import Run
+from tests.nightly.simulation.stage import Changes, staged, stepped
+from tests.nightly.simulation.workload import Run
 
 
 def simulate(
@@ -60,9 +56,8 @@ def main() -> int:
     for what, count in sorted(counts.items()):
         print(f"{count:>12,}  {what}")
     if report:
-        print(
-            f"\nVIOLATION: {report}\nreplay: python tests/ipc/simulate.py --runs 1 --seed {report.split(',')[0].split()[1]}"
-        )
+        again = f"python -m tests.nightly.simulate --runs 1 --seed {report.split(',')[0].split()[1]}"
+        print(f"\nVIOLATION: {report}\nreplay: {again}")
         return 1
     print(f"no violation in {time.monotonic() - began:.0f} s")
     return 0

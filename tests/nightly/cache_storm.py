@@ -1,6 +1,6 @@
 """Processes that compile the same models through one cache folder while another spoils and prunes it.
 
-    python -m tests.faults.cache_storm [--processes 8] [--rounds 10000] [--isolate] [--seed 1]
+    python -m tests.nightly.cache_storm [--processes 8] [--rounds 10000] [--isolate] [--seed 1]
 
 Each process compiles, in turns, models that differ in their weights alone, out of a file and as a Model, and compares what
 they compute with numpy. The ninth flips bits, cuts files, swaps the files of two entries, removes some, and prunes. The last
@@ -94,7 +94,7 @@ def storm(processes: int, rounds: int, seed: int = 1, *, isolate: bool = False) 
             **os.environ, "NNHAL_STATE_DIR": str(folder / "state"), "NNHAL_CACHE_SIZE": str(QUOTA), "OMP_NUM_THREADS": "1"
         }  # fmt: skip
         heard, told = os.pipe()
-        own = [sys.executable, "-m", "tests.faults.cache_storm", "--folder", place, "--rounds", str(rounds)]
+        own = [sys.executable, "-m", "tests.nightly.cache_storm", "--folder", place, "--rounds", str(rounds)]
         own += ["--told", str(told)]
         running = [
             subprocess.Popen(

@@ -1,6 +1,6 @@
 """Interrupts at random points of every way to execute on a driver in its own process; every result is looked at.
 
-    python -m tests.faults.interrupted [--count 10000] [--seed 6]
+    python -m tests.nightly.interrupted [--count 10000] [--seed 6]
 
 The last line is JSON. Exit status 1, with a traceback, where a lane, a descriptor or an object is lost, or a result wrong.
 """

@@ -25,8 +25,8 @@ from typing import Any
 
 from nnhal.base import memory, native
 from nnhal.ipc.transport import _native
-from tests.ipc.simulation import kernel, threads
-from tests.ipc.simulation import native as lanes
+from tests.nightly.simulation import kernel, threads
+from tests.nightly.simulation import native as lanes
 
 STAGED = (
     *(f"nnhal.base.{name}" for name in ("answers", "descriptors", "memory", "time")),

@@ -1,13 +1,13 @@
 """Faults that a hand could have made in the border, each of which the simulation must find: module, text, instead."""
 
-from tests.ipc.simulation.stage import Changes
+from tests.nightly.simulation.stage import Changes
 
 _SESSION, _BURST = "nnhal.ipc.client.session", "nnhal.ipc.client.burst"
 _CHANNELS, _PENDING = "nnhal.ipc.client.channels", "nnhal.ipc.client.pending"
 _HOUSEKEEPER = "nnhal.ipc.client.housekeeper"
 _PREPARED, _CHANNEL = "nnhal.ipc.client.prepared", "nnhal.ipc.transport.channel"
 _CONNECTION = "nnhal.ipc.service.connection"
-_NATIVE = "tests.ipc.simulation.native"  # the model, as the code is C
+_NATIVE = "tests.nightly.simulation.native"  # the model, as the code is C
 _EXPORTS, _SCOPE, _SERVICE_BURST = "nnhal.ipc.service.exports", "nnhal.ipc.service.scope", "nnhal.ipc.service.burst"
 
 MUTANTS: dict[str, Changes] = {

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nnhal.ipc.transport import _native as real
-from tests.ipc.simulation.kernel import (
+from tests.nightly.simulation.kernel import (
     POLLIN,
     POLLOUT,
     File,
@@ -21,8 +21,8 @@ from tests.ipc.simulation.kernel import (
     here,
     wake,
 )
-from tests.ipc.simulation.threads import world
-from tests.ipc.simulation.world import SECOND, Source, Task
+from tests.nightly.simulation.threads import world
+from tests.nightly.simulation.world import SECOND, Source, Task
 
 LONGEST, MOST = 69_632, 64  # bytes and descriptors of a message
 ELEMENT = 24

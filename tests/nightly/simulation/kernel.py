@@ -20,8 +20,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from nnhal.base import native
-from tests.ipc.simulation.threads import running, world
-from tests.ipc.simulation.world import SECOND, Process, Source
+from tests.nightly.simulation.threads import running, world
+from tests.nightly.simulation.world import SECOND, Process, Source
 
 POLLIN, POLLOUT, POLLERR = real_select.POLLIN, real_select.POLLOUT, real_select.POLLERR
 POLLHUP, POLLRDHUP, POLLNVAL = real_select.POLLHUP, real_select.POLLRDHUP, real_select.POLLNVAL

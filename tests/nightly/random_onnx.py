@@ -1,6 +1,6 @@
 """Graphs of a few random ONNX nodes, run by nnhal and by ONNX Runtime.
 
-    python -m tests.frontends.random_onnx --count 1000 --seed 1
+    python -m tests.nightly.random_onnx --count 1000 --seed 1
 
 A step draws a node on tensors that there are, with random attributes and constants; ONNX Runtime says what shape it gives. A
 draw passes, is wrong, or is refused by nnhal; what ONNX Runtime does not take is drawn again.

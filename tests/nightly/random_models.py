@@ -1,6 +1,6 @@
 """Models of one to three random operators, run by nnhal on a device or both, and by LiteRT's reference kernels.
 
-    python -m tests.frontends.random_models --count 1000 --seed 1 --device both
+    python -m tests.nightly.random_models --count 1000 --seed 1 --device both
 
 A recipe draws one operator on a tensor: its other inputs, options, and the type of its result. LiteRT is asked for the
 shapes of results. A draw passes, is wrong, is refused by nnhal, or does not count since LiteRT does not run it either.

@@ -14,8 +14,8 @@ from nnhal.hal.burst import BurstExecutor
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model
-from tests.ipc.simulation import threads
-from tests.ipc.simulation.world import SECOND, World
+from tests.nightly.simulation import threads
+from tests.nightly.simulation.world import SECOND, World
 
 LONGEST_HANG = SECOND // 2 * 3  # of a driver that looks at nothing: less than a client waits after an interrupt
 

@@ -1,6 +1,6 @@
 """A storm over drivers and services: signals at random on their processes while clients execute in every way.
 
-    python -m tests.faults.storm [--minutes 10] [--seed 7]
+    python -m tests.nightly.storm [--minutes 10] [--seed 7]
 
 Processes of drivers and a shared service are stopped, continued, interrupted and killed; client threads execute plainly,
 over bursts, behind fences, in streams and in the background, with deadlines, and cancel; further clients, processes of
@@ -32,10 +32,10 @@ import nnhal
 from nnhal.base.errors import NnhalError
 from nnhal.ipc import names
 from nnhal.ipc.client.process import ReconnectingDevice, start
-from tests.faults.interrupted import SIZE, running_sum
 from tests.faults.support import attempt, serve
 from tests.ipc.support import PROBE, wait_until
 from tests.models import doubling
+from tests.nightly.interrupted import SIZE, running_sum
 
 THREADS = 4  # clients for each device
 STUCK = 45.0  # seconds for one execution after which its client counts as waiting for ever

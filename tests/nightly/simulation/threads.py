@@ -9,7 +9,7 @@ from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 
-from tests.ipc.simulation.world import SECOND, Source, Task, World
+from tests.nightly.simulation.world import SECOND, Source, Task, World
 
 _world: World | None = None
 

@@ -26,11 +26,11 @@ from nnhal.ipc.client.session import Session
 from nnhal.ipc.service import connection as service_connection
 from nnhal.ipc.service.connection import serve_clients, serve_one
 from nnhal.model.graph import Model
-from tests.ipc.simulation import kernel, threads
-from tests.ipc.simulation.driver import SimulatedDevice, f
-from tests.ipc.simulation.world import SECOND, Interrupt, Process, Violation, World
 from tests.ipc.support import a_table
 from tests.models import make_model
+from tests.nightly.simulation import kernel, threads
+from tests.nightly.simulation.driver import SimulatedDevice, f
+from tests.nightly.simulation.world import SECOND, Interrupt, Process, Violation, World
 
 SIZE = 4
 LONGEST = 60 * SECOND  # that any call of a client may take, whatever happens
