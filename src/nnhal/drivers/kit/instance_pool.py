@@ -71,7 +71,8 @@ class Team(Generic[T]):
             Closed: The program ends, and this is not its main thread.
             NnhalError: The execution was cancelled or missed its deadline, see `Control.check`.
         """
-        self._check_end()
+        if _ending:
+            self._check_end()
         try:
             return self._idle.pop()
         except IndexError:
@@ -87,7 +88,7 @@ class Team(Generic[T]):
             member.used = time.monotonic()
             self._drop(member.used - KEPT_SECONDS)
         self._idle.append(member)
-        if len(self._waiting) > self._given_back.qsize():
+        if self._waiting and len(self._waiting) > self._given_back.qsize():
             self._given_back.put(None)
 
     def trim(self, keep: int) -> None:
