@@ -12,7 +12,10 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -165,8 +168,22 @@ WRONG = {"LOCAL_RESPONSE_NORMALIZATION", "SUM"}
 OPTIMISED = WRONG | {"CEIL", "ELU", "ROUND", "SEGMENT_SUM"}  # or has none
 
 
+_alone: list[ProcessPoolExecutor] = []  # a process for LiteRT: some of its kernels abort
+
+
 def engine(content: bytes, values: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
-    """What LiteRT's reference kernels give."""
+    """What LiteRT's reference kernels give, in a process of their own."""
+    if not _alone:
+        _alone.append(ProcessPoolExecutor(1, get_context("spawn")))
+    try:
+        return _alone[0].submit(kernels_give, content, values, names).result()
+    except BrokenProcessPool as error:
+        _alone.clear()
+        raise Silent("LiteRT ends its process") from error
+
+
+def kernels_give(content: bytes, values: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """What LiteRT's reference kernels give, here."""
     fast = OPTIMISED & set(names)
     kernels = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES if fast else OpResolverType.BUILTIN_REF
     try:
