@@ -133,6 +133,7 @@ def test_trees_of_leaves_alone_have_one_result():
         ("Regressor", [0], {"aggregate_function": "MAX"}, "aggregate_function is MAX"),
         ("Regressor", [0, 1], {"n_targets": 2, "post_transform": "PROBIT"}, "post_transform is PROBIT"),
         ("Regressor", [0], {"post_transform": "LOGISTIC"}, "a post_transform of one target"),
+        ("Classifier", [0, 1, 2], {"classlabels_int64s": [0, 1, 2**31]}, "labels of more than the 32 bits"),
         ("Classifier", [0, 1], {"classlabels_int64s": [0, 1]}, "two classes with weights of both"),
         ("Classifier", [0, 1, 2], {"classlabels_strings": ["a", "b", "c"]}, "no labels that are integers"),
     ],
@@ -143,10 +144,16 @@ def test_other_ensembles_are_refused_by_name(kind, ids, how, match):
         load(made.SerializeToString())
 
 
-def test_trees_that_lead_to_themselves_have_an_end():
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("nodes_truenodeids", lambda n: min(1, n), "has trees of 257 levels, must have at most 256"),
+        ("nodes_featureids", lambda n: 2**32 + n, r"tests features 0 to 429496\d+, must be 0 to 4"),
+    ],
+)
+def test_trees_that_lead_to_themselves_or_test_what_no_row_has_are_refused(name, change, match):
     made = ensemble("Regressor", {"n_targets": 1}, ids=[0])
-    for attribute in made.graph.node[0].attribute:
-        if attribute.name == "nodes_truenodeids":
-            attribute.ints[:] = [min(1, n) for n in attribute.ints]
-    with pytest.raises(UnsupportedModel, match="has trees of 257 levels, must have at most 256"):
+    (attribute,) = (each for each in made.graph.node[0].attribute if each.name == name)
+    attribute.ints[:] = [change(n) for n in attribute.ints]
+    with pytest.raises(UnsupportedModel, match=match):
         load(made.SerializeToString())

@@ -7,7 +7,7 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import check_count
+from nnhal.frontends.common.writing import INT32_RANGE, check_count
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import B8, F32, I32
 
@@ -39,7 +39,7 @@ class Ensemble:
         t.require(all(mode in TESTS for mode in inner), f"has modes {', '.join(map(str, inner))}, must be ONNX's")
         t.require(len(inner) <= 1, f"has modes {', '.join(map(str, inner))}, must have one for all trees")
         self.test = TESTS[inner[0]] if inner else "LESS"
-        self.features = np.where(leaf, 0, self.each("nodes_featureids", count)).astype(np.int32)
+        self.features = np.where(leaf, 0, self.each("nodes_featureids", count))
         self.values = np.where(leaf, 0, self.each("nodes_values", count)).astype(np.float32)
         missing = self.each("nodes_missing_value_tracks_true", count) or [0] * count
         self.missing = np.where(leaf, 0, missing).astype(np.int32)
@@ -78,12 +78,13 @@ class Ensemble:
     def leaves(self, x: Term) -> Term:
         """Return the number of the leaf that each row reaches in each tree: [rows * trees]."""
         t, (rows, width) = self.t, self.t.known(x)
-        t.require(int(self.features.max()) < width, f"tests feature {self.features.max()}, must be below {width}")
+        least, most = int(self.features.min()), int(self.features.max())
+        t.require(least >= 0 and most < width, f"tests features {least} to {most}, must be 0 to {width - 1}")
         check_count(rows * self.roots.size)
         start = constant(Value(I32), np.repeat(np.arange(rows, dtype=np.int32) * width, self.roots.size))
         flat = t.reshaped(x, (rows * width,))
         at = constant(Value(I32), np.tile(self.roots, rows))
-        tables = [constant(Value(I32), each) for each in (self.features, *self.ways, self.missing)]
+        tables = [constant(Value(I32), each) for each in (self.features.astype(np.int32), *self.ways, self.missing)]
         features, then, other, missing = tables
         values = constant(Value(F32), self.values)
         for _ in range(self.levels):
@@ -181,6 +182,8 @@ def classifier(t: NodeTask) -> None:
     """Sum the weights of the leaves for each class. Of two classes, the file has the weights of one."""
     x, labels = features_of(t), t.attr.ints("classlabels_int64s")
     t.require(labels or not t.is_output_used(0), "has no labels that are integers, and NNAPI has no type for texts")
+    whole = all(INT32_RANGE.min <= n <= INT32_RANGE.max for n in labels)
+    t.require(whole, "has labels of more than the 32 bits that NNAPI's integers have")
     classes = len(labels) or len(t.attr("classlabels_strings", ()))
     ids, weights = t.attr.ints("class_ids"), t.attr("class_weights", ())
     if classes > 2:
