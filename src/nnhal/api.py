@@ -191,6 +191,7 @@ def compile(
         InvalidModel: The model breaks a rule of its definition.
         UnsupportedModel: No permitted device supports an operation; the message lists each with the reason.
         DeviceUnavailable: A device does not start, is offline, or is quarantined.
+        Closed: A device was closed meanwhile, and no other one supports an operation.
         MissedDeadline: The devices needed longer than `deadline`.
         NnhalError: A driver failed; the message names the device.
     """

@@ -470,7 +470,7 @@ def test_the_cpu_takes_over_only_where_something_may_fall_back():
     assert list(compiled.placement.keys) == ["fake", "reference"]  # it is there once
 
 
-@pytest.mark.parametrize("why", [nnhal.DeviceUnavailable, nnhal.ResourceExhausted])
+@pytest.mark.parametrize("why", [nnhal.Closed, nnhal.DeviceUnavailable, nnhal.ResourceExhausted])
 def test_a_device_that_cannot_be_had_is_the_reason_where_nobody_else_takes_a_model(why):
     gone = saying("gone", supports=failing_with(why("was unplugged")))
     odd = saying("odd", supports=failing_with(RuntimeError("no answer")))

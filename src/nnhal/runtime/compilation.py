@@ -15,6 +15,7 @@ from nnhal.base import trace
 from nnhal.base.answers import raise_application_error
 from nnhal.base.codes import OperationType, Preference, Priority
 from nnhal.base.errors import (
+    Closed,
     DeadObject,
     DeviceUnavailable,
     InvalidArgument,
@@ -55,7 +56,7 @@ T = TypeVar("T")
 Fallback = Literal["allow", "warn", "forbid"]
 Numerics = Literal["fast", "exact"]
 CONTROL_FLOW = frozenset((OperationType.IF, OperationType.WHILE))
-GONE = DeviceUnavailable, DeadObject, ResourceExhausted  # the driver could not be asked
+GONE = Closed, DeadObject, DeviceUnavailable, ResourceExhausted  # the driver could not be asked
 ROUNDS = 4  # of new placements after single verdicts; then a refusal counts for its whole partition
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _log = logger("compilation")
