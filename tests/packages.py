@@ -49,7 +49,7 @@ def of_wheel(path: Path) -> Iterator[str]:
         print(f"note: {path.name} has no manylinux tag", file=sys.stderr)
     names = zipfile.ZipFile(path).namelist()
     tracked = {name.removeprefix("src/") for name in tracked_files() if name.startswith("src/nnhal/")}
-    wanted = {name for name in tracked if name.endswith((".py", ".pyi", "py.typed"))}
+    wanted = {name for name in tracked if not name.endswith((".c", ".h"))}
     held = {name for name in names if not name.endswith("/") and ".dist-info/" not in name}
     extensions = {name for name in held if name.endswith(".so")}
     yield from (f"the wheel lacks {name}" for name in sorted(wanted - held))
