@@ -249,6 +249,25 @@ def test_a_machine_that_has_other_work_is_not_measured(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("calm")
+def test_devices_that_another_process_measures_at_the_same_time_are_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    kept = list[MachineProfile | None]()
+
+    class Two(Measured):
+        def tasks(self) -> list[object]:
+            return [("another process ends", lambda: record.keep_profile(mine()))]
+
+        def result(self, _: int, before: MachineProfile | None = None) -> MachineProfile:
+            kept.append(before)
+            return mine()
+
+    monkeypatch.setattr(calibrate, "Calibration", Two)
+    called(capsys, "calibrate", "-d", "litert")
+    assert kept == [mine()]
+
+
+@pytest.mark.usefixtures("calm")
 @pytest.mark.parametrize("why", ["busy", "unwritable"])
 def test_what_was_measured_is_never_lost(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any, why: str

@@ -101,7 +101,8 @@ def _measured(
         for done, (text, measure) in enumerate(tasks):
             show(done, len(tasks), text, "")
             measure()
-    profile = calibration.result(int(time.time()), before)
+    # Others may have measured their devices in the meantime
+    profile = calibration.result(int(time.time()), record.profile() if named else None)
     if calibration.disturbed > NOTICED and not busy:
         why = f"the machine became busy: {calibration.disturbed:.0%} of the measurements had to wait for a core"
         raise OperationFailed(f"{why}; {_beside(profile)}; {OTHERWISE}")
