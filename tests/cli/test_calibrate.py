@@ -199,7 +199,7 @@ def test_devices_says_what_was_measured_and_what_failed() -> None:
     (row,) = [line for line in text.splitlines() if line.startswith("litert ")]
     assert "1x (m)" in row
     text = " ".join(nnhal("devices", "litert", "--no-isolation").split())
-    assert "preparation of 2 operations: no room; excluded until a new version, or nnhal calibrate --forget" in text
+    assert "preparation of 2 operations: no room; excluded until the driver changes, or nnhal calibrate --forget" in text
     assert (
         "execution of an operation: no threads; excluded until the same options, version and CPU are back" not in text
     )

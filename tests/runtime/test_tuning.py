@@ -102,6 +102,18 @@ def test_a_model_is_tuned_whatever_its_file_is_called(two: None) -> None:  # noq
         assert compiled.placement.forecasts[0].known
 
 
+def test_what_was_tuned_is_not_of_a_driver_under_development_whose_code_has_changed(
+    two: None,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    tuned("quick", "slow", fallback="forbid").close()
+    assert used("quick", "slow").source == "tuned"
+    driver(tmp_path, "quick", seconds=0.02)
+    assert not any(each.known for each in used("quick", "slow").expected)
+    driver(tmp_path, "quick")
+    assert used("quick", "slow").source == "tuned"
+
+
 def test_tuning_with_rules_is_known_to_compilations_with_the_same_rules(two: None) -> None:  # noqa: F811
     rules = [nnhal.Rule("slow", "#0")]
     tuned("quick", "slow", placement=rules, fallback="forbid").close()
