@@ -178,7 +178,8 @@ def compile(
             The function receives the model and an offer for each device. It returns a device label for each operation,
             "" for the default strategy.
         tune: True, or a number of seconds: compile the most promising placements, measure them for this long (True: 2
-            s) and use the fastest. nnhal remembers the measured times.
+            s) and use the fastest. nnhal remembers the measured times. `placement.events` has each placement that was
+            not measured, and why. The preference must be FAST_SINGLE_ANSWER.
         variants: How many sets of input shapes stay compiled for an `OpenModel`. Each set is compiled on first use.
         numerics: "fast" or "exact". With "exact", each 8-bit operation has one result, bit for bit, on every device.
             That is the result of TensorFlow Lite's kernel, if it has one. float32 is not computed as float16. A device
@@ -240,6 +241,11 @@ def compile(
         left_out=tuple(left_out),
     )
     tuning = _tuning(tune)
+    if tuning is not None and preference != Preference.FAST_SINGLE_ANSWER:
+        what = f"tune measures latency, and preference is {preference.name}"
+        raise InvalidArgument(f"{what}: must be FAST_SINGLE_ANSWER, or tune must be false")
+    if tuning is not None and settings.strategy.kind == "stated":
+        raise InvalidArgument("tune measures, and placement is 'stated': must be another, or tune must be false")
     if not isinstance(model, OpenModel):
         return _compiled(model, settings, tuning, read)
     from nnhal.runtime.by_shape import CompiledByShape

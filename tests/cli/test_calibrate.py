@@ -175,6 +175,20 @@ def test_a_tuned_model_is_placed_as_it_was_measured_until_it_is_forgotten() -> N
     assert "(tuned)" not in nnhal("show", "tiny_conv", "--placement", *both)
 
 
+def test_tune_reports_a_device_that_it_could_not_measure(tmp_path: Path) -> None:
+    (tmp_path / "liar.py").write_text(
+        "from nnhal.driver import Device, Verdict\n\n\n"
+        "class device(Device):\n    name = 'liar'\n\n"
+        "    def supports(self, model):\n        return [Verdict(True)] * len(model.main.operations)\n\n"
+        "    def prepare(self, model, hints):\n        raise RuntimeError('no tile')\n"
+    )
+    asked = "tune", "add4", "--driver", str(tmp_path / "liar.py"), "-d", "liar", "-d", "litert", "--duration", "0.1"
+    told = "tuning did not measure liar: device liar: prepare() raised RuntimeError: no tile"
+    assert told in nnhal(*asked)
+    found = json.loads(nnhal(*asked, "--json"))
+    assert found["events"] == [told] and [each["devices"] for each in found["measured"]] == [["litert"]]
+
+
 def test_tuning_measures_nothing_if_it_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "compile", lambda *args, **settings: pytest.fail("measured"))
     (tmp_path / "open").mkdir()

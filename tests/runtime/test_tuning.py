@@ -130,6 +130,38 @@ def test_a_candidate_that_fails_is_left_out(tmp_path: Path) -> None:
         assert not set(where(compiled.placement)) & {"broken", "burnt"}
 
 
+def test_it_reports_what_it_did_not_measure_and_why(tmp_path: Path) -> None:
+    driver(tmp_path, "broken", on_prepare="raise RuntimeError('no tile')")
+    driver(tmp_path, "burnt", on_run="raise RuntimeError('no power')")
+    driver(tmp_path, "late", on_run="self.n = getattr(self, 'n', 0) + 1; assert self.n < 4, 'worn out'", seconds=0.001)
+    driver(tmp_path, "quick")
+    with tuned("broken", "burnt", "late", "quick") as compiled:
+        found = compiled.placement
+    for device, why in (("broken", "no tile"), ("burnt", "no power"), ("late", "worn out")):
+        (event,) = (each for each in found.events if each.startswith(f"tuning did not measure {device}: "))
+        assert why in event and f"tuning did not measure {device}: " in str(found)
+    assert len(found.events) == 3
+
+
+def test_it_reports_for_what_the_time_was_too_short(two: None) -> None:  # noqa: F811
+    with tuned("quick", "slow", seconds=1e-9) as compiled:
+        assert "tuning did not measure quick, reference: the time was over" in compiled.placement.events
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"preference": "LOW_POWER"}, "preference is LOW_POWER: must be FAST_SINGLE_ANSWER, or tune must be false"),
+        ({"preference": "SUSTAINED_SPEED"}, "preference is SUSTAINED_SPEED: must be FAST_SINGLE_ANSWER"),
+        ({"placement": "stated"}, "placement is 'stated': must be another, or tune must be false"),
+    ],
+    ids=str,
+)
+def test_what_measured_latency_cannot_decide_is_not_tuned(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(nnhal.InvalidArgument, match=said):
+        tuned(Fake(), **asked)
+
+
 def test_it_ends_when_its_time_is_over() -> None:
     ran = list[int]()
 
@@ -169,7 +201,8 @@ def test_a_candidate_that_does_not_come_back_costs_no_more_than_it_may() -> None
     over = threading.Event()
     try:
         compiled = tuned(Fake(on_run=lambda: over.wait(10 * LIMIT) and None), seconds=0.5, deadline=LIMIT)
-        assert not compiled.placement.events
+        late, left = compiled.placement.events
+        assert "deadline" in late and left == "tuning did not measure reference: the time was over"
     finally:
         over.set()
     compiled.close()
