@@ -240,12 +240,7 @@ def compile(
         named=named is not None,
         left_out=tuple(left_out),
     )
-    tuning = _tuning(tune)
-    if tuning is not None and preference != Preference.FAST_SINGLE_ANSWER:
-        what = f"tune measures latency, and preference is {preference.name}"
-        raise InvalidArgument(f"{what}: must be FAST_SINGLE_ANSWER, or tune must be false")
-    if tuning is not None and settings.strategy.kind == "stated":
-        raise InvalidArgument("tune measures, and placement is 'stated': must be another, or tune must be false")
+    tuning = _tuning(tune, settings)
     if not isinstance(model, OpenModel):
         return _compiled(model, settings, tuning, read)
     from nnhal.runtime.by_shape import CompiledByShape
@@ -268,13 +263,18 @@ def _compiled(
         return compiled
 
 
-def _tuning(tune: Any) -> Tune | None:
+def _tuning(tune: Any, settings: CompileOptions) -> Tune | None:
     if tune is False:
         return None
     from nnhal.runtime.tuning import SECONDS, tune_for
 
     if tune is not True and not (is_number(tune) and 0 < tune < math.inf):
         raise InvalidArgument(f"tune is {safe_repr(tune)}, must be true, false, or a number of seconds")
+    if settings.preference != Preference.FAST_SINGLE_ANSWER:
+        what = f"tune measures latency, and preference is {settings.preference.name}"
+        raise InvalidArgument(f"{what}: must be FAST_SINGLE_ANSWER, or tune must be false")
+    if settings.strategy.kind == "stated":
+        raise InvalidArgument("tune measures, and placement is 'stated': must be another, or tune must be false")
     return tune_for(SECONDS if tune is True else float(tune))
 
 

@@ -14,7 +14,7 @@ from nnhal.runtime import discovery
 from nnhal.runtime.measured.families import OperationWork, work_of_operations
 from nnhal.runtime.measured.profile import FAMILIES, decoded, encoded
 from nnhal.zoo import ZooError
-from tests.runtime.devices import Fake
+from tests.runtime.devices import Fake, failing
 from tests.waiting import Clock
 
 
@@ -113,6 +113,27 @@ def test_what_a_device_does_not_take_is_left_out(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(discovery, "load_one", lambda name: Fake(takes=lambda n: False))
     profile = measured("fake", only=["relu of float32", "if"])
     assert not profile.devices["fake"].lines and not profile.devices["fake"].workloads
+
+
+@pytest.mark.parametrize(
+    ("fake", "failed"),
+    [
+        ({"takes": lambda n: False}, {}),
+        ({"on_prepare": failing(RuntimeError("no tile"))}, {"fake": ["relu of float32", "if"]}),
+        ({"on_run": failing(RuntimeError("no power"))}, {"fake": ["relu of float32", "if"]}),
+        ({"takes": lambda n: [][n]}, {"fake": ["relu of float32", "if"]}),
+    ],
+    ids=["rejects", "prepares not", "runs not", "answers not"],
+)
+def test_a_driver_that_fails_while_it_is_measured_is_noted_and_one_that_rejects_is_not(
+    monkeypatch: pytest.MonkeyPatch, fake: dict[str, Any], failed: dict[str, list[str]]
+) -> None:
+    monkeypatch.setattr(discovery, "load_one", lambda name: Fake(**fake))
+    found = Calibration(["fake"], quick=True, isolated=False)
+    for text, measure in found.tasks():
+        if text in ("fake: relu of float32", "fake: if"):
+            measure()
+    assert {name: [text.split(": ")[0] for text in texts] for name, texts in found.failed.items()} == failed
 
 
 def test_what_others_had_measured_stays() -> None:

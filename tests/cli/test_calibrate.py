@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,9 @@ def test_devices_says_what_was_measured_and_what_failed() -> None:
     (row,) = [line for line in text.splitlines() if line.startswith("litert ")]
     assert "1x (m)" in row
     text = " ".join(nnhal("devices", "litert", "--no-isolation").split())
-    assert "preparation of 2 operations: no room; excluded until the driver changes, or nnhal calibrate --forget" in text
+    assert (
+        "preparation of 2 operations: no room; excluded until the driver changes, or nnhal calibrate --forget" in text
+    )
     assert (
         "execution of an operation: no threads; excluded until the same options, version and CPU are back" not in text
     )
@@ -231,6 +234,7 @@ class Measured:
     """A calibration that has measured."""
 
     disturbed = 0.0
+    failed: Mapping[str, list[str]] = {}
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -260,6 +264,13 @@ def test_a_machine_that_has_other_work_is_not_measured(monkeypatch: pytest.Monke
     assert record.profile() is None
     called(capsys, "calibrate", "--busy")
     assert record.profile() == mine()
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_device_that_fails_while_it_is_measured_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(Measured, "failed", {"npu": ["add of float32: no tile", "relu of float32: no tile"]})
+    said = "".join(called(capsys, "calibrate"))
+    assert "warning: device npu failed at 2 measurements; the first was add of float32: no tile" in said
 
 
 @pytest.mark.usefixtures("calm")

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from nnhal.base.brief import duration
+from nnhal.base.brief import duration, with_count
 from nnhal.base.errors import InvalidArgument, OperationFailed
 from nnhal.bench.calibrate import CPU, Calibration, predictions
 from nnhal.bench.disturbed import NOTICED, probed
@@ -101,6 +101,8 @@ def _measured(
         for done, (text, measure) in enumerate(tasks):
             show(done, len(tasks), text, "")
             measure()
+    for name, failed in calibration.failed.items():
+        common.warn(f"device {name} failed at {with_count(len(failed), 'measurement')}; the first was {failed[0]}")
     # Others may have measured their devices in the meantime
     profile = calibration.result(int(time.time()), record.profile() if named else None)
     if calibration.disturbed > NOTICED and not busy:
