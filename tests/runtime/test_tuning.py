@@ -114,6 +114,15 @@ def test_what_was_tuned_is_not_of_a_driver_under_development_whose_code_has_chan
     assert used("quick", "slow").source == "tuned"
 
 
+def test_what_was_tuned_stays_when_other_devices_are_tuned(two: None, tmp_path: Path) -> None:  # noqa: F811
+    driver(tmp_path, "other", seconds=0.02)
+    tuned("quick", "slow", fallback="forbid").close()
+    tuned("slow", "other", fallback="forbid").close()
+    assert (where(used("quick", "slow")), used("quick", "slow").source) == (["quick"] * 2, "tuned")
+    assert (where(used("slow", "other")), used("slow", "other").source) == (["slow"] * 2, "tuned")
+    assert used("quick", "slow", "other").source != "tuned"
+
+
 def test_tuning_with_rules_is_known_to_compilations_with_the_same_rules(two: None) -> None:  # noqa: F811
     rules = [nnhal.Rule("slow", "#0")]
     tuned("quick", "slow", placement=rules, fallback="forbid").close()

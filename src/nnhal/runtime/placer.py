@@ -3,6 +3,8 @@
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -305,9 +307,10 @@ def _crossings(profile: "MachineProfile", keys: Mapping[str, DeviceKey]) -> dict
 
 
 def _tuned(key: str, identities: Mapping[str, str], keys: Mapping[str, DeviceKey]) -> dict[Steps, float]:
-    """Return the seconds of the assignments that were measured for a key of `tuning_key`.
+    """Return the seconds of the assignments that the latest tuning measured for a key of `tuning_key`.
 
-    None if there is a device that was no candidate then. The CPU, which may be there for fallbacks only, does not count.
+    A tuning counts if it measured all of these devices, and an assignment that needs no others. The CPU, which may be
+    there for fallbacks only, need not be measured.
     """
     if not key:
         return {}
@@ -315,12 +318,15 @@ def _tuned(key: str, identities: Mapping[str, str], keys: Mapping[str, DeviceKey
 
     labels = {identity: label for label, identity in identities.items()}
     asked = {identities[label] for label, each in keys.items() if each.name != discovery.CPU}
-    found: dict[Steps, float] = {}
-    for devices, text, seconds in record.tuned_times(key):
-        rows = _decoded(text, list[tuple[str, tuple[int, ...]]])
-        if rows and asked <= {*_decoded(devices, list[str])} and all(identity in labels for identity, _ in rows):
-            found[tuple(StepPlan(labels[identity], operations) for identity, operations in rows)] = seconds
-    return found
+    for devices, measured in groupby(record.tuned_times(key), key=itemgetter(0)):
+        found: dict[Steps, float] = {}
+        for _, text, seconds in measured if asked <= {*_decoded(devices, list[str])} else ():
+            rows = _decoded(text, list[tuple[str, tuple[int, ...]]])
+            if rows and all(identity in labels for identity, _ in rows):
+                found[tuple(StepPlan(labels[identity], operations) for identity, operations in rows)] = seconds
+        if found:
+            return found
+    return {}
 
 
 def _decoded(text: str, kind: type[list[T]]) -> list[T]:
