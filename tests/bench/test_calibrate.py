@@ -15,6 +15,7 @@ from nnhal.runtime.measured.families import OperationWork, work_of_operations
 from nnhal.runtime.measured.profile import FAMILIES, decoded, encoded
 from nnhal.zoo import ZooError
 from tests.runtime.devices import Fake, failing
+from tests.runtime.test_measured_profile import device, network
 from tests.waiting import Clock
 
 
@@ -155,6 +156,17 @@ def test_a_network_with_states_is_measured_too() -> None:
     (found,) = profile.devices["reference"].workloads.values()
     assert (found.family, found.bytes > 20_000_000) == ("lstm", True)  # what its weights alone are
     assert profile.devices["reference"].workloads.keys() == {"speech_lstm_20"}
+
+
+def test_no_network_predicts_itself() -> None:
+    """A profile with one network of a kind claimed a perfect prediction."""
+    networks = {"a": network(took=2.0), "b": network(took=8.0), "c": network(kind="if", took=5.0)}
+    assert [*calibrate.predictions(device(workloads=networks))] == [
+        ("a", pytest.approx(8.0), 2.0),
+        ("b", pytest.approx(2.0), 8.0),
+        ("c", pytest.approx(4.0), 5.0),
+    ]
+    assert [*calibrate.predictions(device(workloads={"a": network(took=2.0)}))] == [("a", 1.0, 2.0)]
 
 
 class Waits:

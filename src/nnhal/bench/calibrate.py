@@ -338,8 +338,9 @@ def fitted(points: Sequence[tuple[OperationWork, float]]) -> LinearCost:
 def predictions(profile: DeviceProfile) -> Iterator[tuple[str, float, float]]:
     """Yields for each whole network its name, and its predicted and measured seconds with one thread.
 
-    The prediction includes the correction by all networks of its kind.
+    The prediction includes the correction by the other networks, so that a network does not predict itself.
     """
     for name, workload in profile.workloads.items():
-        factor = profile.factor(workload.kind, workload.family, 1, workload.bytes)
+        others = {each: w for each, w in profile.workloads.items() if each != name}
+        factor = replace(profile, workloads=others).factor(workload.kind, workload.family, 1, workload.bytes)
         yield name, workload.predicted * factor, workload.seconds

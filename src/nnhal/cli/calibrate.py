@@ -178,9 +178,8 @@ def _print(profile: MachineProfile) -> None:
         for name, device in profile.devices.items()
         for network, seconds, took in predictions(device)
     ]
-    common.table(
-        ["device", "network", "predicted", "took", "ratio"], checks, title="the sums, checked by whole networks"
-    )
+    title = "whole networks, each predicted without its own measurement"
+    common.table(["device", "network", "predicted", "took", "ratio"], checks, title=title)
     crossings = [
         [pair, place, duration(c.fixed), duration(c.byte * 1e6)]
         for pair, places in profile.crossings.items()
