@@ -28,7 +28,7 @@ from nnhal.runtime.measured.profile import MachineProfile, decoded, encoded
 MOST, MOST_FAILURES = 20_000, 2_000  # recorded assignments of all models, and failures of all devices
 # seconds to wait for a lock: readers continue without the record, writers run in the background
 _WAIT, _WAIT_TO_WRITE = 0.1, 20.0
-# The first form has the profile and the failures in the same tables, the second the tuned times with another key
+# Versions of the file: the first has the profile and the failures in the same tables, the second another key of tuned times
 _FORM, _TUNED_FORM, _FIRST_FORM = 3, 2, 1
 _TABLES = (
     "create table if not exists profile (only_one integer primary key check (only_one = 1), content blob not null)",
