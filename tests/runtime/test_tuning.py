@@ -12,6 +12,8 @@ import nnhal
 from nnhal.base.errors import OperationFailed
 from nnhal.base.records import replace
 from nnhal.frontends.python import Builder
+from nnhal.hal.device import Hints, Prepared
+from nnhal.model.graph import Model
 from nnhal.runtime.measured import location, record
 from nnhal.runtime.partition import Expectation, Forecast
 from nnhal.runtime.tuning import _chosen
@@ -215,6 +217,19 @@ def test_a_candidate_that_does_not_come_back_costs_no_more_than_it_may() -> None
     finally:
         over.set()
     compiled.close()
+
+
+def test_a_candidate_that_is_prepared_for_long_leaves_half_of_the_time_to_a_deadline() -> None:
+    deadlines = list[int | None]()
+
+    class Asked(Fake):
+        def prepare(self, model: Model, hints: Hints) -> Prepared:
+            deadlines.append(hints.deadline)
+            return super().prepare(model, hints)
+
+    tuned(Asked(), fallback="forbid", deadline=LIMIT).close()
+    measuring, last = deadlines
+    assert measuring is not None and last is not None and measuring < last
 
 
 def test_candidates_are_closed_and_only_the_winner_stays() -> None:

@@ -8,6 +8,7 @@ Inputs are random: with control flow, the time may depend on their values.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -82,11 +83,14 @@ class _Contender:
 
 def _tune(seconds: float, compilation: Compilation, offers: Sequence[Offer], placer: Placer) -> Placer:
     model, deadline = compilation.model, compilation.settings.deadline
+    if deadline is not None:  # the other half is for preparing the winner
+        now = time.monotonic_ns()
+        half = (deadline - now) // 2
+        seconds, compilation = min(seconds, half / 1e9), copy(compilation)
+        compilation.settings = replace(compilation.settings, deadline=now + half)
     attempt, measured = partial(compilation.attempt, offers), placer.measured or Measured()
     inputs = random_inputs(ModelInterface(model).inputs)
     chosen = _chosen(_expected(model, offers, placer, measured))
-    if deadline is not None:  # the other half is for preparing the winner
-        seconds = min(seconds, (deadline - time.monotonic_ns()) / 2e9)
     end = time.perf_counter() + seconds
     with ExitStack() as stack:
         candidates: list[_Contender] = []
