@@ -192,6 +192,9 @@ def test_a_record_of_another_form_is_neither_read_nor_spoilt() -> None:
     before = location.path().read_bytes()
     record.record_tuned("m", "[]", {"a": 1.0})
     assert location.path().read_bytes() == before
+    with pytest.raises(nnhal.OperationFailed, match="has format 9, must be 3; `nnhal calibrate --forget` deletes it"):
+        record.keep_profile(mine())
+    assert location.path().read_bytes() == before
 
 
 def _records(number: int) -> None:

@@ -115,8 +115,9 @@ def _noted(what: str, write: Callable[[sqlite3.Connection], object]) -> str:
         with _opened(make=True) as connection:
             write(connection)
     except (OSError, sqlite3.Error) as error:
-        _log.warning("%s: not recorded: %s", what, _reason(error))
-        return str(error)
+        why = _reason(error)
+        _log.warning("%s: not recorded: %s", what, why)
+        return why
     return ""
 
 
@@ -169,7 +170,7 @@ def keep_profile(new: MachineProfile) -> None:
             "the profile", lambda c: c.execute("insert or replace into profile values (1, ?)", (encoded(new),))
         )
     if why:
-        raise OperationFailed(f"the profile is not kept: {path()}: {why}")
+        raise OperationFailed(f"the profile is not kept in {path().parent}: {why}")
 
 
 def _is_damaged() -> bool:
