@@ -177,7 +177,8 @@ def compile(
             The function receives the model and an offer for each device. It returns a device label for each operation,
             "" for the default strategy.
         tune: True, or a number of seconds: compile the most promising placements, measure them for this long (True: 2
-            s) and use the fastest. nnhal remembers the measured times.
+            s) and use the fastest. nnhal remembers the measured times. `placement.events` has each placement that was
+            not measured, and why. The preference must be FAST_SINGLE_ANSWER.
         variants: How many sets of input shapes stay compiled for an `OpenModel`. Each set is compiled on first use.
         numerics: "fast" or "exact". With "exact", each 8-bit operation has one result, bit for bit, on every device.
             That is the result of TensorFlow Lite's kernel, if it has one. float32 is not computed as float16. A device
@@ -244,7 +245,7 @@ def compile(
             named=named is not None,
             left_out=tuple(left_out),
         )
-        tuning = _tuning(tune)
+        tuning = _tuning(tune, settings)
         if not isinstance(model, OpenModel):
             return Compilation(model, settings).compile(partial(Compiled, read=read), tuning)
         from nnhal.runtime.by_shape import CompiledByShape
@@ -257,13 +258,18 @@ def compile(
         return CompiledByShape(model, prepare, variants)
 
 
-def _tuning(tune: Any) -> Tune | None:
+def _tuning(tune: Any, settings: CompileOptions) -> Tune | None:
     if tune is False:
         return None
     from nnhal.runtime.tuning import SECONDS, tune_for
 
     if tune is not True and not (is_number(tune) and 0 < tune < math.inf):
         raise InvalidArgument(f"tune is {safe_repr(tune)}, must be true, false, or a number of seconds")
+    if settings.preference != Preference.FAST_SINGLE_ANSWER:
+        what = f"tune measures latency, and preference is {settings.preference.name}"
+        raise InvalidArgument(f"{what}: must be FAST_SINGLE_ANSWER, or tune must be false")
+    if settings.strategy.kind == "stated":
+        raise InvalidArgument("tune measures, and placement is 'stated': must be another, or tune must be false")
     return tune_for(SECONDS if tune is True else float(tune))
 
 

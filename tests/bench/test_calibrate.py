@@ -14,7 +14,8 @@ from nnhal.runtime import discovery
 from nnhal.runtime.measured.families import OperationWork, work_of_operations
 from nnhal.runtime.measured.profile import FAMILIES, decoded, encoded
 from nnhal.zoo import ZooError
-from tests.runtime.devices import Fake
+from tests.runtime.devices import Fake, failing
+from tests.runtime.test_measured_profile import device, network
 from tests.waiting import Clock
 
 
@@ -115,6 +116,27 @@ def test_what_a_device_does_not_take_is_left_out(monkeypatch: pytest.MonkeyPatch
     assert not profile.devices["fake"].lines and not profile.devices["fake"].workloads
 
 
+@pytest.mark.parametrize(
+    ("fake", "failed"),
+    [
+        ({"takes": lambda n: False}, {}),
+        ({"on_prepare": failing(RuntimeError("no tile"))}, {"fake": ["relu of float32", "if"]}),
+        ({"on_run": failing(RuntimeError("no power"))}, {"fake": ["relu of float32", "if"]}),
+        ({"takes": lambda n: [][n]}, {"fake": ["relu of float32", "if"]}),
+    ],
+    ids=["rejects", "prepares not", "runs not", "answers not"],
+)
+def test_a_driver_that_fails_while_it_is_measured_is_noted_and_one_that_rejects_is_not(
+    monkeypatch: pytest.MonkeyPatch, fake: dict[str, Any], failed: dict[str, list[str]]
+) -> None:
+    monkeypatch.setattr(discovery, "load_one", lambda name: Fake(**fake))
+    found = Calibration(["fake"], quick=True, isolated=False)
+    for text, measure in found.tasks():
+        if text in ("fake: relu of float32", "fake: if"):
+            measure()
+    assert {name: [text.split(": ")[0] for text in texts] for name, texts in found.failed.items()} == failed
+
+
 def test_what_others_had_measured_stays() -> None:
     before = measured("litert", only=["relu of float32"])
     after = Calibration(["reference"], quick=True, isolated=False, crossed=["litert"])
@@ -134,6 +156,17 @@ def test_a_network_with_states_is_measured_too() -> None:
     (found,) = profile.devices["reference"].workloads.values()
     assert (found.family, found.bytes > 20_000_000) == ("lstm", True)  # what its weights alone are
     assert profile.devices["reference"].workloads.keys() == {"speech_lstm_20"}
+
+
+def test_no_network_predicts_itself() -> None:
+    """A profile with one network of a kind claimed a perfect prediction."""
+    networks = {"a": network(took=2.0), "b": network(took=8.0), "c": network(kind="if", took=5.0)}
+    assert [*calibrate.predictions(device(workloads=networks))] == [
+        ("a", pytest.approx(8.0), 2.0),
+        ("b", pytest.approx(2.0), 8.0),
+        ("c", pytest.approx(4.0), 5.0),
+    ]
+    assert [*calibrate.predictions(device(workloads={"a": network(took=2.0)}))] == [("a", 1.0, 2.0)]
 
 
 class Waits:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,20 @@ def test_a_tuned_model_is_placed_as_it_was_measured_until_it_is_forgotten() -> N
     assert "(tuned)" not in nnhal("show", "tiny_conv", "--placement", *both)
 
 
+def test_tune_reports_a_device_that_it_could_not_measure(tmp_path: Path) -> None:
+    (tmp_path / "liar.py").write_text(
+        "from nnhal.driver import Device, Verdict\n\n\n"
+        "class device(Device):\n    name = 'liar'\n\n"
+        "    def supports(self, model):\n        return [Verdict(True)] * len(model.main.operations)\n\n"
+        "    def prepare(self, model, hints):\n        raise RuntimeError('no tile')\n"
+    )
+    asked = "tune", "add4", "--driver", str(tmp_path / "liar.py"), "-d", "liar", "-d", "litert", "--duration", "0.1"
+    told = "tuning did not measure liar: device liar: prepare() raised RuntimeError: no tile"
+    assert told in nnhal(*asked)
+    found = json.loads(nnhal(*asked, "--json"))
+    assert found["events"] == [told] and [each["devices"] for each in found["measured"]] == [["litert"]]
+
+
 def test_tuning_measures_nothing_if_it_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "compile", lambda *args, **settings: pytest.fail("measured"))
     (tmp_path / "open").mkdir()
@@ -199,7 +214,9 @@ def test_devices_says_what_was_measured_and_what_failed() -> None:
     (row,) = [line for line in text.splitlines() if line.startswith("litert ")]
     assert "1x (m)" in row
     text = " ".join(nnhal("devices", "litert", "--no-isolation").split())
-    assert "preparation of 2 operations: no room; excluded until a new version, or nnhal calibrate --forget" in text
+    assert (
+        "preparation of 2 operations: no room; excluded until the driver changes, or nnhal calibrate --forget" in text
+    )
     assert (
         "execution of an operation: no threads; excluded until the same options, version and CPU are back" not in text
     )
@@ -217,6 +234,7 @@ class Measured:
     """A calibration that has measured."""
 
     disturbed = 0.0
+    failed: Mapping[str, list[str]] = {}
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -246,6 +264,32 @@ def test_a_machine_that_has_other_work_is_not_measured(monkeypatch: pytest.Monke
     assert record.profile() is None
     called(capsys, "calibrate", "--busy")
     assert record.profile() == mine()
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_device_that_fails_while_it_is_measured_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(Measured, "failed", {"npu": ["add of float32: no tile", "relu of float32: no tile"]})
+    said = "".join(called(capsys, "calibrate"))
+    assert "warning: device npu failed at 2 measurements; the first was add of float32: no tile" in said
+
+
+@pytest.mark.usefixtures("calm")
+def test_devices_that_another_process_measures_at_the_same_time_are_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    kept = list[MachineProfile | None]()
+
+    class Two(Measured):
+        def tasks(self) -> list[object]:
+            return [("another process ends", lambda: record.keep_profile(mine()))]
+
+        def result(self, _: int, before: MachineProfile | None = None) -> MachineProfile:
+            kept.append(before)
+            return mine()
+
+    monkeypatch.setattr(calibrate, "Calibration", Two)
+    called(capsys, "calibrate", "-d", "litert")
+    assert kept == [mine()]
 
 
 @pytest.mark.usefixtures("calm")

@@ -577,6 +577,14 @@ def test_what_a_process_of_its_own_loads_is_the_path_or_the_name(install, tmp_pa
     assert discovery.source_of(Fake()) == "tests.runtime.devices:Fake"
 
 
+def test_an_object_of_an_installed_drivers_class_is_not_the_installed_driver(install):
+    """Its failures and times were recorded as those of the installed one."""
+    kind = type("device", (Named,), {"__module__": "test"})
+    install(Point("mine", lambda: kind("mine")))
+    assert identity_of(key_of(discovery.load_one("mine")))
+    assert not identity_of(key_of(kind("mine"))) and discovery.source_of(kind("mine")) == "test:device()"
+
+
 def test_a_device_that_cannot_be_is_not_registered(install):
     install()
     odd = Named("odd", takes=lambda n: True)

@@ -23,6 +23,13 @@ def test_what_fails_to_prepare_is_not_asked_again_until_its_version_changes(tmp_
     assert where(used("npu")) == ["npu"] * 2
 
 
+def test_a_driver_under_development_is_asked_again_once_its_code_has_changed(tmp_path: Path) -> None:
+    driver(tmp_path, "npu", on_prepare="raise RuntimeError('no')")
+    assert where(used("npu")) == where(used("npu")) == ["reference"] * 2
+    driver(tmp_path, "npu")
+    assert where(used("npu")) == ["npu"] * 2
+
+
 def test_what_fails_to_run_is_not_asked_again(tmp_path: Path) -> None:
     driver(tmp_path, "npu", on_run="raise RuntimeError('burnt')")
     first = used("npu")

@@ -90,6 +90,24 @@ def test_what_tuning_measured_counts_before_what_is_predicted() -> None:
     assert where(partition(model, offers, FAST, Measured(tuned=partial))) == "aa"
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [("b", (0, 1)), ("a", ())],
+        [("b", (0,)), ("b", (1,))],
+        [("b", (1,)), ("b", (0,))],
+        [("a", (1,)), ("b", (0,))],
+        [("b", (0,)), ("a", (0, 1))],
+        [("b", (0, 0, 1))],
+    ],
+)
+def test_a_time_of_partitions_that_are_not_made_now_is_no_measurement(steps: list[tuple[str, tuple[int, ...]]]) -> None:
+    offers = [says("a", [MS, MS], "yy"), says("b", [2 * MS, 2 * MS], "yy")]
+    found = partition(relus(2, 10), offers, FAST, Measured(tuned={tuple(StepPlan(*each) for each in steps): US}))
+    assert where(found) == "aa" and not any(each.known for each in found.expected)
+    assert len(found.forecasts) == len(found.steps) == 1
+
+
 def test_a_device_that_was_not_measured_has_what_it_states_of_the_cpus_time_where_that_was_measured() -> None:
     offers = [says("a", [3 * MS], "y"), says("b", None, "y", stated=0.5)]
     assert where(partition(relus(1, 10), offers, FAST, Measured(cpu=[5 * MS]))) == "b"

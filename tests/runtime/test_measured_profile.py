@@ -192,6 +192,11 @@ ADD = "devices", "a", "lines", "float32", "add"
         ),
         (("devices", "a", "lines", "float31"), {}, r"devices\.a\.lines: 'float31' must be one of float32"),
         (("devices", "a", "steps", "none"), -5.0, r"devices\.a\.steps\.none = -5\.0"),
+        (
+            ("devices", "a", "steps", "none"),
+            1e10,
+            r"devices\.a\.steps\.none = 10000000000\.0, must be .* at most 1e\+09",
+        ),
         (("devices", "a", "steps", "here"), 5.0, r"devices\.a\.steps: 'here' must be one of none, process"),
         (("devices", "a", "steps", "none"), math.inf, r"f: "),
         (("devices", "a", "workloads", "n", "predicted"), 0.0, r"workloads\.n\.predicted = 0\.0, must be"),

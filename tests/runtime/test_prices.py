@@ -138,6 +138,21 @@ def test_an_operand_crosses_once_to_each_other_device(devices, times):
     assert cost_of_crossing(branching(), devices) == pytest.approx(times * CROSSING, rel=1e-12)
 
 
+def test_a_price_does_not_depend_on_what_devices_are_called():
+    """It was a sum in the order of a set of names, which goes with the hash seed of a process."""
+    model = make_model(lambda b, x: [b.neg(y) for y in [b.relu(x)] for _ in range(5)], (1, 8))
+    seconds, drawn = random.Random(1), random.Random(2)
+    between = {(one, other): (seconds.random() * US, 0.0) for one in range(6) for other in range(6)}
+    found = set()
+    for _ in range(20):
+        names = [f"{drawn.random()}" for _ in range(6)]
+        crossings = {(names[one], names[other]): cost for (one, other), cost in between.items()}
+        alone = [dict.fromkeys(names, US)] * 6
+        prices = Prices(model, [], alone, dict.fromkeys(names, US), Schedule(model, {}), crossings=crossings)
+        found.add(prices.transfer_cost(names))
+    assert len(found) == 1
+
+
 def test_an_input_of_the_model_does_not_cross():
     model = make_model(lambda b, x: [b.relu(x), b.relu6(x)], (CHAIN,))
     assert cost_of_crossing(model, "ab") == 0

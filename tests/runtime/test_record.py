@@ -63,6 +63,28 @@ def test_times_of_a_question_replace_those_of_its_tuning_before() -> None:
     assert record.tuned_times("o") == []
 
 
+def test_times_of_a_question_for_other_devices_stay_behind_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    for second, devices in enumerate(("[1]", "[2]", "[1]", "[0]")):
+        monkeypatch.setattr("time.time", lambda s=second: float(s))
+        record.record_tuned("m", devices, {"a": 1.0 + second})
+    assert record.tuned_times("m") == [("[0]", "a", 4.0), ("[1]", "a", 3.0), ("[2]", "a", 2.0)]
+
+
+def test_a_record_of_the_second_form_keeps_its_tuned_times() -> None:
+    record.record_tuned("m", "[1]", {"a": 4.0})
+    with closing(sqlite3.connect(record.path())) as c, c:
+        c.execute("drop table tuned")
+        c.execute(
+            "create table tuned (question text, devices text not null, assignment text, seconds real not null,"
+            " at integer not null, primary key (question, assignment)) without rowid"
+        )
+        c.execute("insert into tuned values ('m', '[1]', 'a', 4.0, 1)")
+        c.execute("pragma user_version = 2")
+    assert record.tuned_times("m") == [("[1]", "a", 4.0)]
+    record.record_tuned("m", "[2]", {"a": 5.0})
+    assert record.tuned_times("m") == [("[2]", "a", 5.0), ("[1]", "a", 4.0)]
+
+
 def test_a_record_of_the_first_form_keeps_its_profile_and_failures() -> None:
     record.keep_profile(mine())
     record.record_failure(record.StoredFailure("d", "m", (1,), "run", "why", "name"))
@@ -169,6 +191,9 @@ def test_a_record_of_another_form_is_neither_read_nor_spoilt() -> None:
         connection.execute("pragma user_version = 9")
     before = location.path().read_bytes()
     record.record_tuned("m", "[]", {"a": 1.0})
+    assert location.path().read_bytes() == before
+    with pytest.raises(nnhal.OperationFailed, match="has format 9, must be 3; `nnhal calibrate --forget` deletes it"):
+        record.keep_profile(mine())
     assert location.path().read_bytes() == before
 
 

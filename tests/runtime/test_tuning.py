@@ -12,6 +12,8 @@ import nnhal
 from nnhal.base.errors import OperationFailed
 from nnhal.base.records import replace
 from nnhal.frontends.python import Builder
+from nnhal.hal.device import Hints, Prepared
+from nnhal.model.graph import Model
 from nnhal.runtime.measured import location, record
 from nnhal.runtime.partition import Expectation, Forecast
 from nnhal.runtime.tuning import _chosen
@@ -102,6 +104,27 @@ def test_a_model_is_tuned_whatever_its_file_is_called(two: None) -> None:  # noq
         assert compiled.placement.forecasts[0].known
 
 
+def test_what_was_tuned_is_not_of_a_driver_under_development_whose_code_has_changed(
+    two: None,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    tuned("quick", "slow", fallback="forbid").close()
+    assert used("quick", "slow").source == "tuned"
+    driver(tmp_path, "quick", seconds=0.02)
+    assert not any(each.known for each in used("quick", "slow").expected)
+    driver(tmp_path, "quick")
+    assert used("quick", "slow").source == "tuned"
+
+
+def test_what_was_tuned_stays_when_other_devices_are_tuned(two: None, tmp_path: Path) -> None:  # noqa: F811
+    driver(tmp_path, "other", seconds=0.02)
+    tuned("quick", "slow", fallback="forbid").close()
+    tuned("slow", "other", fallback="forbid").close()
+    assert (where(used("quick", "slow")), used("quick", "slow").source) == (["quick"] * 2, "tuned")
+    assert (where(used("slow", "other")), used("slow", "other").source) == (["slow"] * 2, "tuned")
+    assert used("quick", "slow", "other").source != "tuned"
+
+
 def test_tuning_with_rules_is_known_to_compilations_with_the_same_rules(two: None) -> None:  # noqa: F811
     rules = [nnhal.Rule("slow", "#0")]
     tuned("quick", "slow", placement=rules, fallback="forbid").close()
@@ -116,6 +139,38 @@ def test_a_candidate_that_fails_is_left_out(tmp_path: Path) -> None:
     driver(tmp_path, "quick", stated=0.9)
     with tuned("broken", "burnt", "quick") as compiled:
         assert not set(where(compiled.placement)) & {"broken", "burnt"}
+
+
+def test_it_reports_what_it_did_not_measure_and_why(tmp_path: Path) -> None:
+    driver(tmp_path, "broken", on_prepare="raise RuntimeError('no tile')")
+    driver(tmp_path, "burnt", on_run="raise RuntimeError('no power')")
+    driver(tmp_path, "late", on_run="self.n = getattr(self, 'n', 0) + 1; assert self.n < 4, 'worn out'", seconds=0.001)
+    driver(tmp_path, "quick")
+    with tuned("broken", "burnt", "late", "quick") as compiled:
+        found = compiled.placement
+    for device, why in (("broken", "no tile"), ("burnt", "no power"), ("late", "worn out")):
+        (event,) = (each for each in found.events if each.startswith(f"tuning did not measure {device}: "))
+        assert why in event and f"tuning did not measure {device}: " in str(found)
+    assert len(found.events) == 3
+
+
+def test_it_reports_for_what_the_time_was_too_short(two: None) -> None:  # noqa: F811
+    with tuned("quick", "slow", seconds=1e-9) as compiled:
+        assert "tuning did not measure quick, reference: the time was over" in compiled.placement.events
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"preference": "LOW_POWER"}, "preference is LOW_POWER: must be FAST_SINGLE_ANSWER, or tune must be false"),
+        ({"preference": "SUSTAINED_SPEED"}, "preference is SUSTAINED_SPEED: must be FAST_SINGLE_ANSWER"),
+        ({"placement": "stated"}, "placement is 'stated': must be another, or tune must be false"),
+    ],
+    ids=str,
+)
+def test_what_measured_latency_cannot_decide_is_not_tuned(asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(nnhal.InvalidArgument, match=said):
+        tuned(Fake(), **asked)
 
 
 def test_it_ends_when_its_time_is_over() -> None:
@@ -157,10 +212,24 @@ def test_a_candidate_that_does_not_come_back_costs_no_more_than_it_may() -> None
     over = threading.Event()
     try:
         compiled = tuned(Fake(on_run=lambda: over.wait(10 * LIMIT) and None), seconds=0.5, deadline=LIMIT)
-        assert not compiled.placement.events
+        late, left = compiled.placement.events
+        assert "deadline" in late and left == "tuning did not measure reference: the time was over"
     finally:
         over.set()
     compiled.close()
+
+
+def test_a_candidate_that_is_prepared_for_long_leaves_half_of_the_time_to_a_deadline() -> None:
+    deadlines = list[int | None]()
+
+    class Asked(Fake):
+        def prepare(self, model: Model, hints: Hints) -> Prepared:
+            deadlines.append(hints.deadline)
+            return super().prepare(model, hints)
+
+    tuned(Asked(), fallback="forbid", deadline=LIMIT).close()
+    measuring, last = deadlines
+    assert measuring is not None and last is not None and measuring < last
 
 
 def test_candidates_are_closed_and_only_the_winner_stays() -> None:

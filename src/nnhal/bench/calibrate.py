@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nnhal import api
-from nnhal.base.errors import NnhalError
+from nnhal.base.errors import NnhalError, UnsupportedModel
 from nnhal.base.log import logger
 from nnhal.base.records import Struct, field, replace
 from nnhal.bench import workloads
@@ -105,6 +105,7 @@ class Calibration:
         self._crossed = list(dict.fromkeys([*devices, *crossed]))
         self._crossings: dict[str, dict[str, CrossingCost]] = {}
         self._measured = self._spoilt = 0
+        self.failed: dict[str, list[str]] = {}  # by device, the measurements that its driver failed at
 
     def _about(self, name: str) -> Measuring:
         (device,) = isolation.select([name], "none")
@@ -171,6 +172,13 @@ class Calibration:
                 return slope
         raise ImplausibleRate(f"{macs / slope:.2g} multiplications a second, must be {FASTEST:.2g} at most")
 
+    def _left_out(self, found: Measuring, what: str, error: Exception) -> None:
+        """Notes why something is not measured. A device that rejects operations has not failed."""
+        _log.info("%s: %s is not measured: %s", found.device, what, error)
+        rejected = isinstance(error, UnsupportedModel) and error.__cause__ is None
+        if isinstance(error, NnhalError) and not rejected:
+            self.failed.setdefault(found.device, []).append(f"{what}: {error}")
+
     def _step(self, found: Measuring) -> None:
         model = workloads.single()
         for place in ("none", "process") if self._isolated and found.device != CPU else ("none",):
@@ -178,7 +186,7 @@ class Calibration:
                 with _compiled(model, found.device, place=place) as compiled:
                     found.steps[place] = min(self._took(compiled), found.steps.get(place, math.inf))
             except NnhalError as error:
-                _log.info("%s: the cost of a partition is not measured: %s", found.device, error)
+                self._left_out(found, f"a partition{'' if place == 'none' else ', isolated'}", error)
                 return
 
     def _line(self, kind: str, family: workloads.Family, found: Measuring) -> None:
@@ -194,7 +202,7 @@ class Calibration:
                     each = work_of_operations(models[0])
                     slope = self._slope(compiled, links, sum(work.macs for work in each if work.family == family.name))
             except (NnhalError, ImplausibleRate) as error:
-                _log.info("%s: no %s of %s: %s", found.device, family.name, kind, error)
+                self._left_out(found, f"{family.name} of {kind}", error)
                 return
             own = [work for work in each if work.family == family.name]
             lines = found.lines.get(kind, {})
@@ -229,7 +237,7 @@ class Calibration:
                 _, wall = measure_calls(lambda: threaded(*inputs), 0, 2 * runs, streams=2)
                 sustained = wall / 1e9 / (2 * runs)
         except NnhalError as error:
-            _log.info("%s: %s does not run: %s", found.device, name, error)
+            self._left_out(found, name, error)
             return
         found.workloads[name] = Workload(
             kind,
@@ -330,8 +338,9 @@ def fitted(points: Sequence[tuple[OperationWork, float]]) -> LinearCost:
 def predictions(profile: DeviceProfile) -> Iterator[tuple[str, float, float]]:
     """Yields for each whole network its name, and its predicted and measured seconds with one thread.
 
-    The prediction includes the correction by all networks of its kind.
+    The prediction includes the correction by the other networks, so that a network does not predict itself.
     """
     for name, workload in profile.workloads.items():
-        factor = profile.factor(workload.kind, workload.family, 1, workload.bytes)
+        others = {each: w for each, w in profile.workloads.items() if each != name}
+        factor = replace(profile, workloads=others).factor(workload.kind, workload.family, 1, workload.bytes)
         yield name, workload.predicted * factor, workload.seconds

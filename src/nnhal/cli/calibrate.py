@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from nnhal.base.brief import duration
+from nnhal.base.brief import duration, with_count
 from nnhal.base.errors import InvalidArgument, OperationFailed
 from nnhal.bench.calibrate import CPU, Calibration, predictions
 from nnhal.bench.disturbed import NOTICED, probed
@@ -101,7 +101,10 @@ def _measured(
         for done, (text, measure) in enumerate(tasks):
             show(done, len(tasks), text, "")
             measure()
-    profile = calibration.result(int(time.time()), before)
+    for name, failed in calibration.failed.items():
+        common.warn(f"device {name} failed at {with_count(len(failed), 'measurement')}; the first was {failed[0]}")
+    # Others may have measured their devices in the meantime
+    profile = calibration.result(int(time.time()), record.profile() if named else None)
     if calibration.disturbed > NOTICED and not busy:
         why = f"the machine became busy: {calibration.disturbed:.0%} of the measurements had to wait for a core"
         raise OperationFailed(f"{why}; {_beside(profile)}; {OTHERWISE}")
@@ -175,9 +178,8 @@ def _print(profile: MachineProfile) -> None:
         for name, device in profile.devices.items()
         for network, seconds, took in predictions(device)
     ]
-    common.table(
-        ["device", "network", "predicted", "took", "ratio"], checks, title="the sums, checked by whole networks"
-    )
+    title = "whole networks, each predicted without its own measurement"
+    common.table(["device", "network", "predicted", "took", "ratio"], checks, title=title)
     crossings = [
         [pair, place, duration(c.fixed), duration(c.byte * 1e6)]
         for pair, places in profile.crossings.items()

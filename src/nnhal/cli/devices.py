@@ -229,7 +229,7 @@ def _measured(device: Device) -> dict[str, Performance]:
 
 def _failure(failure: StoredFailure, current: bool) -> str:
     operations = f"{len(failure.operations)} operations" if len(failure.operations) > 1 else "an operation"
-    until = "until a new version" if current else "with those driver options, version and CPU"
+    until = "until the driver changes" if current else "with those driver options, version and CPU"
     again = f"excluded {until}, or nnhal calibrate --forget"
     return f"{failure.phase} of {operations}: {failure.why}; {again}"
 

@@ -7,7 +7,7 @@ import click
 
 from nnhal import api
 from nnhal.base.brief import duration
-from nnhal.base.columns import columns, fixed, section
+from nnhal.base.columns import columns, fixed, section, wrap_text
 from nnhal.base.errors import InvalidArgument, OperationFailed
 from nnhal.cli import common
 from nnhal.cli.bench import warn_if_disturbed
@@ -71,6 +71,7 @@ def command(model: str, duration: float, as_json: bool, **options: Any) -> None:
                     {"devices": _devices(each), "partitions": len(each.forecasts), "seconds": each.latency}
                     for each in measured
                 ],
+                "events": list(placement.events),
             }
         )
         return
@@ -87,9 +88,11 @@ def _sections(name: str, placement: Placement, measured: list[Expectation]) -> l
         [" + ".join(_devices(each)), len(each.forecasts), duration(each.latency), f"{each.latency / best.latency:.2f}"]
         for each in measured
     ]
+    notes = [line for each in placement.events for line in wrap_text(each, most=3, indent="  ")]
     return [
         fixed(f"{name}: {placement.summary()}, {duration(best.latency)} (fastest of {len(measured)} measured)"),
         section([], columns(["Devices", ">partitions", ">latency", ">ratio"], rows), "placements"),
+        section([], notes, "notes"),
         fixed(
             "Used by compilations for these devices, with the same threads, options and rules.",
             "Delete: nnhal calibrate --forget",

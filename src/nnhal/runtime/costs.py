@@ -173,8 +173,7 @@ class Prices:
 
     def is_supported(self, step: StepPlan) -> bool:
         """Whether the device, as it is now, supports all of a partition."""
-        known = step.device in self._starting and max(step.operations) < len(self._alone)
-        return known and self._may_go(step.operations, step.device)
+        return step.device in self._starting and self._may_go(step.operations, step.device)
 
     def fixed_cost(self, device: str) -> float:
         """Return the fixed cost of a partition on a device."""
@@ -202,8 +201,8 @@ class Prices:
         price, writer, readers, device_of = 0.0, self._writer, self._readers, devices.__getitem__
         for i in operands:
             here = devices[writer[i]]
-            elsewhere = set(map(device_of, readers[i]))
-            elsewhere.discard(here)
+            elsewhere = dict.fromkeys(map(device_of, readers[i]))  # in order: sums of floats depend on it
+            elsewhere.pop(here, None)
             for there in elsewhere:
                 fixed, byte = self._between.get((here, there), (CROSSING, BYTE))
                 price += fixed + byte * self._bytes[i]

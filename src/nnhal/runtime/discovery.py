@@ -249,7 +249,8 @@ def source_of(device: Device) -> str:
     for entry in (*_registered.values(), *_loaded.values().values()):
         if entry.device is device:
             return entry.origin
-    return _class_of(device)
+    made = _class_of(device)
+    return f"{made}()" if made in origins() else made  # an entry point may be a class, of which this is another object
 
 
 def _class_of(device: Device) -> str:

@@ -444,7 +444,8 @@ def _expectations(
         assignments[tuple(devices)] = steps
     for known in measured.tuned:
         whole = _devices_of(known, choices)
-        if whole is not None and all(map(prices.is_supported, known)):
+        # Other partitions than these devices have now were measured by another version, or the record is damaged
+        if whole is not None and schedule.steps(whole) == known and all(map(prices.is_supported, known)):
             assignments[whole] = known
     if not assignments:
         _refuse([choice for choice, times in zip(choices, alone, strict=True) if not times], len(choices))

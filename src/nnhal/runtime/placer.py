@@ -3,6 +3,8 @@
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -20,7 +22,7 @@ from nnhal.base.errors import (
 from nnhal.base.log import logger
 from nnhal.base.names import is_path
 from nnhal.base.records import Record, field, replace
-from nnhal.hal.device import Device
+from nnhal.hal.device import Device, code_by
 from nnhal.model.graph import Model
 from nnhal.runtime import costs, discovery
 from nnhal.runtime.isolation import RUNTIME, DeviceKey, key_of
@@ -107,15 +109,23 @@ class Placer(Record, frozen=True):
 def identity_of(key: DeviceKey, options: Mapping[str, object] | None = None) -> str:
     """Return a device's identity with regard to speed; "" for a device that the application created.
 
-    It does not include the place: a profile has both.
+    A driver under development has its code in it: its author changes that without a new version. The identity does not
+    include the place: a profile has both.
     """
     from nnhal.runtime.measured.record import processor
 
     if key.isolation == "none" and not is_path(key.origin) and key.origin not in discovery.origins():
         return ""
-    facts = [key.name, key.version, processor(), *([key.origin] if is_path(key.origin) else [])]
+    facts = [key.name, key.version, processor(), *([key.origin, _code(key)] if is_path(key.origin) else [])]
     facts += [] if options is None else [key.isolation, repr(sorted(options.items()))]
     return blake2b("\0".join(facts).encode(), digest_size=8).hexdigest()
+
+
+def _code(key: DeviceKey) -> str:
+    """Return a digest of the code of a driver under development as it was loaded here; "" if it is not known."""
+    device = discovery.registered(key.name)
+    code = None if device is None else code_by(device)
+    return "" if code is None or code.unknown else code.digest.hex()
 
 
 def tuning_key(name: str, identities: Mapping[str, str], strategy: Strategy, placement_key: PlacementKey) -> str:
@@ -245,7 +255,7 @@ def _without_failures(
     asked = {o.device: i for o in offers if (i := identities[o.device]) and o.device != discovery.CPU}
     lost: dict[str, dict[int, str]] = {}
     for failure in record.failures(asked.values(), name):
-        text = f"failed in {failure.phase} before: {failure.why} (kept until its version changes: nnhal devices)"
+        text = f"failed in {failure.phase} before: {failure.why} (kept until the driver changes: nnhal devices)"
         for device in (device for device, identity in asked.items() if identity == failure.device):
             lost.setdefault(device, {}).update(dict.fromkeys(failure.operations, text))
     for n, (device, _) in manual_placement(model, offers, strategy).items() if lost else ():
@@ -297,9 +307,10 @@ def _crossings(profile: "MachineProfile", keys: Mapping[str, DeviceKey]) -> dict
 
 
 def _tuned(key: str, identities: Mapping[str, str], keys: Mapping[str, DeviceKey]) -> dict[Steps, float]:
-    """Return the seconds of the assignments that were measured for a key of `tuning_key`.
+    """Return the seconds of the assignments that the latest tuning measured for a key of `tuning_key`.
 
-    None if there is a device that was no candidate then. The CPU, which may be there for fallbacks only, does not count.
+    A tuning counts if it measured all of these devices, and an assignment that needs no others. The CPU, which may be
+    there for fallbacks only, need not be measured.
     """
     if not key:
         return {}
@@ -307,12 +318,15 @@ def _tuned(key: str, identities: Mapping[str, str], keys: Mapping[str, DeviceKey
 
     labels = {identity: label for label, identity in identities.items()}
     asked = {identities[label] for label, each in keys.items() if each.name != discovery.CPU}
-    found: dict[Steps, float] = {}
-    for devices, text, seconds in record.tuned_times(key):
-        rows = _decoded(text, list[tuple[str, tuple[int, ...]]])
-        if rows and asked <= {*_decoded(devices, list[str])} and all(identity in labels for identity, _ in rows):
-            found[tuple(StepPlan(labels[identity], operations) for identity, operations in rows)] = seconds
-    return found
+    for devices, measured in groupby(record.tuned_times(key), key=itemgetter(0)):
+        found: dict[Steps, float] = {}
+        for _, text, seconds in measured if asked <= {*_decoded(devices, list[str])} else ():
+            rows = _decoded(text, list[tuple[str, tuple[int, ...]]])
+            if rows and all(identity in labels for identity, _ in rows):
+                found[tuple(StepPlan(labels[identity], operations) for identity, operations in rows)] = seconds
+        if found:
+            return found
+    return {}
 
 
 def _decoded(text: str, kind: type[list[T]]) -> list[T]:

@@ -8,13 +8,14 @@ Inputs are random: with control flow, the time may depend on their values.
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from copy import copy
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import TYPE_FACTS
-from nnhal.base.errors import InvalidArgument, NnhalError
+from nnhal.base.errors import InvalidArgument, NnhalError, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
@@ -47,13 +48,14 @@ class _Contender:
         """left: seconds for its first execution, None for no limit."""
         self.compiled, self.devices = compiled, devices
         self._run = partial(compiled, *inputs)
-        self.took: list[float] = []  # empty if it does not run as placed
+        self.took: list[float] = []
         compiled.run(*inputs, deadline=left)  # the first execution is not representative
-        if compiled._caller.plan.live.total:
-            return
+        self._require_as_placed()
         self._inner = max(1, min(1000, int(BLOCK_NS / max(1, self.timed(1)))))  # a clock may stand still
         if self._inner > 1:
             self.took.clear()
+            self.timed()
+        self._require_as_placed()
 
     def timed(self, inner: int = 0) -> float:
         """Run one round."""
@@ -64,14 +66,14 @@ class _Contender:
         self.took.append((time.perf_counter_ns() - start) / count)
         return self.took[-1]
 
-    def run_round(self) -> bool:
-        """Run one round; return whether it ran as placed."""
-        try:
-            self.timed()
-        except NnhalError as error:
-            _log.info("tuning: a candidate is left out: %s", error)
-            return False
-        return not self.compiled._caller.plan.live.total
+    def run_round(self) -> None:
+        """Run one round. NnhalError if it fails, or does not run as placed."""
+        self.timed()
+        self._require_as_placed()
+
+    def _require_as_placed(self) -> None:
+        for fell in self.compiled._caller.plan.live:
+            raise OperationFailed(str(fell))
 
     @property
     def steps(self) -> Steps:
@@ -81,23 +83,35 @@ class _Contender:
 
 def _tune(seconds: float, compilation: Compilation, offers: Sequence[Offer], placer: Placer) -> Placer:
     model, deadline = compilation.model, compilation.settings.deadline
+    if deadline is not None:  # the other half is for preparing the winner
+        now = time.monotonic_ns()
+        half = (deadline - now) // 2
+        seconds, compilation = min(seconds, half / 1e9), copy(compilation)
+        compilation.settings = replace(compilation.settings, deadline=now + half)
     attempt, measured = partial(compilation.attempt, offers), placer.measured or Measured()
     inputs = random_inputs(ModelInterface(model).inputs)
     chosen = _chosen(_expected(model, offers, placer, measured))
-    if deadline is not None:  # the other half is for preparing the winner
-        seconds = min(seconds, (deadline - time.monotonic_ns()) / 2e9)
     end = time.perf_counter() + seconds
     with ExitStack() as stack:
         candidates: list[_Contender] = []
+
+        def leave_out(assignments: Sequence[Sequence[str]], why: object) -> None:
+            text = f"tuning did not measure {', '.join(dict.fromkeys(map(_devices_text, assignments)))}: {why}"
+            compilation.events.append(text)
+            _log.info("%s", text)
+
         for number, each in enumerate(chosen):
             if number and time.perf_counter() > end:
-                _log.info("tuning: %d of %d candidates were measured in time", len(candidates), len(chosen))
+                leave_out([late.devices for late in chosen[number:]], "the time was over")
                 break
-            candidate = _made(each, placer, attempt, inputs, stack, None if deadline is None else end)
-            if candidate is not None and (candidate.took or candidate.run_round()):
-                candidates.append(candidate)
-                _log.info("tuning: %s: %.3g ms", candidate.compiled.placement.summary(), candidate.took[0] / 1e6)
-        candidates = _rounds(candidates, end)
+            try:
+                candidate = _made(each, placer, attempt, inputs, stack, None if deadline is None else end)
+            except NnhalError as error:
+                leave_out([each.devices], error)
+                continue
+            candidates.append(candidate)
+            _log.info("tuning: %s: %.3g ms", candidate.compiled.placement.summary(), candidate.took[0] / 1e6)
+        candidates = _rounds(candidates, end, leave_out)
         found = {c.steps: min(c.took) / 1e9 for c in candidates}
     if found:
         placer.record_tuned(found)
@@ -129,38 +143,47 @@ def _made(
     inputs: Sequence[Array],
     stack: ExitStack,
     end: float | None,
-) -> _Contender | None:
-    """Prepare a candidate and run it once; None if a device fails or the time is over."""
+) -> _Contender:
+    """Prepare a candidate, run it once and measure it once. NnhalError if a device fails or the time is over."""
     fixed = replace(placer, strategy=Strategy(decide=lambda model, offers: each.devices))
     with ExitStack() as undo:
-        try:
-            plan = attempt(fixed, undo)
-            if not isinstance(plan, Plan):
-                return None
-            compiled = Compiled(plan)
-            undo.pop_all()
-            stack.enter_context(compiled)
-            left = None if end is None else max(0.001, end - time.perf_counter())
-            candidate = _Contender(compiled, inputs, each.devices, left)
-        except NnhalError as error:
-            _log.info("tuning: a candidate is left out: %s", error)
-            return None
-        return None if plan.live.total else candidate
+        plan = attempt(fixed, undo)
+        if isinstance(plan, Failure):
+            raise plan.error
+        compiled = Compiled(plan)
+        undo.pop_all()
+        stack.enter_context(compiled)
+        left = None if end is None else max(0.001, end - time.perf_counter())
+        return _Contender(compiled, inputs, each.devices, left)
 
 
-def _rounds(candidates: Sequence[_Contender], end: float) -> list[_Contender]:
-    """Return the candidates that completed all rounds."""
+def _rounds(
+    candidates: Sequence[_Contender], end: float, leave_out: Callable[[Sequence[Sequence[str]], object], None]
+) -> list[_Contender]:
+    """Return the candidates that completed all rounds. leave_out: called for others, with assignments and reason."""
     scheduled = running = list(candidates)
     for number in range(ROUNDS):
         if time.perf_counter() > end or len(running) < 2:
             break
-        fallen = [c for c in running if not c.run_round()]
+        fallen = []
+        for each in running:
+            try:
+                each.run_round()
+            except NnhalError as error:
+                leave_out([each.devices], error)
+                fallen.append(each)
         scheduled = [c for c in scheduled if c not in fallen]
         running = [c for c in running if c not in fallen]
         best = min((min(c.took) for c in running), default=0.0)
         if number >= LEAST:
             running = [c for c in running if min(c.took) <= FAR * best]
     return scheduled
+
+
+def _devices_text(devices: Sequence[str]) -> str:
+    """`litert`, or `a split of litert + openvino`."""
+    several = list(dict.fromkeys(filter(None, devices)))
+    return several[0] if len(several) == 1 else f"a split of {' + '.join(several)}"
 
 
 def random_inputs(specs: Sequence[Spec]) -> list[Array]:

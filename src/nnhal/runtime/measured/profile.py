@@ -7,7 +7,6 @@ measured times of whole networks correct the sums.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Any
 
 import msgspec
@@ -20,6 +19,7 @@ from nnhal.runtime.measured.families import FAMILIES, KINDS, OperationWork
 FORM = 2  # of the file
 LATEST = 253_402_214_400  # seconds since 1970: the end of 9999
 MOST_BYTES = 2**62  # that a network can read and write
+MOST_SECONDS = 1e9  # of one operation, or of what else is measured
 CONTROL = "if", "while"  # kinds of networks other than those of values
 PLACES = "none", "process"  # the places of a driver, by the names of `isolation`
 
@@ -223,5 +223,7 @@ def _seconds(where: str, record: Record, least: float = 0.0) -> None:
 
 
 def _amount(where: str, value: float, least: float = 0.0) -> None:
-    if not (isfinite(value) and value >= least):
-        raise BadFile(f"{where} = {value}, must be a number of seconds of at least {least:g}")
+    if not least <= value <= MOST_SECONDS:
+        raise BadFile(
+            f"{where} = {value}, must be a number of seconds of at least {least:g} and at most {MOST_SECONDS:g}"
+        )

@@ -28,14 +28,21 @@ from nnhal.runtime.measured.profile import MachineProfile, decoded, encoded
 MOST, MOST_FAILURES = 20_000, 2_000  # recorded assignments of all models, and failures of all devices
 # seconds to wait for a lock: readers continue without the record, writers run in the background
 _WAIT, _WAIT_TO_WRITE = 0.1, 20.0
-_FORM, _FIRST_FORM = 2, 1  # the first one has the profile and the failures in the same tables
+# Versions of the file: the first has the profile and the failures in the same tables, the second another key of tuned times
+_FORM, _TUNED_FORM, _FIRST_FORM = 3, 2, 1
 _TABLES = (
     "create table if not exists profile (only_one integer primary key check (only_one = 1), content blob not null)",
     "create table if not exists tuned (question text, devices text not null, assignment text, seconds real not null,"
-    " at integer not null, primary key (question, assignment)) without rowid",
+    " at integer not null, primary key (question, devices, assignment)) without rowid",
     "drop table if exists learnt",
     "create table if not exists failures (device text, model text, operations text, phase text not null,"
     " why text not null, name text not null, at integer not null, primary key (device, model, operations)) without rowid",
+)
+_FROM_SECOND = (
+    "alter table tuned rename to before",
+    *_TABLES,
+    "insert into tuned select * from before",
+    "drop table before",
 )
 _log = logger("compilation")
 T = TypeVar("T")
@@ -84,7 +91,7 @@ def _opened(*, make: bool) -> Iterator[sqlite3.Connection]:
             if not 0 <= form <= _FORM:
                 raise sqlite3.DatabaseError(f"has format {form}, must be {_FORM}")
             if form < _FORM:
-                for statement in _TABLES:
+                for statement in _FROM_SECOND if form == _TUNED_FORM else _TABLES:
                     connection.execute(statement)
                 connection.execute(f"pragma user_version = {_FORM}")
             yield connection
@@ -108,8 +115,9 @@ def _noted(what: str, write: Callable[[sqlite3.Connection], object]) -> str:
         with _opened(make=True) as connection:
             write(connection)
     except (OSError, sqlite3.Error) as error:
-        _log.warning("%s: not recorded: %s", what, _reason(error))
-        return str(error)
+        why = _reason(error)
+        _log.warning("%s: not recorded: %s", what, why)
+        return why
     return ""
 
 
@@ -162,7 +170,7 @@ def keep_profile(new: MachineProfile) -> None:
             "the profile", lambda c: c.execute("insert or replace into profile values (1, ?)", (encoded(new),))
         )
     if why:
-        raise OperationFailed(f"the profile is not kept: {path()}: {why}")
+        raise OperationFailed(f"the profile is not kept in {path().parent}: {why}")
 
 
 def _is_damaged() -> bool:
@@ -189,25 +197,26 @@ def forget() -> None:
 
 
 def tuned_times(question: str) -> list[tuple[str, str, float]]:
-    """Return the texts of devices and assignment, and the seconds, of what tuning measured."""
+    """Return the texts of devices and assignment, and the seconds, of what tuning measured; the latest tuning first."""
 
     def ask(connection: sqlite3.Connection) -> list[tuple[str, str, float]]:
         texts = "typeof(devices) = 'text' and typeof(assignment) = 'text'"
         sound = f"{texts} and typeof(seconds) = 'real' and seconds > 0 and seconds <= 1e9"
         rows = connection.execute(
-            f"select devices, assignment, seconds from tuned where question = ? and {sound}", (question,)
+            f"select devices, assignment, seconds from tuned where question = ? and {sound} order by at desc, devices",
+            (question,),
         )
         return rows.fetchall()
 
-    return _looked("tuned times", ask, [], _FORM)
+    return _looked("tuned times", ask, [], _TUNED_FORM)
 
 
 def record_tuned(question: str, devices: str, rows: Mapping[str, float]) -> None:
-    """Replace the times of a question. devices: the text of all candidates. rows: seconds, by the assignment's text."""
+    """Replace the times of a question for devices, the text of all candidates. rows: seconds by assignment."""
     now = int(time.time())
 
     def write(connection: sqlite3.Connection) -> None:
-        connection.execute("delete from tuned where question = ?", (question,))
+        connection.execute("delete from tuned where question = ? and devices = ?", (question, devices))
         connection.executemany(
             "insert into tuned values (?, ?, ?, ?, ?)", [(question, devices, *row, now) for row in rows.items()]
         )
