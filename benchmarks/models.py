@@ -29,6 +29,8 @@ from nnhal.runtime.arguments import spec_of
 from nnhal.zoo import maker
 
 REFERENCE_FLOAT, LITERT_FLOAT = 5e-4, 1e-6
+# whose means of thousands of pixels nnhal's `litert` sums in stages, nearer to the exact mean than LiteRT called directly
+STAGED = {"selfie_segmentation", "selfie_segmentation_landscape"}
 CUSTOM = b"Convolution2DTransposeBias"
 STEPS = 12  # of a streaming model
 LEAST_SPREAD = 8  # distinct expected values over all runs, for outputs that have so many elements
@@ -146,8 +148,9 @@ def judge(row: Row) -> None:
         return
     if row.reference > REFERENCE_FLOAT:
         row.problems.append(f"reference is {row.reference:.2g} off, must be within {REFERENCE_FLOAT}")
-    if row.litert > LITERT_FLOAT and row.placement["litert"] == {"litert": row.operations}:
-        row.problems.append(f"litert is {row.litert:.2g} off, must be within {LITERT_FLOAT}")
+    most = REFERENCE_FLOAT if row.name in STAGED else LITERT_FLOAT
+    if row.litert > most and row.placement["litert"] == {"litert": row.operations}:
+        row.problems.append(f"litert is {row.litert:.2g} off, must be within {most}")
 
 
 def inputs_of(name: str, model: nnhal.Model) -> list[list[np.ndarray]]:
