@@ -137,6 +137,7 @@ def test_a_fallback_device_is_chosen_only_if_its_prediction_is_half_of_the_other
         )
 
     assert where(placed(2 * MS)) == "aa" and placed(2 * MS).choices[0].costs == {"a": 3 * MS, "b": 4 * MS}
+    assert placed(2 * MS).choices[0].others == {"b": "predicted 4 ms (2 times its prediction, as the fallback)"}
     assert where(placed(1 * MS)) == "bb"
     alone = placed(2 * MS, "nn")
     assert where(alone) == "bb" and alone.choices[0].costs == {"b": 2 * MS}

@@ -581,10 +581,11 @@ def _best(
         for offer in offers
         if not refusals[offer.device]
     }
-    if terms.measured and len(costs_by) > 1:
-        costs_by |= {o.device: FALLBACK * costs_by[o.device] for o in offers if o.fallback and o.device in costs_by}
+    counted = {o.device for o in offers if o.fallback and terms.measured and len(costs_by) > 1} & costs_by.keys()
+    costs_by |= {device: FALLBACK * costs_by[device] for device in counted}
     best = min(costs_by, key=costs_by.__getitem__, default="")  # the first named wins a tie
-    others |= {device: terms.said(cost) for device, cost in costs_by.items() if device != best}
+    note = f" ({FALLBACK:g} times its prediction, as the fallback)"
+    others |= {d: f"{terms.said(cost)}{note * (d in counted)}" for d, cost in costs_by.items() if d != best}
     for group in groups:
         if group is not None and group.device != best:
             said = f"{others[group.device]}, and {group.cost:g}x" if group.device in costs_by else "supports it only"
