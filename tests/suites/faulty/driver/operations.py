@@ -461,6 +461,21 @@ class PowerHalf(Whole):
         return self.Half(model) if hints.preference == 0 else super().prepare(model, hints)
 
 
+@of_device(
+    "relaxed-stays",
+    "computes as float16 once a relaxed model was prepared",
+    (CONTRACT,),
+    check="relaxed",
+    numbers=True,
+)
+class RelaxedStays(Whole):
+    relaxed = False
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        self.relaxed = self.relaxed or model.relaxed
+        return PowerHalf.Half(model) if self.relaxed else super().prepare(model, hints)
+
+
 class SharedConstants(Kernels):
     """Constants of one key are one array in all models; of `pool`, each driver has its own."""
 
