@@ -79,7 +79,7 @@ def test_a_prepared_model_runs_so_often_and_no_more(name: str) -> None:
     assert looked(wrong_at(RUNS[name]), name, ADD) == ("passed", "", "")
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(12))
 def test_each_execution_of_two_bursts_is_compared(number: int) -> None:
     count = []
 
@@ -96,7 +96,8 @@ def test_each_execution_of_two_bursts_is_compared(number: int) -> None:
 
     made = device(prepared=type("P", (Healthy,), {"burst": burst}))
     verdict, reason, _ = looked(made, "burst", ADD)
-    assert (verdict, "in a burst: output 0 differs" in reason) == ("failed", True)
+    same = ", in the memory of the execution before" * (number % 6 > 3)
+    assert (verdict, f"in a burst{same}: output 0 differs" in reason) == ("failed", True)
 
 
 def test_a_burst_that_was_closed_executes_nothing() -> None:
@@ -129,6 +130,7 @@ def test_each_of_many_prepared_models_is_compared_and_those_that_come_after_them
 
 RANDOM = (
     *("values", "steps", "stale-output", "same-memory", "order", "deterministic", "interleaved", "intermediates"),
+    "relaxed",
     *("threads", "burst", "fenced", "allocation", "many-prepared", "hints"),
 )
 

@@ -1097,8 +1097,8 @@ def test_inputs_come_in_one_order_then_in_another_and_the_first_twice_in_a_row()
     order = of_the_last(9)
     assert order[:4] == [0, 1, 2, 3] and set(order[4:]) == {0, 1, 2, 3} and (0, 0) in itertools.pairwise(order)
     name = "burst"
-    order = of_the_last(8)
-    assert order[:4] == order[4:] == [0, 1, 2, 0]  # in each of two bursts
+    order = of_the_last(12)
+    assert order[:6] == order[6:] == [0, 1, 2, 0, 0, 1]  # in each of two bursts
     name = "interleaved"
     ran[name] = []
     assert with_samples(running(run), name, replace(SMALL, given=(0,))) == ("passed", "", "")

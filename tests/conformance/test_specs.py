@@ -225,6 +225,16 @@ def test_specifications_of_android_10_and_11_are_read() -> None:
     assert vector.expected()[0].data is None and vector.expected()[0].shape == (0,)
 
 
+def test_a_data_type_may_stand_alone_and_names_may_be_numbers() -> None:
+    text = ADD.replace('Input("x"', "Input(7").replace("Model()", "Model(8)")
+    change = "DataTypeConverter().Identify({x: 'TENSOR_FLOAT16', y: ['TENSOR_FLOAT16']})"
+    text += DATA.replace("})", "}, name=0)").strip() + f".DisableLifeTimeVariation().AddVariations({change})"
+    first, second = evaluated(text)
+    assert (first.id, second.id) == ("own_8_0", "own_8_0_float16")
+    named = [(operand["name"], operand["type"]) for operand in second.test["main"]["operands"]]
+    assert ("7", "TENSOR_FLOAT16") in named and ("y", "TENSOR_FLOAT16") in named
+
+
 def test_plain_python_works() -> None:
     text = """
 import operator
@@ -316,7 +326,26 @@ def test_a_process_that_does_not_start_is_no_fault_of_the_specification(
         ('Input("x", "TENSOR_FLOAT32", "{a}")', "1: shape is '{a}', must be such as '{2, 3}'"),
         (ADD.replace("x, [1", "x, None, [1"), "3: operand is None, must be an operand, a number"),
         (ADD.replace(".To(y)", ".To(3)"), "3: operand is 3, must be an operand of this specification"),
-        ("Example({})", "1: example has no model, must follow one"),
+        ("Example({})", "1: model of an example is None, must be a Model above it"),
+        (ADD + "Example({}, model=x)", "4: model of an example is x, must be a Model above it"),
+        (ADD + "SubgraphReference('s', 5)", "4: subgraph of s is 5, must be a Model"),
+        (ADD + "Model().IntroducedIn('V9_9')", "4: version is 'V9_9', must be None or one of V1_0, "),
+        (ADD + "Example.SetVersion(7, 'own')", "4: version is 7, must be None or one of V1_0, "),
+        (ADD + DATA.strip() + ".WithMultinomialDistributionTolerance('a')", "4: tolerance is 'a', must be a number"),
+        (ADD + DATA.strip() + ".WithMultinomialDistributionTolerance(-1)", "4: tolerance is -1, must be a number"),
+        (ADD + DATA.strip() + ".AddRelu('y')", "4: ActivationConverter names 'y', must name operands"),
+        (
+            ADD + DATA.strip() + ".AddVariations(DataTypeConverter().Identify([x]))",
+            "4: x becomes None, must become such as ('TENSOR_QUANT8_ASYMM', 0.5, 128)",
+        ),
+        (ADD.replace("[2]", "[None]"), "1: dimensions are [None], must be a list of integers"),
+        (
+            "Input('x', ('TENSOR_FLOAT32', [1]), extraParams=3)",
+            "1: extraParams is 3, must be SymmPerChannelQuantParams",
+        ),
+        ("\nx = " + "-" * 900 + "1", "2: syntax nests too deeply, must nest less"),
+        ("x = " + "-" * 100_000 + "1", "1: syntax nests too deeply, must nest less"),
+        ("\nreturn 1", "2: 'return' outside function"),
         (ADD + "Example({x: [1, 2]})", "4: example has no values of y, must have those of inputs and outputs"),
         (ADD + "\nExample(({x: [1, 2]}, {}))", "5: example has no values of y"),
         (ADD + "Example({x: [1], y: [2, 4]})", "4: x has 1 elements, must have 2 for dimensions [2]"),
@@ -349,7 +378,7 @@ def test_an_error_has_the_line_and_the_rule(text: str, message: str) -> None:
     assert str(error.value).startswith("own.mod.py:") and message in str(error.value)
 
 
-@pytest.mark.parametrize(("folder", "version"), [("V1_2", "V1_2"), ("AIDL_V3", "AIDL_V3"), ("V1_3_cts_only", None)])
+@pytest.mark.parametrize(("folder", "version"), [("V1_2", "V1_2"), ("AIDL_V4", "AIDL_V4"), ("V1_3_cts_only", None)])
 def test_the_version_is_that_of_the_folder(folder: str, version: str | None) -> None:
     assert {v.test.get("minSupportedVersion") for v in evaluated(ADD + DATA, folder)} == {version}
 

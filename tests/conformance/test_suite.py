@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from nnhal.base.codes import OperandType as Type
+from nnhal.base.codes import OperationType
 from nnhal.base.errors import LoopTimeout, OperationFailed
 from nnhal.conformance.compare import compare_all, compare_frequencies, tolerance
 from nnhal.conformance.suite import run_vector
 from nnhal.conformance.vectors import Expected
 from nnhal.hal.wrappers import Wrapper
+from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery
 from tests.models import doubling
 
@@ -65,6 +67,18 @@ def test_a_vector_passes_by_its_values_and_fails_by_others():
 def test_a_vector_that_must_fail_and_runs_fails():
     found = run_vector(vector(expect_failure=True), discovery.cpu())
     assert verdict(found) == ("failed", "ran, must end in an error")
+
+
+@pytest.mark.parametrize(("must_fail", "wanted"), [(False, "failed"), (True, "passed")])
+def test_a_vector_whose_model_is_invalid_is_no_fault_of_the_driver(must_fail, wanted):
+    builder = ModelBuilder("by_hand")
+    x = builder.operand(Type.TENSOR_FLOAT32, [2])
+    builder.operation(OperationType.RELU, [x, x], [builder.operand(Type.TENSOR_FLOAT32, [2])])
+    made = vector(expect_failure=must_fail)
+    made.model = lambda dynamic, signed: builder.finish([x], [1])
+    found = run_vector(made, discovery.cpu())
+    assert (found.verdict, found.place) == (wanted, "")
+    assert ("the model of the vector is invalid: RELU #0: has 2 inputs" in found.reason) is not must_fail
 
 
 @pytest.mark.parametrize("must_fail", [False, True])

@@ -227,6 +227,14 @@ def by_hints(self: Any, model: Any, hints: Hints) -> Any:
     return made
 
 
+def by_relaxation(self: Any, model: Any, hints: Hints) -> Any:
+    made = Healthy(model, self)
+    if getattr(self, "relaxed", False):
+        made.give = lambda request, result: request.write(0, result + 1)  # type: ignore[method-assign]
+    self.relaxed = model.relaxed
+    return made
+
+
 def raises(error: BaseException) -> Callable[..., Any]:
     def act(*_: Any, **__: Any) -> Any:
         raise error
@@ -301,6 +309,10 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
     "order": [(of("third-wrong"), ADD, "after other runs")],
     "deterministic": [(of("third-wrong"), ADD, "on the inputs of run 1")],
     "interleaved": [(of("shared-weights"), ADD, "alternating with another prepared model")],
+    "relaxed": [
+        (lambda: device(prepare=by_relaxation), ADD, "prepared after a relaxed model: output 0 differs"),
+        (of("relaxed-stays"), ADD, "prepared after a relaxed model: output 0 differs"),
+    ],
     "intermediates": [(of("arena-early"), ADD, "of two equal operations")],
     "threads": [(of("shared-scratch"), ADD, r"\d+ of 100 runs of 4 threads are wrong")],
     "trimmed": [

@@ -92,6 +92,7 @@ def test_damaged_files_may_be_taken_where_results_stay_right_and_those_of_anothe
         ("cache-restores-last", "cache-interleaved", "failed"),
         ("cache-trusts", "cache-damaged", "failed"),
         ("cache-any-token", "cache-token", "failed"),
+        ("cache-half-token", "cache-token", "failed"),
         ("cache-damage-ends", "cache-damaged", "crashed"),
     ],
 )

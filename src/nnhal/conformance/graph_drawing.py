@@ -37,6 +37,7 @@ from nnhal.ops.common import broadcast_shape
 from nnhal.ops.order import each_element
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, T, bind, output_at
 
+UNREAD = Value(F32, (2,), data=np.ones(2, np.float32))  # of an input that nothing reads
 TYPES = (F32, Q8S, Q8, F16, I32)  # of the first inputs of graphs
 WEIGHTS = (0.4, 0.2, 0.15, 0.1, 0.15)
 # Around the widths of vectors and tiles, with and without a remainder.
@@ -528,10 +529,19 @@ class GraphDrawing:
                 self.pool.append(node)
 
     def finish(self, whole: bool, states: bool) -> "DrawnGraph":
-        """Return the graph. whole: all results are outputs; else those that nothing reads, and a few others."""
-        outputs = [n for n in self.made if whole or not self.read.get(n.operand) or self.rng.random() < 0.1]
-        used = [n for n in self.inputs if self.read.get(n.operand)]
+        """Return the graph. whole: all results are outputs; else those that nothing reads, and a few others.
+
+        If the number of operations is odd, inputs and outputs are in descending order of their operands. If it is even,
+        nothing reads the first input.
+        """
+        odd = self.count % 2 == 1
+        step = -1 if odd else 1
+        outputs = [n for n in self.made if whole or not self.read.get(n.operand) or self.rng.random() < 0.1][::step]
+        used = [n for n in self.inputs if self.read.get(n.operand)][::step]
         carried = self._states(used, outputs) if states else []
+        if not odd:
+            used = [self.add_input(UNREAD, False), *used]
+            carried = [replace(state, input=state.input + 1) for state in carried]
         ends = [n.operand for n in used], [n.operand for n in outputs]
         model = without_unused(self.b.finish(*ends, states=carried))
         validate(model)

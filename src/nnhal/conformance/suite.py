@@ -13,6 +13,7 @@ from nnhal.base.errors import (
     DeadObject,
     DeviceUnavailable,
     DriverFailed,
+    InvalidModel,
     LoopTimeout,
     NnhalError,
 )
@@ -30,6 +31,8 @@ from nnhal.hal.device import Device, Hints, Prepared, where_of
 from nnhal.hal.prepared import unwrapped
 from nnhal.hal.request import Control, Request
 from nnhal.ipc.client.process import ReconnectingDevice, ReconnectingModel
+from nnhal.model.graph import Model
+from nnhal.model.validate import validate
 
 ENDLESS_LOOP_TIMEOUT_NS = 1_000_000
 VERDICTS = "passed", "failed", "crashed", "hung", "unsupported"
@@ -132,6 +135,7 @@ def _run(vector: Vector, device: Device, variant: str, way: str, at: Callable[[s
     """
     at(BUILDING)
     model = vector.model(dynamic=variant == "dynamic", signed=variant == "signed")
+    _require_valid(vector, model)
     given = read_only(vector.inputs(signed=variant == "signed"))
     at("supports")
     claims = consider_support(device, model, Hints())
@@ -151,6 +155,16 @@ def _run(vector: Vector, device: Device, variant: str, way: str, at: Callable[[s
         return request
     finally:
         _close(device, prepared, at)
+
+
+def _require_valid(vector: Vector, model: Model) -> None:
+    """Raise InvalidModel for a vector that must run and whose model breaks a rule: no driver is at fault."""
+    if vector.expect_failure:
+        return
+    try:
+        validate(model)
+    except InvalidModel as error:
+        raise InvalidModel(f"the model of the vector is invalid: {error}") from None
 
 
 def _close(device: Device, prepared: Prepared, at: Callable[[str], None]) -> None:

@@ -16,7 +16,7 @@ from nnhal.base.records import Record
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 
-LEVELS = {"AIDL_V1": Level.FL5, "AIDL_V2": Level.FL6, "AIDL_V3": Level.FL7}
+LEVELS = {"AIDL_V1": Level.FL5, "AIDL_V2": Level.FL6, "AIDL_V3": Level.FL7, "AIDL_V4": Level.FL8}
 
 
 class Expected(Record, frozen=True):

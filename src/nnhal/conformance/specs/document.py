@@ -9,10 +9,9 @@ from nnhal.base.codes import OperandType
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.operands import Array, dtype_of
 from nnhal.conformance.specs.expansion import GeneratedTest, at_line
-from nnhal.conformance.specs.graph import OperandKind, SpecModel, SpecOperand
+from nnhal.conformance.specs.graph import VERSIONS, OperandKind, SpecModel, SpecOperand
 
 FORMAT = "nnapi-test-corpus/1"
-_LEVELS = {"V1_0": 1, "V1_1": 2, "V1_2": 3, "V1_3": 4, "AIDL_V1": 5, "AIDL_V2": 6, "AIDL_V3": 7}
 _CONSTANT = {"CONSTANT_COPY", "CONSTANT_REFERENCE"}
 _CONTROL_FLOW = {"IF", "WHILE"}
 _UNCOUPLED = {"HASHTABLE_LOOKUP", "LSH_PROJECTION", "PAD_V2", "CAST", "QUANTIZED_16BIT_LSTM"}
@@ -150,7 +149,7 @@ def entry(version: str, specification: str, test: Mapping[str, Any]) -> dict[str
         "nOperations": len(main["operations"]),
         "operandTypes": sorted(types),
         "minSupportedVersion": level,
-        "featureLevel": _LEVELS.get(level or ""),
+        "featureLevel": VERSIONS.get(level or ""),
         "flags": [flag for flag, holds in _flags(test, operations | inner).items() if holds],
     }
     if inner:

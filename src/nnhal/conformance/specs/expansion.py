@@ -111,6 +111,8 @@ class SpecExample(Visible):
         """The output is random: compare the frequencies of its classes with this tolerance."""
         if self.expectFailure:
             raise InvalidArgument("example is expected to fail, must not have a tolerance")
+        if not isinstance(expectedTolerance, (int, float)) or not expectedTolerance >= 0:
+            raise InvalidArgument(f"tolerance is {expectedTolerance!r}, must be a number that is at least 0")
         self.expectedMultinomialDistributionTolerance = expectedTolerance
         return self
 
@@ -216,7 +218,7 @@ def _test(
     except SkipVariation:
         return
     words = [specification, model.name, example.name, *(variation.name for variation in chosen)]
-    name = names.unique("_".join(filter(None, words)))
+    name = names.unique("_".join(str(word) for word in words if word not in {None, ""}))
     model.version = None if model.isRelaxed else versions.get(name, model.version)
     yield GeneratedTest(name, model, example, [variation for variation in chosen if variation.kind])
 

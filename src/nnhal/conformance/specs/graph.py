@@ -11,6 +11,24 @@ from nnhal.base.codes import OperandType, OperationType
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.operands import Array
 
+VERSIONS = {  # the feature level of each version that a model may state
+    "V1_0": 1,
+    "V1_1": 2,
+    "V1_2": 3,
+    "V1_3": 4,
+    "AIDL_V1": 5,
+    "AIDL_V2": 6,
+    "AIDL_V3": 7,
+    "AIDL_V4": 8,
+}
+
+
+def known_version(version: str | None) -> str | None:
+    """The version itself, None for that of no HAL. InvalidArgument for a version that NNAPI lacks."""
+    if version is not None and version not in VERSIONS:
+        raise InvalidArgument(f"version is {version!r}, must be None or one of {', '.join(VERSIONS)}")
+    return version
+
 
 class Visible:
     """An object whose attributes a specification may use, except those that begin with an underscore."""
@@ -23,9 +41,10 @@ class UniqueNames:
         self._taken: set[str] = set()
         self._separator, self._first = separator, first
 
-    def unique(self, base: str) -> str:
+    def unique(self, base: object) -> str:
         """The name itself, or the name with the first free number."""
-        name, number = base, self._first
+        base = name = str(base)  # a specification may number its operands
+        number = self._first
         while name in self._taken:
             name, number = f"{base}{self._separator}{number}", number + 1
         self._taken.add(name)
@@ -75,8 +94,13 @@ def type_of(kind: Any, dimensions: Any = (), scale: Any = 0, zero: Any = 0, extr
     """A type as a specification writes it. InvalidArgument for a type that NNAPI lacks and for wrong dimensions."""
     if kind not in OperandType.__members__:
         raise InvalidArgument(f"operand type is {kind!r}, must be one of {', '.join(OperandType.__members__)}")
-    if not isinstance(dimensions, (list, tuple)) or any(int(d) != d or d < 0 for d in dimensions):
+    numbers = (int, float, np.number)
+    if not isinstance(dimensions, (list, tuple)) or any(
+        not isinstance(d, numbers) or int(d) != d or d < 0 for d in dimensions
+    ):
         raise InvalidArgument(f"dimensions are {dimensions!r}, must be a list of integers that are at least 0")
+    if not isinstance(extra, SymmPerChannelQuantParams | None):
+        raise InvalidArgument(f"extraParams is {extra!r}, must be SymmPerChannelQuantParams(channelDim, scales)")
     return SpecType(kind, tuple(map(int, dimensions)), float(scale), int(zero), extra)
 
 
@@ -203,6 +227,8 @@ class OperandMaker:
 
     def subgraph(self, name: str, model: "SpecModel") -> SpecOperand:
         """An operand that refers to a model. A model without a name gets that of the operand."""
+        if not isinstance(model, SpecModel):
+            raise InvalidArgument(f"subgraph of {name} is {model!r}, must be a Model")
         operand = self.constant(name, type_of("SUBGRAPH"), [model], OperandKind.SUBGRAPH)
         model.name = model.name or operand.name
         return operand
@@ -265,7 +291,7 @@ class SpecModel(Visible):
 
     def IntroducedIn(self, version: str | None) -> Self:
         """State the version, which is that of the folder otherwise."""
-        self.version = version
+        self.version = known_version(version)
         return self
 
     def inputs(self) -> list[SpecOperand]:

@@ -16,6 +16,7 @@ from nnhal.conformance.specs.graph import (
     SpecType,
     SymmPerChannelQuantParams,
     Visible,
+    known_version,
     type_of,
     type_of_text,
 )
@@ -98,9 +99,10 @@ class Specification:
 
     def example(self, values: tuple[Any, ...], model: SpecModel | None, name: str | None) -> SpecExample:
         """Add an example, of the model that was made last unless one is named."""
-        if model is None and not self._models:
-            raise InvalidArgument("example has no model, must follow one")
-        made = SpecExample(model or self._models[-1], values, name, self._line())
+        model = model or next(reversed(self._models), None)
+        if not isinstance(model, SpecModel):
+            raise InvalidArgument(f"model of an example is {model!r}, must be a Model above it")
+        made = SpecExample(model, values, name, self._line())
         self.examples.append(made)
         return made
 
@@ -122,7 +124,7 @@ class _Examples(Visible):
 
     def SetVersion(self, version: str | None, *tests: str) -> None:
         """State the version of tests by name."""
-        self._specification.versions.update(dict.fromkeys(tests, version))
+        self._specification.versions.update(dict.fromkeys(tests, known_version(version)))
 
 
 def _type(stated: Any, shape: Any, extra: Any) -> SpecType:

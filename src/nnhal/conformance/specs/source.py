@@ -14,7 +14,6 @@ import itertools
 import math
 import operator
 import random
-import re
 import string
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from numpy.random import RandomState
 from nnhal.base.errors import InvalidArgument
 from nnhal.conformance.specs.document import document
 from nnhal.conformance.specs.expansion import at_line, expand
-from nnhal.conformance.specs.graph import Visible
+from nnhal.conformance.specs.graph import VERSIONS, Visible
 from nnhal.conformance.specs.language import Specification
 
 _GET, _SET = "__attribute__", "__set_attribute__"  # no specification can name them
@@ -97,7 +96,7 @@ def read(path: str, text: str, version: str, specification: str) -> tuple[dict[s
         InvalidArgument: with file and line.
     """
     try:
-        found = Specification(path, version if re.fullmatch(r"V\d_\d|AIDL_V\d+", version) else None)
+        found = Specification(path, version if version in VERSIONS else None)
         _evaluate(path, text, found)
         return document(version, specification, expand(specification, found.examples, found.versions))
     except InvalidArgument as error:
@@ -129,21 +128,25 @@ def _evaluate(path: str, text: str, found: Specification) -> None:
 
 def compiled(path: str, text: str) -> CodeType:
     """The code of a specification, with every access to an attribute guarded. InvalidArgument for other syntax."""
+    guard = _Guard()
     try:
-        tree = ast.parse(text, path)
-    except (MemoryError, RecursionError, SyntaxError, ValueError) as error:
+        tree = guard.visit(ast.parse(text, path))
+        return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+    except (MemoryError, RecursionError):
+        raise InvalidArgument(f"{guard.line}: syntax nests too deeply, must nest less: name its parts") from None
+    except (SyntaxError, ValueError) as error:
         raise InvalidArgument(f"{getattr(error, 'lineno', None) or 1}: {error}, must be Python") from None
-    guarded = ast.fix_missing_locations(_Guard().visit(tree))
-    return compile(guarded, path, "exec", dont_inherit=True)
 
 
 class _Guard(ast.NodeTransformer):
-    """Checks every node and name, and makes calls of accesses to attributes."""
+    """Checks every node and name, and makes calls of accesses to attributes. line: that of the last node."""
+
+    line = 1
 
     def visit(self, node: ast.AST) -> Any:
         if type(node) is ast.Constant:  # nearly all nodes of a large specification
             return node
-        line = getattr(node, "lineno", 1)
+        line = self.line = getattr(node, "lineno", self.line)
         if type(node).__name__ not in _NODES:
             raise InvalidArgument(f"{line}: {type(node).__name__} is not part of the language of specifications")
         for field in ("id", "name", "asname", "arg", "attr"):

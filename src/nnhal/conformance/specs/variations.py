@@ -65,6 +65,8 @@ class Variation(Visible):
         """Name the operands that it changes: a list, or a dictionary with what each becomes."""
         if operands is not None:
             each = operands if isinstance(operands, dict) else dict.fromkeys(operands)
+            if wrong := [operand for operand in each if not isinstance(operand, SpecOperand)]:
+                raise InvalidArgument(f"{type(self).__name__} names {wrong[0]!r}, must name operands of the model")
             self.targets = {operand.name: becomes for operand, becomes in each.items()}
         return self
 
@@ -99,7 +101,7 @@ class Variation(Visible):
 
 
 class DataTypeConverter(Variation):
-    """Other data types: those that each operand names, or one for all float32 operands."""
+    """Other data types: (type, scale, zero point) or the type alone for each operand, or one for all of float32."""
 
     kind = "dataType"
     known = ("float16", "int32", "quant8", "quant8_signed")
@@ -124,7 +126,7 @@ class DataTypeConverter(Variation):
         if self.targetType is not None:
             self.name = self.targetType.lower()
             return self
-        types = [arg[0] for arg in self.targets.values() if not isinstance(arg, DataTypeConverter)]
+        types = [_stated_type(name, arg)[0] for name, arg in self.targets.items() if not isinstance(arg, Variation)]
         self.name = next((name for type, name in self._NAMES.items() if type in types), "float32")
         return self
 
@@ -150,7 +152,7 @@ class DataTypeConverter(Variation):
         if isinstance(arg, DataTypeConverter):
             op.value = [arg.ApplyTo(model) for model in op.value or ()]
             return op
-        kind, *rest = arg
+        kind, *rest = _stated_type(op.name, arg)
         old, op.type = op.type, type_of(kind, op.type.dimensions, *rest)
         if op.value is not None and old.elements:
             values = np.array(op.value).reshape(old.dimensions).astype(np.float32)
@@ -341,6 +343,14 @@ def implicit(value: Any) -> Variation:
         if isinstance(word, str) and word.lower() in kind.known:
             return kind(word).Identify(*operands)
     raise InvalidArgument(f"variation is {word!r}, must be a converter or a word such as 'relaxed', 'float16', 'nchw'")
+
+
+def _stated_type(operand: str, becomes: Any) -> Sequence[Any]:
+    if isinstance(becomes, str):
+        return [becomes]
+    if not isinstance(becomes, (list, tuple)) or not becomes:
+        raise InvalidArgument(f"{operand} becomes {becomes!r}, must become such as ('TENSOR_QUANT8_ASYMM', 0.5, 128)")
+    return becomes
 
 
 def _one_of(what: str, word: str, known: Iterable[str]) -> str:

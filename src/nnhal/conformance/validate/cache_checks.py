@@ -189,10 +189,19 @@ def token(trial: Trial) -> int:
     for call, model, cache in _saved(trial):
         trial.close(trial.prepare(model, replace(PLAIN, cache=cache)))
         if is_written(cache):
-            other = Cache(OTHER, cache.model_files, cache.data_files, cache.kept_by)
-            _missed(trial, call, model, other, "of another token", at_all=True)
-            seen += 1
+            for what, other in _other_tokens(cache.token):
+                renamed = Cache(other, cache.model_files, cache.data_files, cache.kept_by)
+                _missed(trial, call, model, renamed, what, at_all=True)
+                seen += 1
     return seen
+
+
+def _other_tokens(token: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield tokens that differ from `token` in every byte and in one, with descriptions of the files."""
+    yield "of another token", OTHER
+    for place, byte in enumerate(token):
+        changed = bytes([*token[:place], byte ^ 0xFF, *token[place + 1 :]])
+        yield f"of a token that differs in byte {place} alone", changed
 
 
 def _saved(trial: Trial) -> Iterator[tuple[Call, Model, Cache]]:

@@ -12,7 +12,7 @@ from nnhal.conformance.draw import Call
 from nnhal.conformance.execution_paths import WAYS, by_callbacks, not_used
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.state import SECOND, data_sets
-from nnhal.conformance.validate.trial import NotAsked, Trial
+from nnhal.conformance.validate.trial import NotAsked, Trial, copies
 from nnhal.hal.answers import allocated_by, checked_info, fenced_by
 from nnhal.hal.chain import checked_burst
 from nnhal.hal.device import Prepared
@@ -21,6 +21,7 @@ from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.prepared import driver_roles
 from nnhal.hal.request import UNLIMITED, Request
 
+SAME = ", in the memory of the execution before"
 WAIT = 30.0  # seconds for a callback
 AGAIN = 0.05  # seconds in which a second one may come
 EARLY = 0.02  # seconds in which an execution that ignores its fence may end
@@ -33,15 +34,20 @@ def burst(trial: Trial) -> int:
     for call, model in trial.samples():
         sets = data_sets(trial, call, model)
         prepared = trial.prepare(model)
+        memory = copies(sets[0][1])
         for _ in range(2):
             with trial.stages.enter("burst"):
                 series = checked_burst(prepared, trial.where)
-            for number in (0, 1, 2, 0):
+            for number, what in ((0, ""), (1, ""), (2, ""), (0, ""), (0, SAME), (1, SAME)):
                 each, arrays, wanted = sets[number]
+                if what:
+                    for place, array in zip(memory, arrays, strict=True):
+                        place[...] = array
+                    arrays = memory
                 request = trial.request(prepared, arrays)
                 with trial.stages.enter("run"):
                     request.execute(series.run, UNLIMITED)
-                trial.same(each, wanted, request.results, "in a burst")
+                trial.same(each, wanted, request.results, f"in a burst{what}")
             with trial.stages.enter("close"):
                 series.close()
         try:

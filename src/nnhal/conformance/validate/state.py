@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from nnhal.base.errors import NnhalError
 from nnhal.base.operands import Array
+from nnhal.base.records import replace
 from nnhal.conformance.differential import Outputs, arrays_of, model_of, operands_of, other_constants, with_pools
 from nnhal.conformance.draw import Call
 from nnhal.conformance.place import place_in
@@ -17,6 +18,7 @@ from nnhal.hal.device import Prepared
 from nnhal.hal.request import UNLIMITED, Request, Run
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
+from nnhal.ops.schema import F32
 
 SETS = 4  # of inputs
 SECOND = ("stale-output",)  # other checks fail too if a second execution is wrong
@@ -140,6 +142,34 @@ def interleaved(trial: Trial) -> int:
         trial.same(pair[1][0], wanted[1], results, "after another prepared model was closed")
         seen += distinct(*wanted)
         trial.end()
+    return seen
+
+
+@check(
+    "relaxed",
+    "A relaxed model does not relax the models that are prepared before and after it.",
+    SECOND,
+    unseen="the driver supports no call with float32 in a relaxed model",
+)
+def relaxed(trial: Trial) -> int:
+    trial.fixed()
+    seen = 0
+    floats = [
+        (call, model, trial.alone(model, arrays_of(call)))
+        for call, model in trial.samples()
+        if any(operand.type == F32 for operand in model.main.operands)
+    ]
+    for call, model, wanted in floats:
+        twin = replace(model, relaxed=True)
+        if not trial.verdict(twin).ok:
+            continue
+        before = trial.prepare(model)
+        trial.run(trial.prepare(twin), copies(arrays_of(call)))
+        for what, prepared in ("before", before), ("after", trial.prepare(model)):
+            results = trial.run(prepared, copies(arrays_of(call)))
+            trial.same(call, wanted, results, f"prepared {what} a relaxed model")
+        trial.end()
+        seen += 1
     return seen
 
 

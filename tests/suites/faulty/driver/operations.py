@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -370,6 +371,34 @@ class AddressKept(Kernels):
         return None
 
 
+@of_engine("inputs-sorted", "takes inputs in the order of their operands", "ADD", (RANDOM,))
+class InputsSorted(Kernels):
+    def run(self, request: Request, control: Control) -> Timing | None:
+        places = sorted(range(len(self.model.main.inputs)), key=self.model.main.inputs.__getitem__)
+        inputs = [x for _, x in sorted(zip(places, request.inputs, strict=True), key=itemgetter(0))]
+        for place, result in enumerate(self.call(0, inputs, control)):
+            request.write(place, result)
+        return None
+
+
+@of_engine("unread-input", "fails with an input that nothing reads", "ADD", (RANDOM,), numbers=False)
+class UnreadInput(Kernels):
+    def run(self, request: Request, control: Control) -> Timing | None:
+        read = {i for operation in self.model.main.operations for i in operation.inputs}
+        assert read.issuperset(self.model.main.inputs)
+        return super().run(request, control)
+
+
+@of_engine("outputs-sorted", "gives outputs in the order of their operands", "ADD", (RANDOM,))
+class OutputsSorted(Kernels):
+    def run(self, request: Request, control: Control) -> Timing | None:
+        results = self.call(0, request.inputs, control)
+        places = sorted(range(len(results)), key=self.model.main.outputs.__getitem__)
+        for place, taken in enumerate(places):
+            request.write(place, results[taken])
+        return None
+
+
 @of_engine("large-late", "outputs of more than 1 KiB are filled by a thread after the end", "ADD", (RANDOM,))
 class LargeLate(Kernels):
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -430,6 +459,21 @@ class PowerHalf(Whole):
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         return self.Half(model) if hints.preference == 0 else super().prepare(model, hints)
+
+
+@of_device(
+    "relaxed-stays",
+    "computes as float16 once a relaxed model was prepared",
+    (CONTRACT,),
+    check="relaxed",
+    numbers=True,
+)
+class RelaxedStays(Whole):
+    relaxed = False
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        self.relaxed = self.relaxed or model.relaxed
+        return PowerHalf.Half(model) if self.relaxed else super().prepare(model, hints)
 
 
 class SharedConstants(Kernels):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base import errors
+from nnhal.base.memory import address
 from nnhal.base.operands import Array
 from nnhal.hal.background import run_fenced
 from nnhal.hal.request import Control, Request, Timing
@@ -372,6 +373,30 @@ class BurstStale(Engine):
         results = self.first if self.opened and self.first is not None else super().computed(inputs, control)
         self.first = results
         return results
+
+
+@fault(
+    "burst-slots",
+    "in a burst, memory is read once for each address",
+    "burst",
+    (CONTRACT,),
+    way="burst",
+    numbers=True,
+)
+class BurstSlots(Engine):
+    slots: dict[tuple[Any, ...], Array] | None = None
+
+    def burst_opened(self) -> None:
+        self.slots = {}
+
+    def burst_closed(self) -> None:
+        self.slots = None
+
+    def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
+        if self.slots is not None:
+            kept = self.slots
+            inputs = [x if x is None else kept.setdefault((address(x), x.shape), x.copy()) for x in inputs]
+        return super().computed(inputs, control)
 
 
 @fault("burst-raises", "fails when a burst begins", "burst", way="burst")
