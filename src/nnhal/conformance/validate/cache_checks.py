@@ -180,7 +180,7 @@ def damaged(trial: Trial) -> int:
 
 @check(
     "cache-token",
-    "Files of another token or of another model are a miss.",
+    "Files of another token are a miss, also if one byte of it differs.",
     ("cache-restored",),
     unseen=SAVES_NOTHING,
 )
