@@ -183,7 +183,7 @@ def test_tune_reports_a_device_that_it_could_not_measure(tmp_path: Path) -> None
         "    def supports(self, model):\n        return [Verdict(True)] * len(model.main.operations)\n\n"
         "    def prepare(self, model, hints):\n        raise RuntimeError('no tile')\n"
     )
-    asked = "tune", "add4", "--driver", str(tmp_path / "liar.py"), "-d", "liar", "-d", "litert", "--duration", "0.1"
+    asked = "tune", "add4", "--driver", str(tmp_path / "liar.py"), "-d", "liar", "-d", "litert", "--duration", "10"
     told = "tuning did not measure liar: device liar: prepare() raised RuntimeError: no tile"
     assert told in nnhal(*asked)
     found = json.loads(nnhal(*asked, "--json"))

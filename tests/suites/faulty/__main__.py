@@ -19,13 +19,13 @@ from unittest import mock
 
 from nnhal.base.cores import usable_cores
 from tests.conftest import DEFAULT_VECTORS
-from tests.suites.faulty.application import Came, isolated
+from tests.suites.faulty.application import COMPILE, Came, isolated
 from tests.suites.faulty.driver.faults import Fault, healthy, table
 from tests.suites.faulty.page import PAGE, Row, page, wrong
 from tests.suites.faulty.suites import SUITES, results_of
 
 SECOND = 1_000_000_000
-STARTS = 10 * SECOND  # that a driver's process may take to start, for the application
+STARTS = int(COMPILE * SECOND)  # that a driver's process may take to start, for the application
 
 
 def row(fault: Fault, vectors: Path, also: Sequence[str]) -> Row:

@@ -19,7 +19,7 @@ from tests.suites.faulty import driver
 from tests.suites.faulty.driver.faults import Fault
 
 DRIVER = Path(driver.__file__).parent
-COMPILE, RUN = 5.0, 0.3  # seconds that the application allows
+COMPILE, RUN = 10.0, 0.3  # seconds that the application allows
 WHERE_IT_HANGS = 0.5  # to compile, where it is known to be in vain
 X = np.linspace(-3, 3, 24, dtype=np.float32).reshape(4, 6)
 SCALE = np.linspace(0.5, 2, 6, dtype=np.float32)

@@ -81,7 +81,8 @@ def _run(suites: Sequence[str], fault: Fault, vectors: Path, isolate: bool) -> d
     """What suites say whose patterns match none of the others' cases, in one run."""
     pattern = "|".join(_pattern(each, fault) for each in suites)
     words = ["test", *suites, "--driver", str(DRIVER), "--jobs", "1", "--json", "--filter", pattern]
-    words += ["--vectors", str(vectors)] * (VECTORS in suites) + ["--isolate"] * isolate
+    vectors_too = ["--vectors", str(vectors), "--execution-path", fault.way]
+    words += vectors_too * (VECTORS in suites) + ["--isolate"] * isolate
     words += ["--timeout", str(HUNG)] * fault.hangs
     ran = subprocess.run(
         [sys.executable, "-m", "nnhal.cli.main", *words],

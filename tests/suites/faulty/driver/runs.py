@@ -234,6 +234,7 @@ class WritesConstant(Engine):
     "writes over its constants by their addresses",
     "runs",
     (CONTRACT,),
+    operation="CONV_2D",
     survives=False,
     numbers=True,
 )
