@@ -172,18 +172,18 @@ _alone: list[ProcessPoolExecutor] = []  # a process for LiteRT: some of its kern
 
 
 def engine(content: bytes, values: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
-    """What LiteRT's reference kernels give, in a process of their own."""
+    """Return the results of LiteRT's reference kernels, which run in another process."""
     if not _alone:
         _alone.append(ProcessPoolExecutor(1, get_context("spawn")))
     try:
-        return _alone[0].submit(kernels_give, content, values, names).result()
+        return _alone[0].submit(run_kernels, content, values, names).result()
     except BrokenProcessPool as error:
         _alone.clear()
         raise Silent("LiteRT ends its process") from error
 
 
-def kernels_give(content: bytes, values: Sequence[Any], names: Sequence[str]) -> list[Any]:
-    """What LiteRT's reference kernels give, here."""
+def run_kernels(content: bytes, values: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """Run LiteRT's reference kernels in this process, and return their results."""
     fast = OPTIMISED & set(names)
     kernels = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES if fast else OpResolverType.BUILTIN_REF
     try:

@@ -43,3 +43,5 @@ class Level(IntEnum):
 
 V1_0, V1_1, V1_2, V1_3 = Level.V1_0, Level.V1_1, Level.V1_2, Level.V1_3
 FL5, FL6, FL7, FL8 = Level.FL5, Level.FL6, Level.FL7, Level.FL8
+# By AOSP's names of the versions: V1_0 to V1_3, then AIDL_V1 to AIDL_V4
+VERSIONS = {level.name if level <= V1_3 else f"AIDL_V{level - V1_3}": level for level in Level}

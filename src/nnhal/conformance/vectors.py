@@ -10,13 +10,11 @@ import numpy as np
 
 from nnhal.base.codes import Lifetime, OperandType, OperationType
 from nnhal.base.errors import InvalidArgument
-from nnhal.base.levels import Level
+from nnhal.base.levels import VERSIONS, Level
 from nnhal.base.operands import Array, ChannelQuant, dtype_of, is_tensor
 from nnhal.base.records import Record
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
-
-LEVELS = {"AIDL_V1": Level.FL5, "AIDL_V2": Level.FL6, "AIDL_V3": Level.FL7, "AIDL_V4": Level.FL8}
 
 
 class Expected(Record, frozen=True):
@@ -41,7 +39,7 @@ class Vector(Record, frozen=True):
     def level(self) -> Level | None:
         """The lowest HAL version that the publisher declares, None if there is none."""
         text = self.test.get("minSupportedVersion")
-        return None if text is None else LEVELS.get(text) or Level.parse(text)
+        return None if text is None else VERSIONS.get(text) or Level.parse(text)
 
     @property
     def expect_failure(self) -> bool:

@@ -7,9 +7,10 @@ import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import InvalidArgument
+from nnhal.base.levels import VERSIONS
 from nnhal.base.operands import Array, dtype_of
 from nnhal.conformance.specs.expansion import GeneratedTest, at_line
-from nnhal.conformance.specs.graph import VERSIONS, OperandKind, SpecModel, SpecOperand
+from nnhal.conformance.specs.graph import OperandKind, SpecModel, SpecOperand
 
 FORMAT = "nnapi-test-corpus/1"
 _CONSTANT = {"CONSTANT_COPY", "CONSTANT_REFERENCE"}

@@ -9,18 +9,8 @@ import numpy as np
 
 from nnhal.base.codes import OperandType, OperationType
 from nnhal.base.errors import InvalidArgument
+from nnhal.base.levels import VERSIONS
 from nnhal.base.operands import Array
-
-VERSIONS = {  # the feature level of each version that a model may state
-    "V1_0": 1,
-    "V1_1": 2,
-    "V1_2": 3,
-    "V1_3": 4,
-    "AIDL_V1": 5,
-    "AIDL_V2": 6,
-    "AIDL_V3": 7,
-    "AIDL_V4": 8,
-}
 
 
 def known_version(version: str | None) -> str | None:

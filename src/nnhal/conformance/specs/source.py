@@ -24,9 +24,10 @@ import numpy as np
 from numpy.random import RandomState
 
 from nnhal.base.errors import InvalidArgument
+from nnhal.base.levels import VERSIONS
 from nnhal.conformance.specs.document import document
 from nnhal.conformance.specs.expansion import at_line, expand
-from nnhal.conformance.specs.graph import VERSIONS, Visible
+from nnhal.conformance.specs.graph import Visible
 from nnhal.conformance.specs.language import Specification
 
 _GET, _SET = "__attribute__", "__set_attribute__"  # no specification can name them

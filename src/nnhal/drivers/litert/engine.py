@@ -87,7 +87,6 @@ class EngineInstance(Member):
         keep_alive_in_forks(self, lambda own: own._litert)
         self._recipe = recipe  # after `_call`, so that the model's bytes are freed after their reader
         self._look()
-        self._narrows = any(dtype == np.float16 for _, _, dtype in self._outputs)
         self._as_they_are = all(view.dtype == dtype for view, _, dtype in self._outputs)
         self._shapes = [shape for _, shape, _ in self._outputs]
 
@@ -154,11 +153,8 @@ class EngineInstance(Member):
         spent = time.monotonic_ns() - start if measure else 0
         if self._as_they_are:
             request.write_all(self._results, self._shapes)
-        elif self._narrows:
-            with np.errstate(over="ignore"):  # float16 overflows to infinity
-                for number, (view, _, dtype) in enumerate(self._outputs):
-                    request.write(number, view.astype(dtype))
-        else:
+            return spent
+        with np.errstate(over="ignore"):  # float16 overflows to infinity
             for number, (view, _, dtype) in enumerate(self._outputs):
                 request.write(number, view.astype(dtype))
         return spent
