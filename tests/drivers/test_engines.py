@@ -94,6 +94,11 @@ def test_an_unknown_option_is_an_error_of_the_caller(device: Device) -> None:
         device.consider(doubling(), Hints(options={"fast": True}))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[pytest.mark.nightly] * (each == "openvino")) for each in ENGINES],
+    indirect=True,
+)
 def test_a_forked_child_ends_and_compiles_again(name: str) -> None:
     """Threads of the engine are not there in it, and closing what they belong to would wait for them."""
     program = f"""

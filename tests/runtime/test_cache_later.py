@@ -56,7 +56,8 @@ class Kept(PreparedV1_2):
         with exclusive_files(self.files):
             for fd in self.files:
                 os.pwrite(fd, pack_device_view(self.model), 0)
-                os.close(fd)
+        for fd in self.files:  # a lock of a closed descriptor would last as long as its duplicates
+            os.close(fd)
         self.files = ()
         return super().executeSynchronously(request, measure)
 
