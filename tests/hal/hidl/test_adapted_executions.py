@@ -41,19 +41,20 @@ from tests.waiting import LIMIT, together
 # ---------------------------------------------------------------------------------------------- executing
 
 
-def test_inputs_are_the_callers_own_memory_and_outputs_never():
+def test_large_inputs_are_the_callers_own_memory_and_outputs_never():
     seen = []
+    x = np.arange(2000, dtype=np.float32).reshape(2, 1000)
 
     def look(request, callback, real):
         seen.extend(request.pools)
-        assert [a.dimensions for a in (*request.inputs, *request.outputs)] == [(3, 4), (3, 4)]
+        assert [a.dimensions for a in (*request.inputs, *request.outputs)] == [(2, 1000), (2, 1000)]
         return real.execute(request, callback)
 
-    y = np.empty((3, 4), np.float32)
-    requests.run(prepared(executing(look)), [X], rooms=[y])
-    assert [np.shares_memory(p.bytes(), a) for p, a in zip(seen, (X, y), strict=True)] == [True, False]
+    y = np.empty((2, 1000), np.float32)
+    requests.run(prepared(executing(look), doubling(2, 1000)), [x], rooms=[y])
+    assert [np.shares_memory(p.bytes(), a) for p, a in zip(seen, (x, y), strict=True)] == [True, False]
     assert [p.readonly for p in seen] == [True, False]
-    np.testing.assert_array_equal(y, 2 * X)
+    np.testing.assert_array_equal(y, 2 * x)
 
 
 def test_arrays_with_gaps_are_copied():

@@ -18,6 +18,9 @@ from nnhal.hal.request import Request, Timing, sufficient
 from nnhal.model.graph import Model
 
 NOT_MEASURED = 2**64 - 1
+PACKED = 4096  # bytes of the largest input that is copied to the pool of small inputs
+LEAD = 8  # bytes of a pool of small inputs, or of an output, before the first argument
+ALIGNMENT = 8  # bytes, at least those of an element
 
 
 class RequestArgument(Record, frozen=True):
@@ -86,20 +89,49 @@ class PlacedRequest(Record, frozen=True):
 
 
 def lay_out(request: Request, rooms: Sequence[OutputBuffer]) -> PlacedRequest:
-    """Convert a request: each input becomes a pool over the caller's array, each output a new zeroed pool.
+    """Convert a request to places in pools.
 
-    Inputs with gaps are copied.
+    As in Android, small inputs share a pool, into which they are copied, so the first byte of an argument is not the
+    first byte of its pool, and is aligned for its elements only. A larger input is a pool over the caller's array, or
+    over a copy if that has gaps. Each output has a new pool.
     """
     pools: list[Memory] = []
 
-    def place(data: Array, dimensions: tuple[int, ...]) -> RequestArgument:
+    def pool_over(data: Array) -> int:
         pools.append(Memory.wrap(data))
-        return RequestArgument(False, len(pools) - 1, 0, data.nbytes, dimensions)
+        return len(pools) - 1
 
-    inputs = [RequestArgument(True) if x is None else place(flat_bytes(x), x.shape) for x in request.inputs]
-    targets = tuple(request.memory.blank((room.size // room.dtype.itemsize,), room.dtype) for room in rooms)
-    outputs = [place(flat_bytes(data), room.shape or ()) for data, room in zip(targets, rooms, strict=True)]
-    return PlacedRequest(HalRequest(tuple(inputs), tuple(outputs), tuple(pools)), targets)
+    def place(data: Array, dimensions: tuple[int, ...], pool: int, offset: int) -> RequestArgument:
+        return RequestArgument(False, pool, offset, data.nbytes, dimensions)
+
+    given = [None if x is None else flat_bytes(x) for x in request.inputs]
+    small = [data for data in given if data is not None and data.nbytes <= PACKED]
+    shared = np.zeros(LEAD + sum(map(_room, small)), np.uint8)
+    to_read = shared.view()
+    to_read.flags.writeable = False
+    shared_pool = pool_over(to_read) if small else 0
+    end, inputs = LEAD, []
+    for x, data in zip(request.inputs, given, strict=True):
+        if x is None or data is None:
+            inputs.append(RequestArgument(True))
+        elif data.nbytes > PACKED:
+            inputs.append(place(data, x.shape, pool_over(data), 0))
+        else:
+            shared[end : end + data.nbytes] = data
+            inputs.append(place(data, x.shape, shared_pool, end))
+            end += _room(data)
+    outputs, targets = [], []
+    for room in rooms:
+        lead = LEAD // room.dtype.itemsize
+        whole = request.memory.blank((lead + room.size // room.dtype.itemsize,), room.dtype)
+        targets.append(whole[lead:])
+        outputs.append(place(flat_bytes(targets[-1]), room.shape or (), pool_over(flat_bytes(whole)), LEAD))
+    return PlacedRequest(HalRequest(tuple(inputs), tuple(outputs), tuple(pools)), tuple(targets))
+
+
+def _room(data: Array) -> int:
+    """Return the bytes for an input in the pool of small inputs."""
+    return -(-data.nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def collect(

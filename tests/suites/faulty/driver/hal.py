@@ -4,12 +4,15 @@
 import ctypes
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from nnhal.base.codes import DeviceStatus, ErrorStatus
 from nnhal.base.errors import NnhalError
 from nnhal.hal.device import Performance
-from nnhal.hal.hidl.arguments import HalRequest, to_arrays
+from nnhal.hal.hidl.arguments import HalRequest, RequestArgument, to_arrays
 from nnhal.hal.hidl.interfaces import InlinedModel
 from nnhal.hal.request import Control
 from nnhal.hal.utilities import OldCapabilities
@@ -120,6 +123,21 @@ class PastTheEnd(PreparedModel):
         return status
 
 
+class InputsWithoutOffsets(PreparedModel):
+    def executed(self, request: HalRequest) -> ErrorStatus:
+        return super().executed(replace(request, inputs=without_offsets(request.inputs)))
+
+
+class OutputsWithoutOffsets(PreparedModel):
+    def executed(self, request: HalRequest) -> ErrorStatus:
+        return super().executed(replace(request, outputs=without_offsets(request.outputs)))
+
+
+def without_offsets(arguments: Sequence[RequestArgument]) -> tuple[RequestArgument, ...]:
+    """Arguments at the start of their pools."""
+    return tuple(replace(each, offset=0) for each in arguments)
+
+
 HAL_EXECUTIONS = {
     "hal-notified-twice": (
         ExecutionNotifiedTwice,
@@ -138,12 +156,18 @@ HAL_EXECUTIONS = {
     "hal-status-nonsense": (StatusIsNone, "notifies an undefined status", "runs", BOTH),
     "hal-nothing-written": (NothingWritten, "reports success without writing anything", "output-filled", BOTH),
     "hal-notified-early": (NotifiedBeforeDone, "notifies before it has written its outputs", "output-filled", BOTH),
+    "hal-input-offsets": (InputsWithoutOffsets, "reads its inputs at the start of their pools", "values", BOTH),
+    "hal-output-offsets": (
+        OutputsWithoutOffsets,
+        "writes its outputs at the start of their pools",
+        "output-filled",
+        BOTH,
+    ),
     "hal-past-the-end": (PastTheEnd, "writes 16 bytes past its output's memory", "past-end", BOTH),
 }
 for name, (kind, what, check, seen_by) in HAL_EXECUTIONS.items():
-    fault(name, f"HAL 1.0: {what}", check, seen_by, **(HANGING if kind is ExecutionNeverNotified else {}))(
-        executing(kind)
-    )
+    special = {ExecutionNeverNotified: HANGING, InputsWithoutOffsets: {"numbers": True}}
+    fault(name, f"HAL 1.0: {what}", check, seen_by, **special.get(kind, {}))(executing(kind))
 
 
 @fault("hal-prepared-twice", "HAL 1.0: notifies a prepared model twice", "callback", (CONTRACT,))
