@@ -56,7 +56,7 @@ def model(
         [helper.make_tensor_value_info(name, 0, None) for name in outputs.split()],
         [numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()],
     )
-    sets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    sets = [helper.make_opsetid(*each) for each in (("", opset), ("com.microsoft", 1), ("ai.onnx.ml", 3))]
     sets += [helper.make_opsetid(f.domain, 1) for f in functions]
     made = helper.make_model(graph, opset_imports=sets, ir_version=9, functions=list(functions))
     with suppress(Exception):  # of operators that onnx does not know

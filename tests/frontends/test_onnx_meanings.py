@@ -13,7 +13,6 @@ from nnhal.model.serialized import pack_model as known
 from nnhal.model.serialized import unpack_model
 from nnhal.ops import OPS
 from tests.frontends.onnx_models import by_nnhal, check, model, node, operations
-from tests.frontends.onnx_models import value as onnx_value
 
 RNG = np.random.default_rng(11)
 
@@ -867,18 +866,6 @@ def test_scattering_onto_one_element_has_an_end():
     inputs = {"x": real(2), "u": real(65)}
     made = model([node("ScatterElements", "x i u", reduction="add")], inputs, {"i": np.zeros(65, np.int64)}, opset=18)
     refused(made, "updates an element 65 times, must update it at most 64 times")
-
-
-@pytest.mark.parametrize("kind", [np.float32, np.int64])
-@pytest.mark.parametrize(("offset", "scale"), [([1.5], [0.25]), ([1.0, -2.0, 0.5], [2.0, 0.1, 3.0])])
-def test_features_are_scaled(kind, offset, scale):
-    inputs = {"x": RNG.integers(-9, 9, (4, 3)).astype(kind)}
-    scaler = node("Scaler", "x", domain="ai.onnx.ml", offset=offset, scale=scale)
-    graph = helper.make_graph([scaler], "g", [onnx_value("x", inputs["x"])], [onnx_value("y", np.zeros((4, 3), "f4"))])
-    made = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)], ir_version=9
-    )
-    check(made, inputs)
 
 
 # ----------------------------------------------------------------------------------------------------- normalisations

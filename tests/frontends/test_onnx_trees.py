@@ -115,6 +115,9 @@ def test_weights_of_leaves_are_summed_for_each_output(how, device):
         (2, [0], -3, {"post_transform": "LOGISTIC"}),
         (2, [1], 0, {"post_transform": "LOGISTIC"}),
         (2, [0], -3, {}),
+        (2, [0], -3, {"base_values": [0.5]}),
+        (2, [0], -3, {"base_values": [-0.25], "post_transform": "LOGISTIC"}),
+        (2, [0], 0, {"base_values": [0.25]}),
     ],
 )
 def test_a_class_is_that_of_the_greatest_score(classes, ids, low, how):
@@ -135,6 +138,18 @@ def test_trees_of_leaves_alone_have_one_result():
         ("Regressor", [0], {"post_transform": "LOGISTIC"}, "a post_transform of one target"),
         ("Classifier", [0, 1, 2], {"classlabels_int64s": [0, 1, 2**31]}, "labels of more than the 32 bits"),
         ("Classifier", [0, 1], {"classlabels_int64s": [0, 1]}, "two classes with weights of both"),
+        (
+            "Classifier",
+            [1],
+            {"classlabels_int64s": [0, 1], "base_values": [0.5]},
+            "base_values and weights of the second",
+        ),
+        (
+            "Classifier",
+            [0],
+            {"classlabels_int64s": [0, 1], "base_values": [0.5, 0.5]},
+            "has 2 base_values, must have 1",
+        ),
         ("Classifier", [0, 1, 2], {"classlabels_strings": ["a", "b", "c"]}, "no labels that are integers"),
     ],
 )

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nnhal.base.operands import Value
+from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.common.element_moves import joined, moved
+from nnhal.frontends.common.element_moves import axis_moved, joined, moved, part_of
 from nnhal.frontends.common.integer_ranges import ANY, hull
 from nnhal.frontends.common.lowering import common_shape, reference
 from nnhal.frontends.common.terms import OpenDimension, Term, UnsupportedOperator, constant
@@ -174,13 +174,16 @@ def unrolled(t: NodeTask, body: OnnxFileGraph, steps: int, carried: int, scanned
             list_.append(term)
     for place, term in enumerate(values):
         t.same(term, place)
-    for place, parts in enumerate(lists):
-        if not t.is_output_used(carried + place):
-            continue
-        t.require(parts, "collects outputs of 0 iterations, which NNAPI has no tensor for")
-        rows = [t.reshaped(t.usable(p, "a step's result"), (1, *t.known(p)[: t.rank(p)])) for p in parts]
-        t.result(carried + place, listed(t, rows), parts[0].kind)
+    for place, parts in enumerate(lists, carried):
+        if t.is_output_used(place):
+            t.result(place, collected(t, parts), parts[0].kind)
     return True
+
+
+def collected(t: NodeTask, parts: Sequence[Term]) -> Term:
+    """Return the outputs of the iterations along a new first dimension."""
+    t.require(parts, "collects outputs of 0 iterations, which NNAPI has no tensor for")
+    return listed(t, [t.reshaped(t.usable(p, "a step's result"), (1, *t.known(p)[: t.rank(p)])) for p in parts])
 
 
 def listed(t: NodeTask, rows: Sequence[Term]) -> Term:
@@ -192,6 +195,131 @@ def listed(t: NodeTask, rows: Sequence[Term]) -> Term:
     shape = t.known(rows[0])[1:]
     check_count(len(rows) * math.prod(shape))
     return moved(t, rows, np.arange(len(rows) * math.prod(shape)).reshape(len(rows), *shape))
+
+
+@operator("Scan", apart=True, inputs=(1, None), outputs=(1, None),
+          becomes="its iterations one after the other; of distances of rows SUB, MUL or ABS, REDUCE_SUM")  # fmt: skip
+def scan(t: NodeTask) -> None:
+    """Write an iteration for each part of the scanned inputs, whose number must be known."""
+    t.require(t.opset >= 9, f"of operator set {t.opset} scans batches, must be of 9 or later")
+    body, count = t.attr.graph("body"), t.attr("num_scan_inputs", 0)
+    carried = len(t.node.inputs) - count
+    t.require(
+        0 < count <= len(t.node.inputs) == len(body.inputs) and carried <= len(body.outputs) == len(t.node.outputs),
+        f"has {len(t.node.inputs)} inputs, {count} of them scanned, and {len(t.node.outputs)} outputs, must fit the body",
+    )
+    collects = len(body.outputs) - carried
+    scanned = [t.usable(t.raw(place), f"input {place}") for place in range(carried, len(t.node.inputs))]
+    axes = [t.axis(n, t.rank(x)) for n, x in zip(numbers(t, "scan_input_axes", count), scanned, strict=True)]
+    lengths = {t.known(x)[axis] for x, axis in zip(scanned, axes, strict=True)}
+    steps = min(lengths)
+    t.require(len(lengths) == 1, f"scans inputs of {sorted(lengths)} parts, must have the same number")
+    power = distance_power(t, body) if (carried, count) == (1, 1) and set(t.node.attributes) <= PLAIN_SCAN else None
+    if power is not None and t.rank(t.x(0)) == t.rank(scanned[0]) == 2:
+        t.same(t.x(0))
+        t.result(1, distances(t, scanned[0], t.x(0), power), scanned[0].kind)
+        return
+    t.require(
+        0 < steps <= MOST_UNROLLED,
+        f"collects outputs of {steps} iterations, must be 1 to {MOST_UNROLLED}: NNAPI's WHILE cannot collect them",
+    )
+    backwards = numbers(t, "scan_input_directions", count)
+    values, parts = [t.raw(place) for place in range(carried)], []
+    each = [
+        [part_at(t, x, axis, steps - 1 - step if way else step) for step in range(steps)]
+        for x, axis, way in zip(scanned, axes, backwards, strict=True)
+    ]
+    t.flush()
+    for given in zip(*each, strict=True):
+        made = inline(t, body, [(edge.name, x) for edge, x in zip(body.inputs, [*values, *given], strict=True)])
+        values = made[:carried]
+        parts.append(made[carried:])
+    for place, term in enumerate(values):
+        t.same(term, place)
+    forms = zip(numbers(t, "scan_output_axes", collects), numbers(t, "scan_output_directions", collects), strict=True)
+    for place, (axis, way) in enumerate(forms):
+        if t.is_output_used(carried + place):
+            several = [made[place] for made in (reversed(parts) if way else parts)]
+            found = collected(t, several)
+            order = list(range(1, t.rank(found)))
+            order.insert(t.axis(axis, t.rank(found)), 0)
+            t.result(carried + place, axis_moved(t, found, order), several[0].kind)
+
+
+PLAIN_SCAN = {"body", "num_scan_inputs"}  # attributes of a scan of first dimensions
+
+
+def distance_power(t: NodeTask, body: OnnxFileGraph) -> float | None:
+    """Return p if the body sums |a - b|^p over the features of the rows a of its state and of a part b; else None.
+
+    Nearest neighbours and Gaussian processes have such a body, with an iteration for each row of training data.
+    """
+    made = {output: node for node in body.nodes for output in node.outputs}
+
+    def source(name: str) -> str:
+        while name in made and made[name].op == "Identity":
+            name = made[name].inputs[0]
+        return name
+
+    def inputs(name: str, op: str) -> list[str]:
+        node = made.get(name)
+        return list(map(source, node.inputs)) if node is not None and node.op == op and not node.domain else []
+
+    def known(name: str) -> Array | None:
+        return t.graph.constant(body.constants[name]).data if name in body.constants else None
+
+    state, part = (edge.name for edge in body.inputs)
+    if len(body.outputs) != 2 or source(body.outputs[0].name) != state:
+        return None
+    last, power = source(body.outputs[1].name), 1.0
+    reduced = inputs(last, "ReduceSumSquare") or inputs(last, "ReduceSum")
+    if not reduced or made[last].attributes.get("keepdims", 1):
+        return None
+    axes = made[last].attributes.get("axes") or (known(reduced[1]) if len(reduced) > 1 else None)
+    if axes is None or list(axes) not in ([1], [-1]):
+        return None
+    name = reduced[0]
+    if made[last].op == "ReduceSumSquare":
+        power = 2.0
+    else:
+        raised = inputs(name, "Pow")
+        exponent = known(raised[1]) if raised else np.ones(1)
+        if exponent is None or exponent.size != 1:
+            return None
+        power, name = float(exponent.reshape(-1)[0]), raised[0] if raised else name
+        name = next(iter(inputs(name, "Abs")), "")
+    return power if inputs(name, "Sub") in ([state, part], [part, state]) else None
+
+
+def distances(t: NodeTask, x: Term, y: Term, power: float) -> Term:
+    """Return the sum of |a - b|^power over the features of each row a of x and b of y: [rows of x, rows of y]."""
+    (rows, width), (others, _) = t.known(x), t.known(y)
+    t.require(width == t.known(y)[1], f"has rows of {width} and of {t.known(y)[1]} features, must have the same number")
+    check_count(rows * others * width)
+    apart = t.make("SUB", t.reshaped(x, (rows, 1, width)), t.reshaped(y, (1, others, width)), activation=0)
+    if power == 2:
+        apart = t.make("MUL", apart, apart, activation=0)
+    else:
+        apart = t.make("ABS", apart)
+        apart = apart if power == 1 else t.make("POW", apart, t.scalar(power, apart))
+    return t.make("REDUCE_SUM", apart, t.integers([2]), False)
+
+
+def numbers(t: NodeTask, name: str, count: int) -> list[int]:
+    """Return an attribute of one integer for each input or output, 0 without it."""
+    found = t.attr.ints(name) or [0] * count
+    t.require(len(found) == count, f"{name} has {len(found)} entries, must have {count}")
+    return found
+
+
+def part_at(t: NodeTask, x: Term, axis: int, place: int) -> Term:
+    """Return one part along a dimension, without that dimension."""
+    if x.data is not None:
+        return constant(bare(x.value), x.data.take(place, axis), x.kind)
+    shape = [size for n, size in enumerate(t.known(x)[: t.rank(x)]) if n != axis]
+    found = t.reshaped(part_of(t, x, axis, place, 1), shape or (1,))
+    found.kind, found.scalar = x.kind, not shape
+    return found
 
 
 def looped(t: NodeTask, body: OnnxFileGraph, carried: int) -> None:

@@ -496,21 +496,6 @@ def identity(t: NodeTask) -> None:
         t.later.append(lambda: t.graph.context.note_real_term(t.results[0], stored))
 
 
-@operator("ai.onnx.ml.Scaler", becomes="SUB, MUL")
-def scaler(t: NodeTask) -> None:
-    """Write (x - offset) scale, with one number each or one for each feature."""
-    x = t.x(0)
-    if x.value.type == I32:
-        x = t.make("CAST", x, like=Value(F32))
-    t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT or integers")
-    for name, attribute in (("SUB", "offset"), ("MUL", "scale")):
-        numbers = [float(n) for n in t.attr(attribute, ())]
-        features = t.shape(x)[-1]
-        t.require(len(numbers) in (1, features), f"{attribute} has {len(numbers)} numbers, must have 1 or {features}")
-        x = t.make(name, x, constant(Value(F32), np.array(numbers, np.float32)), activation=0)
-    t.result(0, x)
-
-
 def folded_one_hot(t: NodeTask, indices: Array, depth: Array, values: Array) -> Any:
     axis, count = t.attr("axis", -1), int(depth.reshape(()))
     require_foldable(count > 0 and indices.size * count <= MOST_FOLDED)

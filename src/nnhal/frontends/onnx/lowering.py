@@ -17,6 +17,8 @@ from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table
     control,
     dynamic,
     elementwise,
+    estimators,
+    features,
     functions,
     indexing,
     layers,
@@ -56,7 +58,6 @@ REFUSED = {
         ("DFT STFT", "computes with complex numbers, for which NNAPI has neither type nor operation"),
         ("BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor BitCast",
          "works on the bits of integers, for which NNAPI has no operation"),
-        ("Scan", "collects outputs of all iterations, which NNAPI's WHILE cannot"),
         ("ImageDecoder", "decodes picture files, which no operation of NNAPI does"),
     )
     for name in names.split()

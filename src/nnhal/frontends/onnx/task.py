@@ -219,6 +219,13 @@ class NodeTask(OperationWriter):
         """Write an operation whose output is the node's."""
         self.result(0, self.make(name, *given, like=like, **named), scalar=scalar)
 
+    def flush(self) -> None:
+        """Add the operations so far to the graph, before those of an inner graph that read their results."""
+        self.charge_constants()
+        self.own += [out for operation in self.emitted for out in operation.outputs]
+        self.graph.operations += self.emitted
+        self.emitted = []
+
     def commit(self) -> None:
         """Add results and operations to the graph."""
         there = len(self.node.outputs)
@@ -235,13 +242,12 @@ class NodeTask(OperationWriter):
                 and term.span is None
             ):
                 term.span = self._span(term, number)
-        self.charge_constants()
-        made = {id(out) for operation in self.emitted for out in operation.outputs} | {id(term) for term in self.own}
+        self.flush()
+        made = {id(term) for term in self.own}
         for term in self.results.values():
             if id(term) not in made:
                 self.graph.context.aliased.add(id(term))
                 self.graph.context.kept.append(term)
-        self.graph.operations += self.emitted
         for number, name in enumerate(self.node.outputs):
             if name and number in self.results:
                 self.graph.terms[name] = self.results[number]

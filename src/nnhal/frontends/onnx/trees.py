@@ -7,7 +7,9 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import INT32_RANGE, check_count
+from nnhal.frontends.common.writing import check_count
+from nnhal.frontends.onnx.estimators import ClassLabels, of_targets, transformed
+from nnhal.frontends.onnx.features import features_of
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import B8, F32, I32
 
@@ -117,25 +119,6 @@ class Ensemble:
         return t.make("REDUCE_SUM", t.reshaped(found, (rows, trees, count)), t.integers([1]), False)
 
 
-def features_of(t: NodeTask) -> Term:
-    """Return the input as real rows."""
-    x = t.x(0)
-    if x.value.type == I32:
-        x = t.make("CAST", x, like=Value(F32))
-    t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT or integers")
-    t.require(len(t.known(x)) == 2, f"has shape {list(t.known(x))}, must have rows of features")
-    return x
-
-
-def transformed(t: NodeTask, scores: Term) -> Term:
-    """Apply the node's function of the scores."""
-    how = t.attr("post_transform", "NONE")
-    t.require(how in ("NONE", "LOGISTIC", "SOFTMAX"), f"post_transform is {how}, must be NONE, LOGISTIC or SOFTMAX")
-    if how == "LOGISTIC":
-        return t.make("LOGISTIC", scores)
-    return t.make("SOFTMAX", scores, 1.0) if how == "SOFTMAX" else scores
-
-
 def with_base(t: NodeTask, scores: Term, count: int) -> Term:
     """Add the base values, one for each output."""
     base = t.attr("base_values", ())
@@ -152,12 +135,10 @@ def regressor(t: NodeTask) -> None:
     x, how, count = features_of(t), t.attr("aggregate_function", "SUM"), t.attr("n_targets", 1)
     t.require(how in ("SUM", "AVERAGE"), f"aggregate_function is {how}, must be SUM or AVERAGE")
     trees = Ensemble(t)
-    plain = t.attr("post_transform", "NONE") == "NONE"
-    t.require(plain or count > 1, "has a post_transform of one target, which ONNX Runtime does not apply")
     total = trees.scores(x, "target", count)
     if how == "AVERAGE":
         total = t.make("MUL", total, t.scalar(1 / trees.roots.size, total), activation=0)
-    t.result(0, transformed(t, with_base(t, total, count)))
+    t.result(0, of_targets(t, with_base(t, total, count), count))
 
 
 def two_scores(t: NodeTask, x: Term, given: int, *, positive: bool) -> tuple[Term, Term]:
@@ -169,6 +150,9 @@ def two_scores(t: NodeTask, x: Term, given: int, *, positive: bool) -> tuple[Ter
     known = ("NONE",) if positive and not given else ("NONE", "LOGISTIC")
     t.require(how in known, f"post_transform is {how} for two classes, must be {' or '.join(known)}")
     score = t.make("REDUCE_SUM", Ensemble(t).scores(x, "class", 2), t.integers([1]), True)
+    if t.attr("base_values", ()):
+        t.require(not given, "has base_values and weights of the second of two classes, must have those of the first")
+        score = with_base(t, score, 1)
     if given:
         other = constant(Value(F32), np.zeros((t.known(x)[0], 1), np.float32))
     else:
@@ -180,27 +164,15 @@ def two_scores(t: NodeTask, x: Term, given: int, *, positive: bool) -> tuple[Ter
           becomes="as TreeEnsembleRegressor; ARGMAX, or GREATER of two classes")  # fmt: skip
 def classifier(t: NodeTask) -> None:
     """Sum the weights of the leaves for each class. Of two classes, the file has the weights of one."""
-    x, labels = features_of(t), t.attr.ints("classlabels_int64s")
-    t.require(labels or not t.is_output_used(0), "has no labels that are integers, and NNAPI has no type for texts")
-    whole = all(INT32_RANGE.min <= n <= INT32_RANGE.max for n in labels)
-    t.require(whole, "has labels of more than the 32 bits that NNAPI's integers have")
-    classes = len(labels) or len(t.attr("classlabels_strings", ()))
-    ids, weights = t.attr.ints("class_ids"), t.attr("class_weights", ())
+    x, labels = features_of(t), ClassLabels(t, "classlabels_int64s")
+    classes, ids, weights = labels.count, t.attr.ints("class_ids"), t.attr("class_weights", ())
     if classes > 2:
         scores = with_base(t, Ensemble(t).scores(x, "class", classes), classes)
-        found, best = transformed(t, scores), t.make("ARGMAX", scores, 1, like=Value(I32))
-    else:
-        t.require(classes == 2 and len(set(ids)) == 1, "has two classes with weights of both, must have those of one")
-        t.require(not t.attr("base_values", ()), "has base_values of two classes, must have none")
-        positive = min(weights, default=0) >= 0
-        score, other = two_scores(t, x, ids[0], positive=positive)
-        found = transformed(t, t.make("CONCATENATION", other, score, 1, like=score))
-        above = t.make("GREATER", score, t.scalar(0.5 if positive else 0, score), like=Value(B8))
-        rows = t.known(x)[0]
-        one, none = (constant(Value(I32), np.full((rows, 1), n, np.int32)) for n in (1, 0))
-        best = t.reshaped(t.make("SELECT", above, one, none, like=one), (rows,))
-    if t.is_output_used(0):
-        table = constant(Value(I32), np.array(labels, np.int32))
-        t.result(0, t.make("GATHER", table, 0, best), "INT64", scalar=False)
-    if t.is_output_used(1):
-        t.result(1, found, "FLOAT", scalar=False)
+        labels.of_greatest(scores)
+        labels.scores(transformed(t, scores))
+        return
+    t.require(classes == 2 and len(set(ids)) == 1, "has two classes with weights of both, must have those of one")
+    positive = min(weights, default=0) >= 0
+    score, other = two_scores(t, x, ids[0], positive=positive)
+    labels.of_two(score, 0.5 if positive else 0)
+    labels.scores(transformed(t, t.make("CONCATENATION", other, score, 1, like=score)))

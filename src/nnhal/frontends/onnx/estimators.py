@@ -1,0 +1,221 @@
+"""Entries of ai.onnx.ml that predict from features: linear models and support vectors; and what all classifiers share."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.writing import INT32_RANGE, check_count, filled
+from nnhal.frontends.onnx.features import features_of
+from nnhal.frontends.onnx.products import rows_times
+from nnhal.frontends.onnx.task import NodeTask, operator
+from nnhal.ops.schema import B8, F32, I32
+
+SEQUENCE = "a sequence"  # the type of a list of maps in a file
+POST_TRANSFORMS = "NONE", "LOGISTIC", "SOFTMAX"
+
+
+def transformed(t: NodeTask, scores: Term) -> Term:
+    """Apply the node's function of the scores."""
+    how = t.attr("post_transform", "NONE")
+    t.require(how in POST_TRANSFORMS, f"post_transform is {how}, must be NONE, LOGISTIC or SOFTMAX")
+    if how == "LOGISTIC":
+        return t.make("LOGISTIC", scores)
+    return t.make("SOFTMAX", scores, 1.0) if how == "SOFTMAX" else scores
+
+
+def of_targets(t: NodeTask, scores: Term, targets: int) -> Term:
+    """Apply the node's function of the values of a regression."""
+    plain = t.attr("post_transform", "NONE") == "NONE"
+    t.require(plain or targets > 1, "has a post_transform of one target, which ONNX Runtime does not apply")
+    return transformed(t, scores)
+
+
+class ClassLabels:
+    """The labels of a classifier. Without labels that are integers, only the scores can be used."""
+
+    def __init__(self, t: NodeTask, integers: str) -> None:
+        self.t, self.numbers = t, t.attr.ints(integers)
+        t.require(
+            self.numbers or not t.is_output_used(0), "has no labels that are integers, and NNAPI has no type for texts"
+        )
+        whole = all(INT32_RANGE.min <= n <= INT32_RANGE.max for n in self.numbers)
+        t.require(whole, "has labels of more than the 32 bits that NNAPI's integers have")
+        self.count = len(self.numbers) or len(t.attr("classlabels_strings", ()))
+
+    def of_greatest(self, scores: Term) -> None:
+        """Set the first output to the label of the greatest score of each row, the first of equal ones."""
+        self._chosen(self.t.make("ARGMAX", scores, 1, like=Value(I32)))
+
+    def of_two(self, score: Term, limit: float) -> None:
+        """Set the first output to the second label where a row's score is above a limit, else to the first."""
+        t = self.t
+        above = t.make("GREATER", score, t.scalar(limit, score), like=Value(B8))
+        rows = t.known(score)[0]
+        one, none = (constant(Value(I32), np.full((rows, 1), n, np.int32)) for n in (1, 0))
+        self._chosen(t.reshaped(t.make("SELECT", above, one, none, like=one), (rows,)))
+
+    def _chosen(self, numbers: Term) -> None:
+        if self.t.is_output_used(0):
+            table = constant(Value(I32), np.array(self.numbers, np.int32))
+            self.t.result(0, self.t.make("GATHER", table, 0, numbers), "INT64", scalar=False)
+
+    def scores(self, scores: Term) -> None:
+        """Set the second output."""
+        if self.t.is_output_used(1):
+            self.t.result(1, scores, "FLOAT", scalar=False)
+
+
+# --------------------------------------------------------------------------------------------------------- linear models
+
+
+def weighted(t: NodeTask, x: Term, units: int) -> Term:
+    """Multiply rows by the node's coefficients, and add its intercepts: [rows, units]."""
+    coefficients, intercepts = floats(t, "coefficients"), floats(t, "intercepts")
+    t.require(
+        units and coefficients.size and not coefficients.size % units,
+        f"has {coefficients.size} coefficients, must have as many for each of {units} outputs",
+    )
+    t.require(intercepts.size in (0, units), f"has {intercepts.size} intercepts, must have {units}")
+    weights = constant(Value(F32), coefficients.reshape(units, -1))
+    return rows_times(t, x, weights, intercepts if intercepts.size else None)
+
+
+def floats(t: NodeTask, attribute: str) -> Array:
+    """Return an attribute of floats; empty if it is not set."""
+    numbers: Sequence[float] = t.attr(attribute, ())
+    return np.array(numbers, np.float32)
+
+
+@operator("ai.onnx.ml.LinearRegressor", becomes="FULLY_CONNECTED")
+def linear_regressor(t: NodeTask) -> None:
+    """Write the values of all targets."""
+    targets = t.attr("targets", 1)
+    t.result(0, of_targets(t, weighted(t, features_of(t), targets), targets), scalar=False)
+
+
+@operator("ai.onnx.ml.LinearClassifier", outputs=(1, 2), becomes="FULLY_CONNECTED; ARGMAX, or GREATER of two classes")
+def linear_classifier(t: NodeTask) -> None:
+    """Choose the class with the greatest score. Of two classes, the file may have the score of the second only."""
+    x, labels = features_of(t), ClassLabels(t, "classlabels_ints")
+    units = len(floats(t, "intercepts"))
+    t.require(
+        units == labels.count or (units == 1 and labels.count == 2),
+        f"has {units} intercepts, must have one for each of {labels.count} classes",
+    )
+    scores = weighted(t, x, units)
+    if units > 1:
+        labels.of_greatest(scores)
+        labels.scores(transformed(t, scores))
+        return
+    labels.of_two(scores, 0)
+    second = transformed(t, scores) if t.attr("post_transform", "NONE") == "LOGISTIC" else scores
+    first = t.make("SUB", t.scalar(1, second), second, activation=0)
+    labels.scores(t.make("CONCATENATION", first, second, 1, like=second))
+
+
+@operator("ai.onnx.ml.ZipMap", becomes="its input: the scores, in the order of the labels")
+def zip_map(t: NodeTask) -> None:
+    """Write the scores, because NNAPI has no type for lists of maps."""
+    t.result(0, t.x(0), SEQUENCE, scalar=False)
+
+
+# ------------------------------------------------------------------------------------------------------- support vectors
+
+
+def weighted_kernels(t: NodeTask, x: Term, count: int, weights: Array, rho: Array) -> Term:
+    """Multiply the node's kernel of each row and each of its `count` support vectors by weights: [rows, outputs].
+
+    weights: [outputs, count]; rho: [outputs], which are added.
+    """
+    vectors, name = floats(t, "support_vectors"), t.attr("kernel_type", "LINEAR")
+    (rows, width), fits = t.known(x), count > 0 and vectors.size == count * t.known(x)[1]
+    t.require(fits, f"has {vectors.size} numbers in support_vectors, must have {count} x {width}")
+    vectors = vectors.reshape(count, width)
+    if name == "LINEAR":
+        return rows_times(t, x, constant(Value(F32), (weights.astype(np.float64) @ vectors).astype(np.float32)), rho)
+    gamma, offset, degree = (*map(float, t.attr("kernel_params", ())), 0.0, 0.0, 0.0)[:3]
+    if name == "RBF":  # differences first: a difference of squared lengths would cancel
+        check_count(rows * vectors.size)
+        three, other = t.reshaped(x, (rows, 1, width)), constant(Value(F32), vectors.reshape(1, count, width))
+        apart = t.make("SUB", three, other, activation=0)
+        squares = t.make("REDUCE_SUM", t.make("MUL", apart, apart, activation=0), t.integers([2]), False)
+        found = t.make("EXP", t.make("MUL", squares, t.scalar(-gamma, squares), activation=0))
+    else:
+        t.require(name in ("POLY", "SIGMOID"), f"kernel_type is {name}, must be LINEAR, POLY, RBF or SIGMOID")
+        product = rows_times(t, x, constant(Value(F32), vectors), None)
+        scaled = t.make("MUL", product, t.scalar(gamma, product), activation=0)
+        scaled = t.make("ADD", scaled, t.scalar(offset, product), activation=0)
+        found = t.make("TANH", scaled) if name == "SIGMOID" else t.make("POW", scaled, t.scalar(degree, product))
+    return rows_times(t, found, constant(Value(F32), weights), rho)
+
+
+@operator("ai.onnx.ml.SVMRegressor", becomes="FULLY_CONNECTED of the kernels of all support vectors")
+def svm_regressor(t: NodeTask) -> None:
+    """Sum the weighted kernels. one_class: 1 where the sum is above 0, else -1."""
+    x, count, rho = features_of(t), t.attr("n_supports", 0), floats(t, "rho")
+    weights = floats(t, "coefficients").reshape(1, -1)
+    t.require(len(rho) == 1, f"has {len(rho)} rho, must have 1")
+    t.require(
+        not count or weights.size == count,
+        f"has {weights.size} coefficients, must have one for each of {count} vectors",
+    )
+    total = (
+        weighted_kernels(t, x, count, weights, rho) if count else rows_times(t, x, constant(Value(F32), weights), rho)
+    )
+    found = of_targets(t, total, 1)
+    if t.attr("one_class", 0):
+        above = t.make("GREATER", found, t.scalar(0, found), like=Value(B8))
+        inside, outside = (filled(t, t.known(found), n, F32) for n in (1, -1))
+        found = t.make("SELECT", above, inside, outside, like=found)
+    t.result(0, found, scalar=False)
+
+
+@operator("ai.onnx.ml.SVMClassifier", outputs=(1, 2),
+          becomes="FULLY_CONNECTED of the kernels of all support vectors; votes of pairs of classes, ARGMAX")  # fmt: skip
+def svm_classifier(t: NodeTask) -> None:
+    """Choose the class with the most votes: each pair of classes votes for one, by the sign of its score.
+
+    The scores are those of the pairs; of two classes, minus and plus their score.
+    """
+    x, labels = features_of(t), ClassLabels(t, "classlabels_ints")
+    scores = pair_scores(t, x, labels.count)
+    ahead = t.make("GREATER", scores, t.scalar(0, scores), like=Value(B8))
+    one, none = (filled(t, t.known(scores), n, F32) for n in (1, 0))
+    votes = np.zeros(
+        (labels.count, t.known(scores)[1]), np.float32
+    )  # of each class, where the first of a pair is ahead
+    for number, (first, second) in enumerate(combinations(range(labels.count), 2)):
+        votes[first, number], votes[second, number] = 1, -1
+    against = -votes.clip(max=0).sum(axis=1)
+    ahead_votes = t.make("SELECT", ahead, one, none, like=scores)
+    labels.of_greatest(rows_times(t, ahead_votes, constant(Value(F32), votes), against))
+    if labels.count == 2:
+        scores = t.make("CONCATENATION", t.make("NEG", scores), scores, 1, like=scores)
+    labels.scores(transformed(t, scores))
+
+
+def pair_scores(t: NodeTask, x: Term, classes: int) -> Term:
+    """Return the score of the first of each pair of classes: [rows, pairs]."""
+    counts, rho = t.attr.ints("vectors_per_class"), floats(t, "rho")
+    t.require(classes > 1 and len(counts) == classes, f"has vectors of {len(counts)} classes, must have {classes}")
+    t.require(not t.attr("prob_a", ()), "has probabilities, which an iteration computes")
+    known = ("NONE", "LOGISTIC") if classes == 2 else ("NONE",)
+    how = t.attr("post_transform", "NONE")
+    t.require(how in known, f"post_transform is {how} of {classes} classes, must be {' or '.join(known)}")
+    total, pairs = sum(counts), list(combinations(range(classes), 2))
+    coefficients = floats(t, "coefficients")
+    t.require(
+        coefficients.size == (classes - 1) * total and len(rho) == len(pairs),
+        f"has {coefficients.size} coefficients and {len(rho)} rho, must have {(classes - 1) * total} and {len(pairs)}",
+    )
+    coefficients = coefficients.reshape(classes - 1, total)
+    ends = np.cumsum([0, *counts])
+    weights = np.zeros((len(pairs), total), np.float32)
+    for row, (first, second) in zip(weights, pairs, strict=True):
+        for one, other in ((first, second - 1), (second, first)):
+            here = slice(ends[one], ends[one + 1])
+            row[here] = coefficients[other, here]
+    return weighted_kernels(t, x, total, weights, rho)

@@ -1,0 +1,114 @@
+"""Entries of ai.onnx.ml that prepare features: rows of numbers, the last dimension has one place for each feature."""
+
+import math
+
+import numpy as np
+
+from nnhal.base.operands import Value
+from nnhal.frontends.common.element_moves import broadcast
+from nnhal.frontends.common.integer_ranges import of_all, of_first
+from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.writing import INT32_RANGE, filled
+from nnhal.frontends.onnx.task import NodeTask, operator
+from nnhal.ops.schema import B8, F32, I32
+
+
+def reals(t: NodeTask, place: int = 0) -> Term:
+    """Return an input of FLOAT or integers as FLOAT."""
+    x = t.x(place)
+    if x.value.type == I32:
+        x = t.make("CAST", x, like=Value(F32))
+    t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT or integers")
+    return x
+
+
+def features_of(t: NodeTask) -> Term:
+    """Return the input as real rows; a vector is one row."""
+    x = reals(t)
+    if t.rank(x) == 1:
+        x = t.reshaped(x, (1, *t.shape(x)))
+    t.require(t.rank(x) == 2, f"has shape {list(t.shape(x))}, must have rows of features")
+    return x
+
+
+def for_features(t: NodeTask, x: Term, attribute: str) -> Term:
+    """Return an attribute with one number, or one for each feature."""
+    numbers = [float(n) for n in t.attr(attribute, ())]
+    features = t.shape(x)[-1]
+    t.require(len(numbers) in (1, features), f"{attribute} has {len(numbers)} numbers, must have 1 or {features}")
+    return constant(Value(F32), np.array(numbers, np.float32))
+
+
+@operator("ai.onnx.ml.Scaler", becomes="SUB, MUL")
+def scaler(t: NodeTask) -> None:
+    """Write (x - offset) scale."""
+    x = reals(t)
+    for name, attribute in (("SUB", "offset"), ("MUL", "scale")):
+        x = t.make(name, x, for_features(t, x, attribute), activation=0)
+    t.result(0, x)
+
+
+@operator("ai.onnx.ml.Normalizer", becomes="REDUCE_MAX, or REDUCE_SUM of ABS or of squares; SELECT, DIV")
+def normalizer(t: NodeTask) -> None:
+    """Divide each row by its maximum, its sum of absolutes or its length, except for 0."""
+    x, norm = reals(t), t.attr("norm", "MAX")
+    last = t.integers([t.rank(x) - 1])
+    if norm == "MAX":
+        size = t.make("REDUCE_MAX", x, last, True)
+    elif norm == "L1":
+        size = t.make("REDUCE_SUM", t.make("ABS", x), last, True)
+    else:
+        t.require(norm == "L2", f"norm is {norm}, must be MAX, L1 or L2")
+        size = t.make("SQRT", t.make("REDUCE_SUM", t.make("MUL", x, x, activation=0), last, True))
+    one = filled(t, t.known(size), 1, F32)
+    is_zero = t.make("EQUAL", size, t.scalar(0, size), like=Value(B8))
+    t.result(0, t.make("DIV", x, t.make("SELECT", is_zero, one, size, like=size), activation=0))
+
+
+@operator("ai.onnx.ml.Binarizer", becomes="GREATER, SELECT")
+def binarizer(t: NodeTask) -> None:
+    """Write x > threshold, as 1 and 0."""
+    x = t.x(0)
+    t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT")
+    above = t.make("GREATER", x, t.scalar(t.attr("threshold", 0.0), x), like=Value(B8))
+    one, none = (filled(t, t.known(x), n, F32) for n in (1, 0))
+    t.result(0, t.make("SELECT", above, one, none, like=x))
+
+
+@operator("ai.onnx.ml.Imputer", becomes="EQUAL, or NOT_EQUAL to itself for NaN; SELECT", span=of_all)
+def imputer(t: NodeTask) -> None:
+    """Replace elements of one value, which may be NaN, by a number for each feature."""
+    x = t.x(0)
+    whole = x.value.type == I32
+    t.require(whole or x.value.type == F32, f"of {x.kind}, must be FLOAT or integers")
+    if whole:
+        missing, new = t.attr("replaced_value_int64", 0), t.attr.ints("imputed_value_int64s")
+        small = all(INT32_RANGE.min <= n <= INT32_RANGE.max for n in (missing, *new))
+        t.require(small, "has values of more than the 32 bits that NNAPI's integers have")
+        features = t.shape(x)[-1]
+        t.require(len(new) in (1, features), f"has {len(new)} values to impute, must have 1 or {features}")
+        fill = constant(Value(I32), np.array(new, np.int32))
+    else:
+        missing, fill = t.attr("replaced_value_float", 0.0), for_features(t, x, "imputed_value_floats")
+    if math.isnan(missing):
+        hit = t.make("NOT_EQUAL", x, x, like=Value(B8))
+    else:
+        hit = t.make("EQUAL", x, t.scalar(missing, x), like=Value(B8))
+    t.result(0, t.make("SELECT", hit, broadcast(t, fill, t.known(x)), x, like=x), x.kind)
+
+
+@operator("ai.onnx.ml.ArrayFeatureExtractor", inputs=2, becomes="GATHER along the last dimension", span=of_first)
+def array_feature_extractor(t: NodeTask) -> None:
+    """Gather features of each row; a vector is one row."""
+    x, indices = t.x(0), t.index(1, "indices")
+    kind = x.kind
+    if t.rank(x) == 1:
+        x = t.reshaped(x, (1, *t.shape(x)))
+    size = t.known(x)[-1]
+    if indices.data is not None:
+        numbers = np.asarray(indices.data).reshape(-1)
+        t.require(((numbers >= 0) & (numbers < size)).all(), f"has an index outside of the {size} features")
+        flat = constant(Value(I32), numbers.astype(np.int32))
+    else:
+        flat = t.reshaped(indices, (math.prod(t.known(indices)),))
+    t.result(0, t.make("GATHER", x, t.rank(x) - 1, flat), kind, scalar=False)

@@ -1,0 +1,278 @@
+"""Features, linear models, support vectors and distances, as ONNX Runtime computes them, or refused by name."""
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from nnhal import UnsupportedModel, load
+from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node, operations
+
+ML = "ai.onnx.ml"
+DEVICES = "reference", "litert", "onnxruntime", "openvino"
+ROWS = np.float32([[1, 2, -3], [-1, 0.5, 4], [0, 0, 0], [-2, -3, -4], [0, -1.5, 0], [3, -3, 0]])
+
+
+def one(op: str, x: Any = ROWS, outputs: str = "y", **attributes: Any) -> tuple[Any, dict[str, Any]]:
+    """A model of one node, and its inputs."""
+    made = model([node(op, "x", outputs, domain=ML, **attributes)], {"x": x}, outputs=outputs)
+    if outputs == "label y" or (op == "Imputer" and x.dtype == np.int64):
+        made.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    return made, {"x": x}
+
+
+# ---------------------------------------------------------------------------------------------------------------- features
+
+
+@pytest.mark.parametrize("x", [ROWS, ROWS.astype(np.int64)], ids=["reals", "integers"])
+@pytest.mark.parametrize(("offset", "scale"), [([1.5], [0.25]), ([1.0, -2.0, 0.5], [2.0, 0.1, 3.0])])
+def test_features_are_scaled(x: Any, offset: list[float], scale: list[float]) -> None:
+    check(*one("Scaler", x, offset=offset, scale=scale))
+
+
+@pytest.mark.parametrize("x", [ROWS, ROWS[0], ROWS.astype(np.int64)], ids=["rows", "a vector", "integers"])
+@pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
+def test_rows_are_divided_by_their_norm_except_for_0(norm: str, x: Any) -> None:
+    check(*one("Normalizer", x, norm=norm))
+
+
+def test_what_is_above_a_threshold_is_1() -> None:
+    check(*one("Binarizer", threshold=0.5))
+
+
+@pytest.mark.parametrize("replaced", [0.0, -3.0, float("nan")])
+@pytest.mark.parametrize("new", [[7.0], [7.0, 8.0, -9.0]])
+def test_missing_values_are_replaced_for_each_feature(replaced: float, new: list[float]) -> None:
+    x = np.where(ROWS == 2, np.float32(np.nan), ROWS)
+    check(*one("Imputer", x, replaced_value_float=replaced, imputed_value_floats=new))
+
+
+def test_missing_integers_are_replaced() -> None:
+    check(*one("Imputer", ROWS.astype(np.int64), replaced_value_int64=-3, imputed_value_int64s=[5, 6, 7]))
+
+
+@pytest.mark.parametrize("x", [ROWS, ROWS[0], ROWS.reshape(2, 3, 3), ROWS.astype(np.int64)])
+@pytest.mark.parametrize("computed", [False, True])
+def test_features_are_extracted_by_number(x: Any, computed: bool) -> None:
+    numbers = {"n": np.int64([[2], [0], [0]])}
+    inputs = {"x": x} | (numbers if computed else {})
+    kind = TensorProto.INT64 if x.dtype == np.int64 else TensorProto.FLOAT
+    made = model([node("ArrayFeatureExtractor", "x n", domain=ML)], inputs, {} if computed else numbers, otherwise=kind)
+    check(made, inputs)
+
+
+# ---------------------------------------------------------------------------------------------------------- linear models
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("how", [{"targets": 1}, {"targets": 2}, {"targets": 2, "post_transform": "SOFTMAX"}])
+def test_a_linear_model_weights_features_for_each_target(how: dict[str, Any], device: str) -> None:
+    weights = [0.5, -0.25, 1.0, 2.0, 0.0, -1.0][: 3 * how["targets"]]
+    made, inputs = one("LinearRegressor", coefficients=weights, intercepts=[0.5, -1.0][: how["targets"]], **how)
+    check(made, inputs, device=device)
+
+
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX"])
+@pytest.mark.parametrize(("units", "classes"), [(1, 2), (2, 2), (3, 3)])
+def test_a_linear_classifier_has_labels_and_scores(units: int, classes: int, transform: str) -> None:
+    weights = [0.5, -0.25, 1.0, 2.0, 0.0, -1.0, 0.25, 0.25, 0.5][: 3 * units]
+    how = {"intercepts": [0.0, -1.0, 0.5][:units], "classlabels_ints": [7, -3, 12][:classes]}
+    made, inputs = one("LinearClassifier", ROWS, "label y", coefficients=weights, post_transform=transform, **how)
+    labels = check(made, inputs)[0]
+    assert len(set(labels.tolist())) > 1
+
+
+def test_a_map_of_scores_is_the_scores_in_the_order_of_the_labels() -> None:
+    made = model([node("ZipMap", "x", domain=ML, classlabels_int64s=[4, 2, 9])], {"x": ROWS})
+    maps = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    made.graph.output[0].type.CopyFrom(helper.make_sequence_type_proto(maps))
+    (rows,) = by_onnxruntime(made, {"x": ROWS})
+    (found,) = by_nnhal(made, {"x": ROWS})
+    np.testing.assert_array_equal(found, np.float32([[row[label] for label in (4, 2, 9)] for row in rows]))
+
+
+@pytest.mark.parametrize(
+    ("op", "how", "match"),
+    [
+        ("Normalizer", {"norm": "L3"}, "norm is L3"),
+        ("Imputer", {"imputed_value_floats": [1.0, 2.0]}, "has 2 numbers, must have 1 or 3"),
+        ("Imputer", {"replaced_value_float": 1.0}, "has 0 numbers, must have 1 or 3"),
+        ("LinearRegressor", {"coefficients": [1.0] * 4}, "must have rows of"),
+        ("LinearRegressor", {"coefficients": [1.0] * 3, "post_transform": "PROBIT"}, "a post_transform of one target"),
+        ("LinearRegressor", {"coefficients": [1.0] * 6, "intercepts": [1.0], "targets": 2}, "has 1 intercepts"),
+        ("SVMRegressor", {"coefficients": [1.0] * 3}, "has 0 rho"),
+        ("SVMRegressor", {"coefficients": [1.0] * 2, "rho": [0.0], "n_supports": 2}, "numbers in support_vectors"),
+        (
+            "SVMRegressor",
+            {"coefficients": [1.0], "rho": [0.0], "n_supports": 1, "support_vectors": [1.0] * 3, "kernel_type": "X"},
+            "kernel_type is X",
+        ),
+    ],
+)
+def test_other_estimators_are_refused_by_name(op: str, how: dict[str, Any], match: str) -> None:
+    made, _ = one(op, **how)
+    with pytest.raises(UnsupportedModel, match=match):
+        load(made.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ({"classlabels_strings": ["a", "b"]}, "no labels that are integers"),
+        ({"classlabels_ints": [1, 2, 3]}, "2 intercepts, must have one for each of 3 classes"),
+        ({"classlabels_ints": [1, 2**31]}, "labels of more than the 32 bits"),
+    ],
+)
+def test_classifiers_without_usable_labels_are_refused(how: dict[str, Any], match: str) -> None:
+    made, _ = one("LinearClassifier", ROWS, "label y", coefficients=[1.0] * 6, intercepts=[0.0, 1.0], **how)
+    with pytest.raises(UnsupportedModel, match=match):
+        load(made.SerializeToString())
+
+
+# -------------------------------------------------------------------------------------------------------- support vectors
+
+KERNELS = [
+    {"kernel_type": "LINEAR", "kernel_params": [0.0, 0.0, 0.0]},
+    {"kernel_type": "POLY", "kernel_params": [0.5, 1.0, 2.0]},
+    {"kernel_type": "RBF", "kernel_params": [0.25, 0.0, 0.0]},
+    {"kernel_type": "SIGMOID", "kernel_params": [0.1, 0.5, 0.0]},
+]
+VECTORS = np.random.default_rng(6).uniform(-2, 2, (9, 3)).astype(np.float32)
+WEIGHTS = np.random.default_rng(7).uniform(-1, 1, (2, 9)).astype(np.float32)
+
+
+@pytest.mark.parametrize("one_class", [0, 1])
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel["kernel_type"])
+def test_kernels_of_support_vectors_are_weighted(kernel: dict[str, Any], one_class: int) -> None:
+    how = {"support_vectors": VECTORS.ravel().tolist(), "coefficients": WEIGHTS[0].tolist(), "n_supports": 9}
+    check(*one("SVMRegressor", rho=[0.125], one_class=one_class, **how, **kernel))
+
+
+def test_a_regression_without_support_vectors_is_linear() -> None:
+    check(*one("SVMRegressor", coefficients=[1.0, -2.0, 0.5], rho=[0.125], **KERNELS[0]))
+
+
+@pytest.mark.parametrize("counts", [[4, 5], [2, 3, 4]], ids=["two classes", "three classes"])
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel["kernel_type"])
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC"])
+def test_pairs_of_classes_vote(counts: list[int], kernel: dict[str, Any], transform: str) -> None:
+    classes = len(counts)
+    how = {
+        "support_vectors": VECTORS.ravel().tolist(),
+        "coefficients": WEIGHTS[: classes - 1].ravel().tolist(),
+        "rho": [0.125, -0.25, 0.0625][: len(list(combinations(counts, 2)))],
+        "vectors_per_class": counts,
+        "classlabels_ints": [7, -3, 12][:classes],
+        "post_transform": transform,
+    }
+    made, inputs = one("SVMClassifier", ROWS, "label y", **how, **kernel)
+    if classes > 2 and transform != "NONE":
+        with pytest.raises(UnsupportedModel, match="post_transform is LOGISTIC of 3 classes, must be NONE"):
+            load(made.SerializeToString())
+        return
+    check(made, inputs)
+
+
+def test_probabilities_of_support_vectors_are_refused() -> None:
+    how = {"support_vectors": [1.0] * 6, "coefficients": [1.0, -1.0], "rho": [0.0], "vectors_per_class": [1, 1]}
+    made, _ = one("SVMClassifier", ROWS, "label y", classlabels_ints=[0, 1], prob_a=[1.0], prob_b=[0.0], **how)
+    with pytest.raises(UnsupportedModel, match="has probabilities, which an iteration computes"):
+        load(made.SerializeToString())
+
+
+# ------------------------------------------------------------------------------------------------------------------- scans
+
+
+def scan(nodes: list[Any], outputs: list[str], states: int = 1, count: int = 1, **how: Any) -> Any:
+    """A Scan over `x`, with the state `s`; its body has the inputs state and part."""
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("state", "part", "other")]
+    inputs = inputs[1 - states : 1 + count]
+    edges = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    body = helper.make_graph(nodes, "body", inputs, edges)
+    names = " ".join(["s"] * states + ["x", "z"][:count])
+    return node("Scan", names, "after y" if states else "y", body=body, num_scan_inputs=count, **how)
+
+
+SUMS = [node("Add", "state part", "next"), node("Mul", "next part", "step")]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"scan_input_directions": [1]},
+        {"scan_output_directions": [1]},
+        {"scan_input_axes": [1], "scan_output_axes": [-1]},
+    ],
+    ids=lambda how: "-".join(how) or "plain",
+)
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_scan_carries_its_state_and_collects_its_outputs(how: dict[str, Any], constant: bool) -> None:
+    size = 6 if "scan_input_axes" in how else 3
+    given, x = {"s": np.float32(np.arange(size))}, {"x": ROWS}
+    inputs = given if constant else given | x
+    made = model([scan(SUMS, ["next", "step"], **how)], inputs, x if constant else {}, outputs="after y")
+    check(made, inputs)
+
+
+def test_a_scan_without_a_state_scans_several_inputs() -> None:
+    inputs = {"x": ROWS[:, 0], "z": ROWS[:, 1]}
+    made = model([scan([node("Sub", "part other", "step")], ["step"], 0, 2)], inputs)
+    check(made, inputs)
+
+
+NORMS = {
+    "squares": [node("ReduceSumSquare", "apart", "far", axes=[1], keepdims=0)],
+    "absolutes": [node("Abs", "apart", "size"), node("ReduceSum", "size one", "far", keepdims=0)],
+    "powers": [
+        node("Abs", "apart", "size"),
+        node("Pow", "size three", "cubes"),
+        node("ReduceSum", "cubes one", "far", keepdims=0),
+    ],
+}
+CONSTANTS = {"one": np.int64([1]), "three": np.float32(3)}
+
+
+def distances(nodes: list[Any], order: str = "state part") -> Any:
+    """A scan as exporters of nearest neighbours write it: a distance of each row of the state from each part."""
+    from onnx import numpy_helper
+
+    ends = [node("Identity", "state", "same"), node("Sub", order, "apart"), *nodes, node("Identity", "far", "step")]
+    made = scan(ends, ["same", "step"])
+    body = next(each.g for each in made.attribute if each.name == "body")
+    body.initializer.extend(numpy_helper.from_array(array, name) for name, array in CONSTANTS.items())
+    return made
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("norm", NORMS)
+def test_distances_of_many_rows_are_computed_at_once(norm: str, device: str) -> None:
+    many = np.random.default_rng(2).uniform(-1, 1, (300, 3)).astype(np.float32)
+    made = model([distances(NORMS[norm])], {"s": ROWS}, {"x": many}, outputs="after y")
+    assert operations(made).count("SUB") == 1
+    check(made, {"s": ROWS}, device=device)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("ReduceSumSquare", "apart", "far", axes=[0], keepdims=0)],
+        [node("ReduceSum", "apart one", "far", keepdims=0)],
+        [node("Abs", "apart", "size"), node("ReduceMax", "size", "far", axes=[1], keepdims=0)],
+    ],
+    ids=["other axis", "without absolutes", "greatest"],
+)
+def test_scans_that_are_no_distances_are_written_step_by_step(nodes: list[Any]) -> None:
+    inputs = {"s": ROWS, "x": ROWS[:4]}
+    made = model([distances(nodes)], inputs, outputs="after y")
+    assert operations(made).count("SUB") == 4
+    check(made, inputs)
+
+
+def test_a_long_scan_of_another_kind_is_refused() -> None:
+    x = np.zeros((257, 3), np.float32)
+    made = model([scan(SUMS, ["next", "step"])], {"s": ROWS[0], "x": x}, outputs="after y")
+    with pytest.raises(UnsupportedModel, match="outputs of 257 iterations, must be 1 to 256"):
+        load(made.SerializeToString())
