@@ -175,10 +175,34 @@ def test_pairs_of_classes_vote(counts: list[int], kernel: dict[str, Any], transf
     check(made, inputs)
 
 
-def test_probabilities_of_support_vectors_are_refused() -> None:
-    how = {"support_vectors": [1.0] * 6, "coefficients": [1.0, -1.0], "rho": [0.0], "vectors_per_class": [1, 1]}
-    made, _ = one("SVMClassifier", ROWS, "label y", classlabels_ints=[0, 1], prob_a=[1.0], prob_b=[0.0], **how)
-    with pytest.raises(UnsupportedModel, match="has probabilities, which an iteration computes"):
+def with_probabilities(counts: list[int]) -> tuple[Any, dict[str, Any]]:
+    """A classifier by support vectors whose scores of pairs become probabilities."""
+    pairs = len(list(combinations(counts, 2)))
+    how = {
+        "support_vectors": VECTORS.ravel().tolist(),
+        "coefficients": WEIGHTS[: len(counts) - 1].ravel().tolist(),
+        "rho": [0.125] * pairs,
+        "vectors_per_class": counts,
+        "classlabels_ints": [7, -3, 12][: len(counts)],
+        "prob_a": [-2.0] * pairs,
+        "prob_b": [0.25] * pairs,
+    }
+    return one("SVMClassifier", ROWS, "label y", **how, **KERNELS[2])
+
+
+def test_scores_of_two_classes_become_probabilities() -> None:
+    made, inputs = with_probabilities([4, 5])
+    (labels, found), (theirs, expected) = by_nnhal(made, inputs), by_onnxruntime(made, inputs)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.005)
+    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(labels, theirs)
+
+
+def test_probabilities_of_more_classes_are_refused() -> None:
+    made, _ = with_probabilities([2, 3, 4])
+    with pytest.raises(
+        UnsupportedModel, match="has probabilities of 3 classes, which an iteration computes, must be of 2"
+    ):
         load(made.SerializeToString())
 
 

@@ -178,7 +178,7 @@ def svm_regressor(t: NodeTask) -> None:
 def svm_classifier(t: NodeTask) -> None:
     """Choose the class with the most votes: each pair of classes votes for one, by the sign of its score.
 
-    The scores are those of the pairs; of two classes, minus and plus their score.
+    The scores are those of the pairs. Of two classes, they are minus and plus their score, or probabilities.
     """
     x, labels = features_of(t), ClassLabels(t, "classlabels_ints")
     scores = pair_scores(t, x, labels.count)
@@ -192,16 +192,32 @@ def svm_classifier(t: NodeTask) -> None:
     against = -votes.clip(max=0).sum(axis=1)
     ahead_votes = t.make("SELECT", ahead, one, none, like=scores)
     labels.of_greatest(rows_times(t, ahead_votes, constant(Value(F32), votes), against))
+    if t.attr("prob_a", ()):
+        likely = probability(t, scores, labels.count)
+        rest = t.make("SUB", t.scalar(1, likely), likely, activation=0)
+        labels.scores(t.make("CONCATENATION", likely, rest, 1, like=likely))
+        return
     if labels.count == 2:
         scores = t.make("CONCATENATION", t.make("NEG", scores), scores, 1, like=scores)
     labels.scores(transformed(t, scores))
+
+
+def probability(t: NodeTask, scores: Term, classes: int) -> Term:
+    """Return the probability of the first of two classes: 1 / (1 + exp(a score + b)), as of LIBSVM.
+
+    ONNX Runtime iterates towards it, and stops at most 0.005 away.
+    """
+    t.require(classes == 2, f"has probabilities of {classes} classes, which an iteration computes, must be of 2")
+    a, b = floats(t, "prob_a"), floats(t, "prob_b")
+    t.require(a.size == b.size == 1, f"has {a.size} prob_a and {b.size} prob_b, must have 1 each")
+    found = t.make("MUL", scores, t.scalar(-float(a[0]), scores), activation=0)
+    return t.make("LOGISTIC", t.make("ADD", found, t.scalar(-float(b[0]), scores), activation=0))
 
 
 def pair_scores(t: NodeTask, x: Term, classes: int) -> Term:
     """Return the score of the first of each pair of classes: [rows, pairs]."""
     counts, rho = t.attr.ints("vectors_per_class"), floats(t, "rho")
     t.require(classes > 1 and len(counts) == classes, f"has vectors of {len(counts)} classes, must have {classes}")
-    t.require(not t.attr("prob_a", ()), "has probabilities, which an iteration computes")
     known = ("NONE", "LOGISTIC") if classes == 2 else ("NONE",)
     how = t.attr("post_transform", "NONE")
     t.require(how in known, f"post_transform is {how} of {classes} classes, must be {' or '.join(known)}")
