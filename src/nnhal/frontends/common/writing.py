@@ -27,6 +27,7 @@ from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, Arg, Op, T, bind, types_for
 
 FLOATS, ASYMMETRIC = (F32, F16), (Q8, Q8S)
+MOST_FILLED = 1024  # elements of a constant with one value
 MOST_DIMENSIONS = 4  # of many NNAPI operations
 MOST_PLACES = 1 << 20  # numbers of a constant with source indices of elements
 INT32_RANGE = np.iinfo(np.int32)
@@ -284,8 +285,11 @@ def nonzero_mask(t: OperationWriter, term: Term) -> Term:
 
 
 def filled(t: OperationWriter, shape: Sequence[int], value: float, kind: OperandType) -> Term:
-    """Return a tensor of equal elements."""
-    return t.make("FILL", t.integers(shape or (1,)), number(value, kind), like=Value(kind))
+    """Return a tensor of equal elements: a constant if it is small, else the result of FILL, which needs HAL 1.3."""
+    element = number(value, kind)
+    if math.prod(shape) <= MOST_FILLED:
+        return constant(Value(kind), np.full(shape or (1,), element.value.data))
+    return t.make("FILL", t.integers(shape or (1,)), element, like=Value(kind))
 
 
 def number(value: Any, kind: OperandType) -> Term:
