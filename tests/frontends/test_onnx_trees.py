@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from nnhal import UnsupportedModel, load
+from nnhal import BadFile, UnsupportedModel, load
 from tests.frontends.onnx_models import check
 from tests.frontends.onnx_models import value as onnx_value
 
@@ -124,6 +124,30 @@ def test_a_class_is_that_of_the_greatest_score(classes, ids, low, how):
     labels = [7, 3, 12, -5][:classes]
     made = ensemble("Classifier", how | {"classlabels_int64s": labels}, ids=ids, low=low)
     check(made, rows())
+
+
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX"])
+def test_two_classes_may_have_opposite_weights_in_each_leaf(transform):
+    made = ensemble("Classifier", {"classlabels_int64s": [0, 1], "post_transform": transform}, ids=[1])
+    for each in made.graph.node[0].attribute:
+        if each.name in ("class_treeids", "class_nodeids"):
+            each.ints.extend(list(each.ints))
+        elif each.name == "class_ids":
+            each.ints.extend([0] * len(each.ints))
+        elif each.name == "class_weights":
+            each.floats.extend([-w for w in each.floats])
+    check(made, rows())
+
+
+def test_a_file_of_trees_alone_needs_no_version_of_onnx():
+    """As of XGBoost's and CatBoost's exporters."""
+    made = ensemble("Regressor", {"n_targets": 1}, ids=[0])
+    del made.opset_import[0]
+    assert [each.domain for each in made.opset_import] == ["ai.onnx.ml"]
+    check(made, rows())
+    made.graph.node.append(helper.make_node("Relu", ["y"], ["z"]))
+    with pytest.raises(BadFile, match="has no version of its operators"):
+        load(made.SerializeToString())
 
 
 def test_trees_of_leaves_alone_have_one_result():

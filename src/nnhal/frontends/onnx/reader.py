@@ -29,7 +29,7 @@ from nnhal.frontends.onnx.file import (
     OnnxNode,
     OnnxTensor,
 )
-from nnhal.frontends.onnx.node_order import arranged
+from nnhal.frontends.onnx.node_order import arranged, inner_graphs
 from nnhal.frontends.onnx.wire import BYTES, FIXED32, VARINT, fields, float_at, numbers, signed, varint
 from nnhal.model.validate import MAX_DEPTH
 
@@ -43,6 +43,11 @@ PACKED = {5: ("INT32", "INT16", "INT8", "UINT16", "UINT8", "BOOL", "FLOAT16"), 7
 def read(memory: Memory, label: str, folder: str | None) -> OnnxFile:
     """Return the contents of a file. folder: the place of external files, None without one (bytes)."""
     return _OnnxReader(memory, label, folder).file()
+
+
+def has_own_operators(source: OnnxFileGraph | OnnxFunction) -> bool:
+    """Whether a graph, or one inside of it, has operators of the domain ai.onnx; files of trees alone have none."""
+    return any(not node.domain or any(map(has_own_operators, inner_graphs(node))) for node in source.nodes)
 
 
 class _OnnxReader:
@@ -142,12 +147,15 @@ class _OnnxReader:
         )
         if len(graphs) != 1:
             self.malformed("", f"has {len(graphs)} graphs, must have one")
-        version = max((opsets.get(domain, 0) for domain in OWN_DOMAINS), default=0)
-        if version < LEAST_OPSET:
-            said = f"operators of version {version}" if version else "no version of its operators (opset_import)"
-            self.malformed("", f"has {said}, must be {LEAST_OPSET} or later: onnx.version_converter makes one of it")
         found = dict(self.function(at, n, opsets) for n, at in enumerate(functions))
         graph = self.graph(graphs[0], "")
+        version = max((opsets.get(domain, 0) for domain in OWN_DOMAINS), default=0)
+        needed = version or (
+            has_own_operators(graph) or any(map(has_own_operators, found.values()))
+        )  # trees alone may have no version
+        if needed and version < LEAST_OPSET:
+            said = f"operators of version {version}" if version else "no version of its operators (opset_import)"
+            self.malformed("", f"has {said}, must be {LEAST_OPSET} or later: onnx.version_converter makes one of it")
         memories = (self.memory, *self.beside.memories())
         name = producer[0] if producer else ""
         args = (self.label, graph, opsets, found, name, properties, memories, tuple(self.beside.names), self.budget)

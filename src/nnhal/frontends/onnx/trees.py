@@ -1,5 +1,6 @@
 """Entries of ensembles of decision trees, of ai.onnx.ml: all trees are walked at once, from the roots to the leaves."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -141,6 +142,17 @@ def regressor(t: NodeTask) -> None:
     t.result(0, of_targets(t, with_base(t, total, count), count))
 
 
+def are_opposite(t: NodeTask) -> bool:
+    """Whether each leaf has opposite weights of two classes, as CatBoost writes them, and there are no base values."""
+    sums: dict[tuple[int, int, int], float] = defaultdict(float)
+    ids, weights = t.attr.ints("class_ids"), t.attr("class_weights", ())
+    keys = zip(t.attr.ints("class_treeids"), t.attr.ints("class_nodeids"), ids, strict=False)
+    for key, weight in zip(keys, weights, strict=False):
+        sums[key] += weight
+    opposite = all(sums[tree, node, 0] == -sums[tree, node, 1] for tree, node, _ in list(sums))
+    return opposite and set(ids) == {0, 1} and not t.attr("base_values", ())
+
+
 def two_scores(t: NodeTask, x: Term, given: int, *, positive: bool) -> tuple[Term, Term]:
     """Return the scores of the second and of the first of two classes, as ONNX Runtime defines them.
 
@@ -166,12 +178,15 @@ def classifier(t: NodeTask) -> None:
     """Sum the weights of the leaves for each class. Of two classes, the file has the weights of one."""
     x, labels = features_of(t), ClassLabels(t, "classlabels_int64s")
     classes, ids, weights = labels.count, t.attr.ints("class_ids"), t.attr("class_weights", ())
-    if classes > 2:
+    if classes > 2 or (classes == 2 and are_opposite(t)):
         scores = with_base(t, Ensemble(t).scores(x, "class", classes), classes)
         labels.of_greatest(scores)
         labels.scores(transformed(t, scores))
         return
-    t.require(classes == 2 and len(set(ids)) == 1, "has two classes with weights of both, must have those of one")
+    t.require(
+        classes == 2 and len(set(ids)) == 1,
+        "has two classes with weights of both, must have those of one, or opposite ones",
+    )
     positive = min(weights, default=0) >= 0
     score, other = two_scores(t, x, ids[0], positive=positive)
     labels.of_two(score, 0.5 if positive else 0)
