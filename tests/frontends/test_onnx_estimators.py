@@ -206,6 +206,14 @@ def test_probabilities_of_more_classes_are_refused() -> None:
         load(made.SerializeToString())
 
 
+def test_classes_without_scores_of_their_pairs_are_refused_before_they_are_counted() -> None:
+    classes = 100_000
+    how = {"classlabels_ints": range(classes), "vectors_per_class": [1] * classes, "rho": [0.0], "coefficients": [1.0]}
+    made, _ = one("SVMClassifier", ROWS, "label y", **how)
+    with pytest.raises(UnsupportedModel, match="has 1 coefficients and 1 rho, must have 9999900000 and 4999950000"):
+        load(made.SerializeToString())
+
+
 # ------------------------------------------------------------------------------------------------------------------- scans
 
 

@@ -13,6 +13,7 @@ from nnhal.frontends.common.integer_ranges import ANY, hull
 from nnhal.frontends.common.lowering import common_shape, reference
 from nnhal.frontends.common.terms import OpenDimension, Term, UnsupportedOperator, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, INT32_RANGE, check_count
+from nnhal.frontends.onnx.features import distances
 from nnhal.frontends.onnx.file import OnnxFileGraph
 from nnhal.frontends.onnx.graph import NodeGraph, OperationList
 from nnhal.frontends.onnx.node_order import inner_graphs
@@ -289,20 +290,6 @@ def distance_power(t: NodeTask, body: OnnxFileGraph) -> float | None:
         power, name = float(exponent.reshape(-1)[0]), raised[0] if raised else name
         name = next(iter(inputs(name, "Abs")), "")
     return power if inputs(name, "Sub") in ([state, part], [part, state]) else None
-
-
-def distances(t: NodeTask, x: Term, y: Term, power: float) -> Term:
-    """Return the sum of |a - b|^power over the features of each row a of x and b of y: [rows of x, rows of y]."""
-    (rows, width), (others, _) = t.known(x), t.known(y)
-    t.require(width == t.known(y)[1], f"has rows of {width} and of {t.known(y)[1]} features, must have the same number")
-    check_count(rows * others * width)
-    apart = t.make("SUB", t.reshaped(x, (rows, 1, width)), t.reshaped(y, (1, others, width)), activation=0)
-    if power == 2:
-        apart = t.make("MUL", apart, apart, activation=0)
-    else:
-        apart = t.make("ABS", apart)
-        apart = apart if power == 1 else t.make("POW", apart, t.scalar(power, apart))
-    return t.make("REDUCE_SUM", apart, t.integers([2]), False)
 
 
 def numbers(t: NodeTask, name: str, count: int) -> list[int]:

@@ -8,7 +8,7 @@ import numpy as np
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import INT32_RANGE, check_count, filled
-from nnhal.frontends.onnx.features import features_of
+from nnhal.frontends.onnx.features import distances, features_of
 from nnhal.frontends.onnx.products import rows_times
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import B8, F32, I32
@@ -131,17 +131,17 @@ def weighted_kernels(t: NodeTask, x: Term, count: int, weights: Array, rho: Arra
     weights: [outputs, count]; rho: [outputs], which are added.
     """
     vectors, name = floats(t, "support_vectors"), t.attr("kernel_type", "LINEAR")
-    (rows, width), fits = t.known(x), count > 0 and vectors.size == count * t.known(x)[1]
-    t.require(fits, f"has {vectors.size} numbers in support_vectors, must have {count} x {width}")
+    width = t.known(x)[1]
+    t.require(
+        count > 0 and vectors.size == count * width,
+        f"has {vectors.size} numbers in support_vectors, must have {count} x {width}",
+    )
     vectors = vectors.reshape(count, width)
     if name == "LINEAR":
         return rows_times(t, x, constant(Value(F32), (weights.astype(np.float64) @ vectors).astype(np.float32)), rho)
     gamma, offset, degree = (*map(float, t.attr("kernel_params", ())), 0.0, 0.0, 0.0)[:3]
-    if name == "RBF":  # differences first: a difference of squared lengths would cancel
-        check_count(rows * vectors.size)
-        three, other = t.reshaped(x, (rows, 1, width)), constant(Value(F32), vectors.reshape(1, count, width))
-        apart = t.make("SUB", three, other, activation=0)
-        squares = t.make("REDUCE_SUM", t.make("MUL", apart, apart, activation=0), t.integers([2]), False)
+    if name == "RBF":
+        squares = distances(t, x, constant(Value(F32), vectors), 2)
         found = t.make("EXP", t.make("MUL", squares, t.scalar(-gamma, squares), activation=0))
     else:
         t.require(name in ("POLY", "SIGMOID"), f"kernel_type is {name}, must be LINEAR, POLY, RBF or SIGMOID")
@@ -184,9 +184,9 @@ def svm_classifier(t: NodeTask) -> None:
     scores = pair_scores(t, x, labels.count)
     ahead = t.make("GREATER", scores, t.scalar(0, scores), like=Value(B8))
     one, none = (filled(t, t.known(scores), n, F32) for n in (1, 0))
-    votes = np.zeros(
-        (labels.count, t.known(scores)[1]), np.float32
-    )  # of each class, where the first of a pair is ahead
+    pairs = t.known(scores)[1]
+    check_count(labels.count * pairs)
+    votes = np.zeros((labels.count, pairs), np.float32)  # of each class, where the first of a pair is ahead
     for number, (first, second) in enumerate(combinations(range(labels.count), 2)):
         votes[first, number], votes[second, number] = 1, -1
     against = -votes.clip(max=0).sum(axis=1)
@@ -221,16 +221,17 @@ def pair_scores(t: NodeTask, x: Term, classes: int) -> Term:
     known = ("NONE", "LOGISTIC") if classes == 2 else ("NONE",)
     how = t.attr("post_transform", "NONE")
     t.require(how in known, f"post_transform is {how} of {classes} classes, must be {' or '.join(known)}")
-    total, pairs = sum(counts), list(combinations(range(classes), 2))
+    total, pairs = sum(counts), classes * (classes - 1) // 2
     coefficients = floats(t, "coefficients")
     t.require(
-        coefficients.size == (classes - 1) * total and len(rho) == len(pairs),
-        f"has {coefficients.size} coefficients and {len(rho)} rho, must have {(classes - 1) * total} and {len(pairs)}",
+        min(counts) >= 0 and coefficients.size == (classes - 1) * total and len(rho) == pairs,
+        f"has {coefficients.size} coefficients and {len(rho)} rho, must have {(classes - 1) * total} and {pairs}",
     )
+    check_count(pairs * total)
     coefficients = coefficients.reshape(classes - 1, total)
     ends = np.cumsum([0, *counts])
-    weights = np.zeros((len(pairs), total), np.float32)
-    for row, (first, second) in zip(weights, pairs, strict=True):
+    weights = np.zeros((pairs, total), np.float32)
+    for row, (first, second) in zip(weights, combinations(range(classes), 2), strict=True):
         for one, other in ((first, second - 1), (second, first)):
             here = slice(ends[one], ends[one + 1])
             row[here] = coefficients[other, here]

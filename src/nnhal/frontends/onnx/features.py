@@ -8,7 +8,7 @@ from nnhal.base.operands import Value
 from nnhal.frontends.common.element_moves import broadcast
 from nnhal.frontends.common.integer_ranges import of_all, of_first
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import INT32_RANGE, filled
+from nnhal.frontends.common.writing import INT32_RANGE, check_count, filled
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import B8, F32, I32
 
@@ -37,6 +37,20 @@ def for_features(t: NodeTask, x: Term, attribute: str) -> Term:
     features = t.shape(x)[-1]
     t.require(len(numbers) in (1, features), f"{attribute} has {len(numbers)} numbers, must have 1 or {features}")
     return constant(Value(F32), np.array(numbers, np.float32))
+
+
+def distances(t: NodeTask, x: Term, y: Term, power: float) -> Term:
+    """Return the sum of |a - b|^power over the features of each row a of x and b of y: [rows of x, rows of y]."""
+    (rows, width), (others, _) = t.known(x), t.known(y)
+    t.require(width == t.known(y)[1], f"has rows of {width} and of {t.known(y)[1]} features, must have the same number")
+    check_count(rows * others * width)
+    apart = t.make("SUB", t.reshaped(x, (rows, 1, width)), t.reshaped(y, (1, others, width)), activation=0)
+    if power == 2:
+        apart = t.make("MUL", apart, apart, activation=0)
+    else:
+        apart = t.make("ABS", apart)
+        apart = apart if power == 1 else t.make("POW", apart, t.scalar(power, apart))
+    return t.make("REDUCE_SUM", apart, t.integers([2]), False)
 
 
 @operator("ai.onnx.ml.Scaler", becomes="SUB, MUL")
