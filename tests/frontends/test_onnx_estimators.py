@@ -214,6 +214,25 @@ def test_classes_without_scores_of_their_pairs_are_refused_before_they_are_count
         load(made.SerializeToString())
 
 
+def a_file_of_each() -> list[Any]:
+    """A model of each kind, for other tests."""
+    svm = {"support_vectors": VECTORS.ravel().tolist(), "rho": [0.125], **KERNELS[2]}
+    linear = {"coefficients": [0.5] * 6, "intercepts": [0.0, 1.0], "classlabels_ints": [1, 2]}
+    classes = {"vectors_per_class": [4, 5], "classlabels_ints": [1, 2], "coefficients": WEIGHTS[0].tolist()}
+    made = [
+        one("Normalizer", norm="L2"),
+        one("Imputer", replaced_value_float=0.0, imputed_value_floats=[1.0]),
+        one("LinearClassifier", ROWS, "label y", **linear),
+        one("SVMRegressor", coefficients=WEIGHTS[0].tolist(), n_supports=9, **svm),
+        one("SVMClassifier", ROWS, "label y", prob_a=[1.0], prob_b=[0.0], **classes, **svm),
+    ]
+    numbers = {"n": np.int64([2, 0])}
+    extractor = model([node("ArrayFeatureExtractor", "x n", domain=ML)], {"x": ROWS}, numbers)
+    scans = [scan(SUMS, ["next", "step"], scan_output_directions=[1]), distances(NORMS["powers"])]
+    inputs = {"s": np.ones((1, 3), np.float32), "x": ROWS}
+    return [each for each, _ in made] + [extractor, *(model([each], inputs, outputs="after y") for each in scans)]
+
+
 # ------------------------------------------------------------------------------------------------------------------- scans
 
 

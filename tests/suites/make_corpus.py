@@ -22,8 +22,10 @@ from nnhal.zoo import maker
 from tests.frontends import (
     cases,
     test_onnx_control,
+    test_onnx_estimators,
     test_onnx_nodes,
     test_onnx_quantised,
+    test_onnx_trees,
     test_tflite_composed,
     test_tflite_files,
     test_tflite_layers,
@@ -76,6 +78,8 @@ def onnx_files() -> tuple[bytes, ...]:
         made.append(model(nodes, inputs, constants, outputs, opset))
     made.append(test_onnx_quantised.layer_between("Conv", np.uint8, np.int8, (4, 3, 3, 3), (1, 3, 6, 5), channels=4)[0])
     made.append(test_onnx_control.pictures(2)[0])
+    made += test_onnx_estimators.a_file_of_each()
+    made.append(test_onnx_trees.ensemble("Classifier", {"classlabels_int64s": [7, 3, 12]}, ids=[0, 1, 2]))
     real = np.ones(3, np.float32)
     loop = test_onnx_control.node("Loop", "n go x", body=test_onnx_control.loop_body())
     constants = {"n": np.array(3, np.int64), "go": np.array(True)}
