@@ -91,6 +91,8 @@ def test_a_map_of_scores_is_the_scores_in_the_order_of_the_labels() -> None:
     (rows,) = by_onnxruntime(made, {"x": ROWS})
     (found,) = by_nnhal(made, {"x": ROWS})
     np.testing.assert_array_equal(found, np.float32([[row[label] for label in (4, 2, 9)] for row in rows]))
+    metadata = load(made.SerializeToString()).metadata
+    assert metadata is not None and metadata.labels(metadata.outputs[0]) == ("4", "2", "9")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,6 @@ def test_other_estimators_are_refused_by_name(op: str, how: dict[str, Any], matc
 @pytest.mark.parametrize(
     ("how", "match"),
     [
-        ({"classlabels_strings": ["a", "b"]}, "no labels that are integers"),
         ({"classlabels_ints": [1, 2, 3]}, "2 intercepts, must have one for each of 3 classes"),
         ({"classlabels_ints": [1, 2**31]}, "labels of more than the 32 bits"),
     ],
@@ -128,6 +129,32 @@ def test_other_estimators_are_refused_by_name(op: str, how: dict[str, Any], matc
 def test_classifiers_without_usable_labels_are_refused(how: dict[str, Any], match: str) -> None:
     made, _ = one("LinearClassifier", ROWS, "label y", coefficients=[1.0] * 6, intercepts=[0.0, 1.0], **how)
     with pytest.raises(UnsupportedModel, match=match):
+        load(made.SerializeToString())
+
+
+def labelled(*more: Any, kind: int = TensorProto.STRING) -> Any:
+    """A classifier whose labels are texts, and nodes behind it; the first output is `y`."""
+    how = {"coefficients": [0.5, -0.25, 1.0, -0.5, 0.25, 0.0], "intercepts": [0.0, 0.125]}
+    first = node("LinearClassifier", "x", "label scores", domain=ML, classlabels_strings=["cat", "a\ndog"], **how)
+    made = model([first, *more], {"x": ROWS}, outputs="y scores")
+    made.graph.output[0].type.tensor_type.elem_type = kind
+    return made
+
+
+def test_labels_that_are_texts_are_their_places_and_stand_in_the_metadata() -> None:
+    made = labelled(node("Identity", "label"))
+    texts, scores = by_onnxruntime(made, {"x": ROWS})
+    places, found = by_nnhal(made, {"x": ROWS})
+    assert [["cat", "a\ndog"][n] for n in places] == texts.tolist() and set(places.tolist()) == {0, 1}
+    np.testing.assert_allclose(found, scores, rtol=0, atol=1e-6)
+    metadata = load(made.SerializeToString()).metadata
+    assert metadata is not None
+    assert [metadata.labels(each) for each in metadata.outputs] == [("cat", "a dog")] * 2
+
+
+def test_labels_that_are_texts_are_not_converted() -> None:
+    made = labelled(node("Cast", "label", to=TensorProto.INT64), kind=TensorProto.INT64)
+    with pytest.raises(UnsupportedModel, match="converts texts, which NNAPI has no type for"):
         load(made.SerializeToString())
 
 

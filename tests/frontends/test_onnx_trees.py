@@ -174,7 +174,6 @@ def test_trees_of_leaves_alone_have_one_result():
             {"classlabels_int64s": [0, 1], "base_values": [0.5, 0.5]},
             "has 2 base_values, must have 1",
         ),
-        ("Classifier", [0, 1, 2], {"classlabels_strings": ["a", "b", "c"]}, "no labels that are integers"),
     ],
 )
 def test_other_ensembles_are_refused_by_name(kind, ids, how, match):

@@ -13,6 +13,7 @@ file.
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 import numpy as np
 from msgspec.structs import force_setattr
@@ -42,11 +43,11 @@ from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.write import ModelWriter
 from nnhal.frontends.external_data import BESIDE
 from nnhal.frontends.onnx.file import DTYPES, OnnxEdge, OnnxFile, OnnxTensor
-from nnhal.frontends.onnx.graph import PLAIN, TYPES, FileContext, NodeGraph
+from nnhal.frontends.onnx.graph import PLAIN, TYPES, FileContext, NodeGraph, TermLabels
 from nnhal.frontends.onnx.lowering import lower, lower_open
 from nnhal.frontends.onnx.reader import read
 from nnhal.model.graph import Model
-from nnhal.model.metadata import Metadata, TensorMetadata
+from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 
 ONE_BRANCH = "where an input decides the If, --value NAME=N, or values={NAME: N}, leaves one branch"
 
@@ -86,7 +87,8 @@ def load_opened(
     notes = open_notes(left)
     release_file(graph, file)
     writer = ModelWriter(file.memories, file.budget, bounded_text(os.path.splitext(os.path.basename(label))[0]))
-    model = validated(writer.model(graph, (), metadata_of(file), notes, alike(file, wanted)), label, left)
+    metadata = metadata_of(file, [context.labels.get(id(term)) for term in graph.outputs])
+    model = validated(writer.model(graph, (), metadata, notes, alike(file, wanted)), label, left)
     model._memo[BESIDE] = dict(zip(file.beside, file.memories[1:], strict=True))
     return model
 
@@ -148,11 +150,20 @@ def release_file(graph: NodeGraph, file: OnnxFile) -> None:
                 force_setattr(term.value, "data", data.copy())
 
 
-def metadata_of(file: OnnxFile) -> Metadata | None:
-    """Return the file's metadata."""
-    if not file.properties and not file.producer:
+def metadata_of(file: OnnxFile, labels: Sequence[TermLabels | None] = ()) -> Metadata | None:
+    """Return the file's metadata. labels: of its outputs, if they are known."""
+    if not file.properties and not file.producer and not any(labels):
         return None
     about = file.properties
+    outputs: list[TensorMetadata] = []
+    contents: dict[str, bytes] = {}
+    for edge, given in zip_longest(file.graph.outputs, labels):
+        files: tuple[AssociatedFile, ...] = ()
+        if given:
+            name = f"labels of {edge.name}"
+            contents[name] = "\n".join(given[1]).encode()
+            files = (AssociatedFile(name, kind=given[0]),)
+        outputs.append(TensorMetadata(edge.name, files=files))
     return Metadata(
         name=about.get("name", file.graph.name),
         description=about.get("description", ""),
@@ -160,7 +171,8 @@ def metadata_of(file: OnnxFile) -> Metadata | None:
         licence=about.get("license", about.get("licence", "")),
         version=about.get("version", ""),
         inputs=tuple(TensorMetadata(edge.name) for edge in file.graph.inputs),
-        outputs=tuple(TensorMetadata(edge.name) for edge in file.graph.outputs),
+        outputs=tuple(outputs),
+        contents=contents,
     )
 
 

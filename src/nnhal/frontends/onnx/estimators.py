@@ -34,16 +34,13 @@ def of_targets(t: NodeTask, scores: Term, targets: int) -> Term:
 
 
 class ClassLabels:
-    """The labels of a classifier. Without labels that are integers, only the scores can be used."""
+    """The labels of a classifier: integers, or texts, which are represented by their places."""
 
     def __init__(self, t: NodeTask, integers: str) -> None:
-        self.t, self.numbers = t, t.attr.ints(integers)
-        t.require(
-            self.numbers or not t.is_output_used(0), "has no labels that are integers, and NNAPI has no type for texts"
-        )
+        self.t, self.numbers, self.texts = t, t.attr.ints(integers), t.attr("classlabels_strings", ())
         whole = all(INT32_RANGE.min <= n <= INT32_RANGE.max for n in self.numbers)
         t.require(whole, "has labels of more than the 32 bits that NNAPI's integers have")
-        self.count = len(self.numbers) or len(t.attr("classlabels_strings", ()))
+        self.count = len(self.numbers) or len(self.texts)
 
     def of_greatest(self, scores: Term) -> None:
         """Set the first output to the label of the greatest score of each row, the first of equal ones."""
@@ -57,15 +54,22 @@ class ClassLabels:
         one, none = (constant(Value(I32), np.full((rows, 1), n, np.int32)) for n in (1, 0))
         self._chosen(t.reshaped(t.make("SELECT", above, one, none, like=one), (rows,)))
 
-    def _chosen(self, numbers: Term) -> None:
-        if self.t.is_output_used(0):
+    def _chosen(self, places: Term) -> None:
+        t = self.t
+        if not t.is_output_used(0):
+            return
+        if self.numbers:
             table = constant(Value(I32), np.array(self.numbers, np.int32))
-            self.t.result(0, self.t.make("GATHER", table, 0, numbers), "INT64", scalar=False)
+            t.result(0, t.make("GATHER", table, 0, places), "INT64", scalar=False)
+        else:
+            t.result(0, places, "STRING", scalar=False)
+            t.graph.context.note_labels(t.results[0], "value labels", self.texts)
 
     def scores(self, scores: Term) -> None:
         """Set the second output."""
         if self.t.is_output_used(1):
             self.t.result(1, scores, "FLOAT", scalar=False)
+            self.t.graph.context.note_labels(self.t.results[1], "axis labels", self.numbers or self.texts)
 
 
 # --------------------------------------------------------------------------------------------------------- linear models
@@ -120,6 +124,8 @@ def linear_classifier(t: NodeTask) -> None:
 def zip_map(t: NodeTask) -> None:
     """Write the scores, because NNAPI has no type for lists of maps."""
     t.result(0, t.x(0), SEQUENCE, scalar=False)
+    labels = t.attr.ints("classlabels_int64s") or t.attr("classlabels_strings", ())
+    t.graph.context.note_labels(t.results[0], "axis labels", labels)
 
 
 # ------------------------------------------------------------------------------------------------------- support vectors

@@ -30,6 +30,7 @@ from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
 TYPES = {"FLOAT": F32, "FLOAT16": F16, "INT32": I32, "INT64": I32, "BOOL": B8, "UINT8": Q8, "INT8": Q8S}
 PLAIN = {"UINT8": PLAIN_SCALE, "INT8": PLAIN_SCALE}  # scales of integers that represent themselves
 KIND_OF = {F32: "FLOAT", F16: "FLOAT16", I32: "INT32", B8: "BOOL", Q8: "UINT8", Q8S: "INT8"}
+TermLabels = tuple[str, Sequence[str]]  # a kind of associated files, and a line for each label
 
 
 class FileContext(Struct, eq=False):
@@ -50,6 +51,13 @@ class FileContext(Struct, eq=False):
     derived: dict[Any, Any] = field(
         default_factory=dict
     )  # results from constants, by their derivation, so that each is made once
+
+    labels: dict[int, TermLabels] = field(default_factory=dict)  # of terms of classifiers
+
+    def note_labels(self, term: Term, kind: str, texts: Sequence[Any]) -> None:
+        """Record the labels of a term's values, or of the places along its last dimension; kind: as in `Metadata`."""
+        self.labels[id(term)] = kind, ["".join(c if c.isprintable() else " " for c in str(each)) for each in texts]
+        self.kept.append(term)
 
     def note_reshaped_term(self, rows: Term, pictures: Term) -> None:
         """Record that a term of rows is a reshaped term of pictures."""
