@@ -8,6 +8,7 @@ import sys
 import textwrap
 import zipfile
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,15 @@ def by_decorated(value: Any) -> Any:
     return ByDecorated()
 
 
+def mode(value: Any) -> Enum:
+    """A member of an enumeration of the application."""
+
+    class Mode(Enum):
+        FAST = value
+
+    return Mode.FAST
+
+
 class Decorated(FullV1_3):
     """A method of a library comes before those of this file."""
 
@@ -368,11 +378,12 @@ class WithDefaults(FullV1_3):
 def test_another_class_other_arguments_and_other_captured_values_are_another_code() -> None:
     devices = [
         FullV1_3(), Other(), Made(), Made(2), Made(3), Made(2.0), Made("2"), Made(factor=2), Made({"a": [2, None]}),
-        capturing(2), capturing(3),
+        capturing(2), capturing(3), Made(mode(2)), Made(mode(3)),
     ]  # fmt: skip
     assert len({known(code_by(device)) for device in devices}) == len(devices)
     assert known(code_by(Made(2))) == known(code_by(Made(2)))
     assert known(code_by(capturing(2))) == known(code_by(capturing(2)))
+    assert known(code_by(Made(mode(2)))) == known(code_by(Made(mode(2))))
 
 
 @pytest.mark.parametrize(
@@ -399,6 +410,7 @@ def test_a_class_at_the_top_of_a_file_is_known_by_the_file(kind: type) -> None:
         (lambda: typed(beside=True), "class T was typed in or run from text, must be in a file"),
         (typed_in_a_notebook, "class T was typed in or run from text, must be in a file"),
         (type("T", (FullV1_3,), {}), "class T was made by a call, must be a class statement in a file"),
+        (lambda: Made(mode(object())), "it was made with an object of object, must be plain values"),
         (lambda: Made(object()), "it was made with an object of object, must be plain values"),
         (lambda: capturing(object()), "class capturing.<locals>.Capturing refers to an object of object"),
         (lambda: Made("x" * 100_000), "it was made with 100"),

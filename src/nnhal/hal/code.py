@@ -467,7 +467,7 @@ def _written(value: object) -> str:
     if value is None or type(value) in (bool, int, float, complex, str, bytes):
         return repr(value)
     if isinstance(value, Enum):
-        return f"{type(value).__qualname__}.{value.name}"
+        return f"{type(value).__qualname__}.{value.name}={_written(value.value)}"
     if isinstance(value, Path):
         return repr(value)
     if type(value) in (list, tuple):
