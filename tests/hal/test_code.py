@@ -1,11 +1,14 @@
 """The identity of a driver's code: what was loaded, by content; unknown code is kept nowhere, with a reason."""
 
+import contextlib
+import functools
 import importlib
 import os
 import sys
 import textwrap
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +263,14 @@ def typed(*, beside: bool) -> Any:
     return space["T"]()
 
 
+def typed_in_a_notebook() -> Any:
+    """As in a notebook whose kernel defines `__file__`."""
+    text = "from nnhal.drivers.samples.full import FullV1_3\nclass T(FullV1_3):\n    def f(self): ..."
+    space: dict[str, Any] = {"__name__": __name__, "__file__": __file__}
+    exec(compile(text, "/tmp/ipykernel_1/2.py", "exec"), space)
+    return space["T"]()
+
+
 def capturing(value: Any) -> Any:
     class Capturing(FullV1_3):
         def factor(self) -> Any:
@@ -268,14 +279,128 @@ def capturing(value: Any) -> Any:
     return Capturing()
 
 
+def by_default(value: Any) -> Any:
+    class ByDefault(FullV1_3):
+        def factor(self, value: Any = value) -> Any:
+            return value
+
+    return ByDefault()
+
+
+def by_keyword(value: Any) -> Any:
+    class ByKeyword(FullV1_3):
+        def factor(self, *, value: Any = value) -> Any:
+            return value
+
+    return ByKeyword()
+
+
+def by_attribute(value: Any) -> Any:
+    class ByAttribute(FullV1_3):
+        factor = value
+
+    return ByAttribute()
+
+
+def by_cached_property(value: Any) -> Any:
+    class ByCachedProperty(FullV1_3):
+        @functools.cached_property
+        def factor(self) -> Any:
+            return value
+
+    return ByCachedProperty()
+
+
+def by_partial_method(value: Any) -> Any:
+    class ByPartialMethod(FullV1_3):
+        factor = functools.partialmethod(lambda self, value: value, value)
+
+    return ByPartialMethod()
+
+
+def by_lru_cache(value: Any) -> Any:
+    class ByLruCache(FullV1_3):
+        @functools.lru_cache  # noqa: B019
+        def factor(self) -> Any:
+            return value
+
+    return ByLruCache()
+
+
+def by_setter(value: Any) -> Any:
+    class BySetter(FullV1_3):
+        @property
+        def factor(self) -> Any:
+            return None
+
+        @factor.setter
+        def factor(self, _: Any) -> None:
+            self.unit = value
+
+    return BySetter()
+
+
+def by_decorated(value: Any) -> Any:
+    class ByDecorated(FullV1_3):
+        @contextlib.contextmanager
+        def factor(self) -> Iterator[Any]:
+            yield value
+
+    return ByDecorated()
+
+
+def mode(value: Any) -> Enum:
+    """A member of an enumeration of the application."""
+
+    class Mode(Enum):
+        FAST = value
+
+    return Mode.FAST
+
+
+class Decorated(FullV1_3):
+    """A method of a library comes before those of this file."""
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        yield
+
+
+class WithDefaults(FullV1_3):
+    """Default values that have no text, at the top of a file: its text has them."""
+
+    table = object()
+
+    def factor(self, kind: Any = object) -> Any:
+        return kind
+
+
 def test_another_class_other_arguments_and_other_captured_values_are_another_code() -> None:
     devices = [
         FullV1_3(), Other(), Made(), Made(2), Made(3), Made(2.0), Made("2"), Made(factor=2), Made({"a": [2, None]}),
-        capturing(2), capturing(3),
+        capturing(2), capturing(3), Made(mode(2)), Made(mode(3)),
     ]  # fmt: skip
     assert len({known(code_by(device)) for device in devices}) == len(devices)
     assert known(code_by(Made(2))) == known(code_by(Made(2)))
     assert known(code_by(capturing(2))) == known(code_by(capturing(2)))
+    assert known(code_by(Made(mode(2)))) == known(code_by(Made(mode(2))))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        by_default, by_keyword, by_attribute, by_cached_property, by_partial_method, by_lru_cache, by_setter, by_decorated,
+    ],
+)  # fmt: skip
+def test_a_class_in_a_function_is_known_by_all_values_of_that_function(make: Callable[[Any], Any]) -> None:
+    assert known(code_by(make(2))) == known(code_by(make(2)))
+    assert known(code_by(make(2))) != known(code_by(make(3)))
+    assert "refers to an object of object of the function that it is in" in code_by(make(object())).unknown
+
+
+@pytest.mark.parametrize("kind", [Decorated, WithDefaults])
+def test_a_class_at_the_top_of_a_file_is_known_by_the_file(kind: type) -> None:
+    assert known(code_by(kind())) == known(code_by(kind()))
 
 
 @pytest.mark.parametrize(
@@ -283,6 +408,9 @@ def test_another_class_other_arguments_and_other_captured_values_are_another_cod
     [
         (lambda: typed(beside=False), "class T was typed in or run from text, must be in a file"),
         (lambda: typed(beside=True), "class T was typed in or run from text, must be in a file"),
+        (typed_in_a_notebook, "class T was typed in or run from text, must be in a file"),
+        (type("T", (FullV1_3,), {}), "class T was made by a call, must be a class statement in a file"),
+        (lambda: Made(mode(object())), "it was made with an object of object, must be plain values"),
         (lambda: Made(object()), "it was made with an object of object, must be plain values"),
         (lambda: capturing(object()), "class capturing.<locals>.Capturing refers to an object of object"),
         (lambda: Made("x" * 100_000), "it was made with 100"),
@@ -350,12 +478,27 @@ def kernel(scale: Any) -> Callable[[], Any]:
     return lambda: scale
 
 
+def kernel_by_default(scale: Any) -> Callable[[], Any]:
+    return lambda scale=scale: scale
+
+
+def kernel_typed_in() -> Callable[[], Any]:
+    space: dict[str, Any] = {"__name__": __name__, "__file__": __file__}
+    exec(compile("def kernel(): ...", "/tmp/ipykernel_1/2.py", "exec"), space)
+    made: Callable[[], Any] = space["kernel"]
+    return made
+
+
 def test_kernels_that_an_application_registers_are_known_by_their_code() -> None:
-    groups: list[list[Any]] = [[], [kernel(2)], [kernel(3)], [known], [kernel(2), known]]
+    groups: list[list[Any]] = [
+        [], [kernel(2)], [kernel(3)], [known], [kernel(2), known], [kernel_by_default(2)], [kernel_by_default(3)],
+    ]  # fmt: skip
     assert len({known(code_of_functions(group)) for group in groups}) == len(groups)
     assert known(code_of_functions([kernel(2)])) == known(code_of_functions([kernel(2)]))
     assert "refers to an object of object" in code_of_functions([kernel(object())]).unknown
-    assert "must be one of Python, in a file" in code_of_functions([eval("lambda: 2", {})]).unknown
+    assert "refers to an object of object" in code_of_functions([kernel_by_default(object())]).unknown
+    for typed_in in (eval("lambda: 2", {}), kernel_typed_in()):
+        assert "must be one of Python, in a file" in code_of_functions([typed_in]).unknown
 
 
 # --------------------------------------------------------------------------------------------- what Python itself imports

@@ -643,6 +643,30 @@ def test_a_place_that_was_lost_is_there_again(clock: Clock) -> None:
     assert run(UNLIMITED) == "ran" and len(queue.slots.free) == 1
 
 
+@pytest.mark.parametrize("units", [1, 2])
+def test_a_place_that_comes_as_an_execution_gives_up_is_there_again(
+    units: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, ends, cancelled = RunQueue("d", units, strict=True), threading.Event(), threading.Event()
+    first = begun(in_turn(queue, lambda _: ends.wait(LIMIT), OWN, MEDIUM, units), UNLIMITED)
+    until(lambda: list(queue.slots.busy()), "the first one runs")
+    leave = RunQueue._leave
+
+    def granted_before(self: RunQueue, ticket: QueueTicket, *how: Any) -> None:
+        if ticket.control.cancelled is cancelled:
+            ends.set()
+            assert first.result(LIMIT) and ticket.slot is not None
+        leave(self, ticket, *how)
+
+    monkeypatch.setattr(RunQueue, "_leave", granted_before)
+    second = begun(in_turn(queue, lambda _: None, OWN, MEDIUM, units), Control(cancelled=cancelled))
+    until(lambda: waiting(queue) == 1, "the second one waits")
+    cancelled.set()
+    kept = second.exception(LIMIT)  # its traceback holds the ticket, and that the place
+    assert isinstance(kept, Cancelled)
+    assert begun(in_turn(queue, lambda _: "ran", OWN, MEDIUM, units), UNLIMITED).result(LIMIT) == "ran"
+
+
 def test_a_ticket_that_was_lost_is_passed_over() -> None:
     queue = one()
     line = queue.line(OWN)

@@ -13,12 +13,15 @@ from nnhal.base.codes import OperationType
 from nnhal.base.levels import FL8, V1_1, V1_2
 from nnhal.drivers.reference import Reference
 from nnhal.frontends.python import Builder
+from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Hints, Prepared, Verdict, identity_of, layout_of
+from nnhal.hal.request import Control, Request, Timing
 from nnhal.hal.wrappers import Limited, WithHalLevel
 from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.model.graph import Model
 from nnhal.model.layouts import with_layout
 from nnhal.runtime import discovery
+from nnhal.runtime.cache.folder import CacheFolder
 from nnhal.runtime.placement import WHOLE
 from tests.cli.test_cli import nnhal as command
 from tests.ipc.drivers.only_nchw import OnlyNchw
@@ -61,6 +64,36 @@ def test_a_device_of_nchw_only_runs_a_mobilenet_whole_with_one_transpose(name: s
         assert len(compiled.placement.steps) == 1
         assert compiled.placement.transposes == 1
         np.testing.assert_array_equal(compiled(picture(model)), reference(model))
+
+
+class Kept(Prepared):
+    """Keeps something of a compilation."""
+
+    def __init__(self, inner: Prepared) -> None:
+        self.inner = inner
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        return self.inner.run(request, control)
+
+    def save(self, files: CacheContent) -> bool:
+        files.model[0]["code"] = b"x"
+        return True
+
+
+class Keeping(OnlyNchw):
+    def number_of_cache_files(self) -> CacheFiles:
+        return CacheFiles(1)
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        return Kept(super().prepare(model, hints))
+
+
+def test_an_entry_has_the_operations_of_the_model_and_not_those_of_its_layout(tmp_path: Path) -> None:
+    with nnhal.compile(convolutions(), devices=Keeping(), cache_dir=tmp_path / "cache") as compiled:
+        assert compiled.placement.transposes == 2
+    (entry,) = CacheFolder(tmp_path / "cache", 1 << 20).entries()
+    assert entry.manifest is not None
+    assert (entry.manifest.facts["operations"], entry.manifest.facts["of"]) == (3, 3)
 
 
 def test_so_it_does_in_a_process_of_its_own() -> None:

@@ -1,6 +1,7 @@
 """Drivers under development: found wherever they are named, of one file or several, and what they import is their own."""
 
 import os
+import select
 import sys
 from pathlib import Path
 
@@ -148,9 +149,29 @@ def test_drivers_whose_modules_are_called_alike_do_not_mix(tmp_path, way):
 def test_a_changed_driver_is_loaded_anew_with_what_it_imports(tmp_path, way):
     files = {"mine.py": driver("m", "import helper", "helper.F"), "helper.py": "F = 2"}
     assert doubled(written(tmp_path, files) / "mine.py", way) == [2, 4, 6, 8]
-    (tmp_path / "helper.py").write_text("F = 2.5 + 0")
-    isolation.close_all()
-    assert doubled(tmp_path / "mine.py", way) == [2.5, 5, 7.5, 10]
+    with nnhal.compile(doubling(4), devices=["m"], isolation=way) as before:
+        (tmp_path / "helper.py").write_text("F = 2.5 + 0")
+        assert doubled(tmp_path / "mine.py", way) == [2.5, 5, 7.5, 10]
+        assert before(X).tolist() == [2, 4, 6, 8]
+
+
+def test_a_driver_that_is_loaded_again_unchanged_keeps_its_process(tmp_path, way):
+    path = written(tmp_path, {"mine.py": driver("m")}) / "mine.py"
+    nnhal.load_driver(path)
+    first = isolation.isolated("m")
+    assert doubled(path, way) == [2, 4, 6, 8]
+    assert isolation.isolated("m") is first
+
+
+@pytest.mark.parametrize("way", ["process"], indirect=True)
+def test_a_process_whose_driver_was_replaced_ends(tmp_path, way):
+    path = written(tmp_path, {"mine.py": driver("m")}) / "mine.py"
+    nnhal.load_driver(path)
+    ended = os.pidfd_open(isolation.isolated("m").pid)
+    written(tmp_path, {"mine.py": driver("m", factor="3")})
+    assert doubled(path, way) == [3, 6, 9, 12]
+    assert select.select([ended], [], [], 60)[0]
+    os.close(ended)
 
 
 def test_a_file_with_the_name_of_an_engine_imports_the_engine(tmp_path, way):

@@ -13,6 +13,7 @@ identity is first needed. It counts as loaded if it has not changed since this p
 is not known, the identity has the reason and is equal to no other.
 """
 
+import functools
 import os
 import re
 import sys
@@ -20,9 +21,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
-from functools import cache
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -222,12 +222,12 @@ def code_of_functions(functions: Sequence[Callable[..., Any]]) -> CodeIdentity:
         if namespace is not None and str(namespace.get("__name__")).partition(".")[0] == "nnhal":
             continue
         name = getattr(function, "__qualname__", type(function).__qualname__)
-        if unit is None or not isinstance(function, FunctionType) or function.__code__.co_filename.startswith("<"):
+        if unit is None or not isinstance(function, FunctionType) or not _is_in_its_file(function):
             return CodeIdentity.unlike_any(
                 f"function {name} must be one of Python, in a file, for compilations that may call it to be kept"
             )
         try:
-            captured = _written(_captured(function, type(None)))
+            captured = _written(_captured(function, type(None))) + _defaults(function, _is_in_function(function))
         except TypeError as error:
             return CodeIdentity.unlike_any(f"function {name} refers to {error} of the function that it is in")
         digest, unknown = unit.state()
@@ -262,20 +262,25 @@ def _asked(kind: type) -> _OfClass:
             facts.append(f"{each.__module__}:{each.__qualname__}")
             continue
         if top in sys.stdlib_module_names:
+            # A class made by `type(name, bases, attributes)` has the module of its metaclass.
+            if getattr(sys.modules.get(each.__module__), each.__name__, None) is not each:
+                made = f"class {each.__qualname__} was made by a call, must be a class statement in a file for it to be kept"
+                unknown = unknown or made
             continue
         namespace = _namespace_of(each)
         found = None if namespace is None else _unit_of(namespace)
         typed = f"class {each.__qualname__} was typed in or run from text, must be in a file for it to be kept"
-        if found is None or any(f.__code__.co_filename.startswith("<") for f in _methods(each)):
+        if found is None or not all(map(_is_in_its_file, _methods(each))):
             unknown = unknown or typed
             continue
         units.append(found)
         try:
             captured = [_written(_captured(function, kind)) for function in _functions(each)]
+            attributes = _attributes(each)
         except TypeError as error:
             unknown = unknown or f"class {each.__qualname__} refers to {error} of the function that it is in"
             continue
-        facts.append(f"{_module_in(each.__module__)}:{each.__qualname__}:{captured}:{_plain_attributes(each)}")
+        facts.append(f"{_module_in(each.__module__)}:{each.__qualname__}:{captured}:{attributes}")
     return _OfClass("\0".join(facts).encode(), tuple(units), unknown, own)
 
 
@@ -291,15 +296,34 @@ def _namespace_of(what: object) -> Mapping[str, Any] | None:
         return what.__globals__
     if not isinstance(what, type):
         what = type(what)
-    functions = (f.__globals__ for f in _functions(what) if f.__module__ == what.__module__)
+    functions = (f.__globals__ for f in _functions(what) if f.__globals__.get("__name__") == what.__module__)
     return next(functions, None) or vars(sys.modules.get(what.__module__, object)) or None
 
 
+# Attributes of a class that hold its functions, by their types: where the functions and their arguments are.
+_HOLDERS: dict[type, tuple[str, ...]] = {
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset", "fdel"),
+    functools.cached_property: ("func",),
+    functools.partialmethod: ("func", "args", "keywords"),
+    functools._lru_cache_wrapper: ("__wrapped__",),
+}
+
+
+def _held(value: object) -> list[object]:
+    """Return what an attribute of a class holds: functions and values, or the function that a function decorates."""
+    names = ("__wrapped__",) if isinstance(value, FunctionType) else _HOLDERS.get(type(value), ())
+    return [getattr(value, name) for name in names if hasattr(value, name)]
+
+
 def _functions(kind: type) -> Iterator[FunctionType]:
-    for value in vars(kind).values():
-        for each in (value, getattr(value, "__func__", None), getattr(value, "fget", None)):
-            if isinstance(each, FunctionType):
-                yield each
+    """Yield a class's functions, and those that they decorate."""
+    queue: list[object] = list(vars(kind).values())
+    for each in queue:
+        queue += _held(each)
+        if isinstance(each, FunctionType):
+            yield each
 
 
 def _methods(kind: type) -> Iterator[FunctionType]:
@@ -307,22 +331,70 @@ def _methods(kind: type) -> Iterator[FunctionType]:
     return (each for each in _functions(kind) if not each.__name__.startswith("__"))
 
 
+def _is_in_its_file(function: FunctionType) -> bool:
+    """Whether a function is from the file of its module. A notebook may define `__file__`, and run other text."""
+    ran, file = function.__code__.co_filename, function.__globals__.get("__file__")
+    return not ran.startswith("<") and (not isinstance(file, str) or Path(ran).stem == Path(file).stem)
+
+
+def _is_in_function(what: type | FunctionType) -> bool:
+    return "<locals>" in what.__qualname__
+
+
 def _captured(function: FunctionType, kind: type) -> dict[str, object]:
-    """Return the values that a class captures from its enclosing function, without the class and its bases."""
+    """Return the values that a class captures from its enclosing function.
+
+    They do not include the class, its bases, and the function of its module that this one decorates.
+    """
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # it is empty
             found[name] = cell.cell_contents
-    return {name: value for name, value in found.items() if all(value is not each for each in kind.__mro__)}
+    known = [*kind.__mro__, *(each for each in _held(function) if _is_of_module(each, kind.__module__))]
+    return {name: value for name, value in found.items() if all(value is not each for each in known)}
 
 
-def _plain_attributes(kind: type) -> list[str]:
-    """Return class attributes that the enclosing function or the application may have set."""
+def _is_of_module(function: object, module: str) -> bool:
+    while held := _held(function):
+        function = held[0]
+    return isinstance(function, FunctionType) and function.__globals__.get("__name__") == module
+
+
+def _attributes(kind: type) -> list[str]:
+    """Return a class's values and default arguments, which its enclosing function or the application may have set.
+
+    TypeError names one without a text in a class inside a function. The file of another class has it.
+    """
     found = []
     for name, value in vars(kind).items():
-        with suppress(TypeError):
-            found += [] if name.startswith("__") else [f"{name}={_written(value)}"]
+        if name == "_abc_impl" or isinstance(value, GetSetDescriptorType | MemberDescriptorType):
+            continue
+        if name.startswith("__") and not isinstance(value, FunctionType):
+            continue
+        try:
+            found.append(f"{name}={_attribute(value)}")
+        except TypeError:
+            if _is_in_function(kind):
+                raise
     return found
+
+
+def _attribute(value: object) -> str:
+    """Return an attribute of a class as text: a value, or the default arguments of its functions."""
+    parts = [_attribute(each) for each in _held(value)]
+    if isinstance(value, FunctionType):
+        parts.append(_defaults(value, True))
+    return f"{type(value).__name__}{parts}" if parts else _written(value)
+
+
+def _defaults(function: FunctionType, required: bool) -> str:
+    """Return default arguments as text. If one has none: raise TypeError if it is required, else return ""."""
+    try:
+        return _written([function.__defaults__, function.__kwdefaults__])
+    except TypeError:
+        if required:
+            raise
+        return ""
 
 
 def _unit_of(namespace: Mapping[str, Any]) -> CodeUnit | None:
@@ -395,7 +467,7 @@ def _written(value: object) -> str:
     if value is None or type(value) in (bool, int, float, complex, str, bytes):
         return repr(value)
     if isinstance(value, Enum):
-        return f"{type(value).__qualname__}.{value.name}"
+        return f"{type(value).__qualname__}.{value.name}={_written(value.value)}"
     if isinstance(value, Path):
         return repr(value)
     if type(value) in (list, tuple):
@@ -435,7 +507,7 @@ def code_of_nnhal() -> CodeIdentity:
         return CodeIdentity.unlike_any(f"nnhal's own code cannot be read: {error.strerror}")
 
 
-@cache
+@functools.cache
 def _code_of_nnhal() -> CodeIdentity:
     folder, found, last = str(Path(__file__).parents[1]), [], 0
     for path in _below(folder):

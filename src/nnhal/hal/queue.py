@@ -152,7 +152,7 @@ class RunQueue:
                     else:
                         free.append(slot)
                 if ticket is not None:
-                    self._leave(ticket, begun)
+                    self._leave(ticket, begun, slot is not None)
                 elif self._contended:
                     self._pass_on()
 
@@ -234,10 +234,11 @@ class RunQueue:
         with self._lock:
             self._look(_now())
 
-    def _leave(self, ticket: QueueTicket, begun: int) -> None:
+    def _leave(self, ticket: QueueTicket, begun: int, returned: bool) -> None:
         """Account for an execution that ran, or remove it from the queue, and let the next one in.
 
-        begun: when it began to run, 0 if it did not.
+        begun: when it began to run, 0 if it did not. returned: whether it had a place, and returned it. An execution may
+        get its place just after it stopped waiting; its error would keep that place for as long as the error lives.
         """
         with self._lock:
             now, line = _now(), ticket.line
@@ -248,6 +249,8 @@ class RunQueue:
                             level.remove(place)
                             break
             else:
+                if not returned:
+                    self.slots.give_back(ticket.slot)
                 line.clock += (now - begun if begun else 0) * ticket.units - ticket.predicted
                 line.left = now
         self._pass_on()

@@ -98,6 +98,13 @@ class QueueSlots:
         taken[0].others = tuple(taken[1:])
         return taken[0]
 
+    def give_back(self, slot: Slot) -> None:
+        """Return the place of an execution, and those that it took with it."""
+        slot.control = slot.line = None
+        others, slot.others = slot.others, ()
+        if slot.there:
+            self.free.extend((slot, *others))
+
     def drop_replaced(self) -> None:
         """Drop returned places that were already replaced."""
         for slot in list(self.free):

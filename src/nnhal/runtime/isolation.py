@@ -4,6 +4,7 @@ import atexit
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, NnhalError
 from nnhal.base.log import logger
@@ -12,7 +13,7 @@ from nnhal.base.once import OnceTable
 from nnhal.base.records import Record
 from nnhal.base.time import map_in_threads
 from nnhal.base.values import parsed_level
-from nnhal.hal.device import Device, identity_of
+from nnhal.hal.device import Device, code_by, identity_of
 from nnhal.runtime import discovery
 
 if TYPE_CHECKING:
@@ -32,17 +33,40 @@ class DriverLocation(Record, frozen=True):
     own: bool
 
 
+# The devices of this process with the code that isolated drivers had when they were started.
+_started_as: "WeakKeyDictionary[ReconnectingDevice, Device]" = WeakKeyDictionary()
 _devices: "OnceTable[DriverLocation, ReconnectingDevice]" = OnceTable(
     lambda place: f"the process of device {place.name!r}"
 )
 
 
 def isolated(name: str) -> "ReconnectingDevice":
-    """Return the device of a driver in this client's process for it, which is started if necessary."""
+    """Return the device of a driver in this client's process for it, which is started if necessary.
+
+    If the application has loaded the driver again since then, with other code, it is started again. Models that were
+    compiled before keep the old process.
+    """
     from nnhal.ipc.client.process import ReconnectingDevice, start
 
     driver = discovery.origin_of(name)
-    return _kept(DriverLocation(name, driver, True), lambda: ReconnectingDevice(name, lambda: start(driver)))
+
+    def started() -> ReconnectingDevice:
+        loaded = discovery.registered(name)
+        device = ReconnectingDevice(name, lambda: start(driver))
+        if loaded is not None:
+            _started_as[device] = loaded
+        return device
+
+    return _kept(DriverLocation(name, driver, True), started)
+
+
+def _has_old_code(device: "ReconnectingDevice") -> bool:
+    """Whether the application has loaded an isolated driver again, with other code than it was started with."""
+    then, now = _started_as.get(device), discovery.registered(device.name)
+    if then is None or now is None or then is now:
+        return False
+    before, after = code_by(then), code_by(now)
+    return bool(before.unknown or after.unknown) or before.digest != after.digest
 
 
 def service(name: str) -> "ReconnectingDevice":
@@ -68,7 +92,7 @@ def _kept(place: DriverLocation, make: "Callable[[], ReconnectingDevice]") -> "R
             raise
         return device
 
-    return _devices.get(place, checked, stale=lambda device: device.is_unusable)
+    return _devices.get(place, checked, stale=lambda device: device.is_unusable or _has_old_code(device))
 
 
 class SandboxStatus(Record, frozen=True):

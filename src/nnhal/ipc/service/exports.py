@@ -41,7 +41,8 @@ class ClientFiles:
     def __init__(self, fds: Descriptors, count: int) -> None:
         """Take the attached descriptors.
 
-        Raises InvalidArgument for a descriptor that is not a readable and writable file.
+        Files of a read-only folder are not writable: a driver can restore from them. Raises InvalidArgument for a
+        descriptor that is not a readable file.
         """
         self.owner = Owner()
         while len(fds):
@@ -50,8 +51,8 @@ class ClientFiles:
             raise InvalidArgument(f"cache files: {len(self.owner.fds)} descriptors are attached, must be {count}")
         for fd in self.owner.fds:
             regular = stat.S_ISREG(os.fstat(fd).st_mode)
-            if not regular or fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
-                raise InvalidArgument("cache files: a descriptor is not a readable and writable file, must be")
+            if not regular or fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+                raise InvalidArgument("cache files: a descriptor is not a readable file, must be")
 
 
 class Export:

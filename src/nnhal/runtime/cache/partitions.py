@@ -134,7 +134,7 @@ class ModelCache:
         if not missed:
             return "hit", ""
         _log.info("%s: miss: %s", lane.where, missed)
-        lost = step.prepare_in(lane, self._facts(device, model, hints, place), unwritten)
+        lost = step.prepare_in(lane, self._facts(device, hints, place, operations), unwritten)
         return "miss", f"{missed}; {lost}" if lost else missed
 
     def _step(
@@ -163,12 +163,12 @@ class ModelCache:
         except OSError as error:
             return f"the model's token: {os_reason(error)}"
 
-    def _facts(self, device: Device, model: Model, hints: Hints, place: str) -> dict[str, Any]:
-        own = identity_of(device)
+    def _facts(self, device: Device, hints: Hints, place: str, operations: Sequence[int] | None) -> dict[str, Any]:
+        own, whole = identity_of(device), len(self._model.main.operations)
         return {
             "model": bounded_text(self._model.name, 200),
-            "operations": len(model.main.operations),
-            "of": len(self._model.main.operations),
+            "operations": whole if operations is None else len(operations),  # without transposes for a layout
+            "of": whole,
             "device": own.name,
             "version": own.version,
             "place": place,
