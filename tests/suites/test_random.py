@@ -30,7 +30,11 @@ CASES = {
     "view-in-place": ("views/FLOAT32/0", "RESHAPE RELU on FLOAT32"),
     "deep-sums": ("wide/FULLY_CONNECTED/(FLOAT32|QUANT8_ASYMM)/0", "FULLY_CONNECTED/0/FLOAT32/wide"),
     "wide-channels": ("wide/CONV_2D/QUANT8_ASYMM_SIGNED/0", "CONV_2D/1/QUANT8_ASYMM_SIGNED/wide"),
-    "inputs-sorted": ("long/ADD/QUANT8_ASYMM/0", "differs in"),
+    "rows-of-1024": ("wide/FULLY_CONNECTED/(FLOAT32|QUANT8_ASYMM)/0", "at [1024, 0]"),
+    "fused-second-reader": ("fused/ADD/FLOAT32/0", "ADD RELU"),
+    "shared-results": ("fused/AVERAGE_POOL_2D/FLOAT32/0", "AVERAGE_POOL_2D AVERAGE_POOL_2D on"),
+    "first-unread": ("fused/SPLIT/FLOAT32/0", "1 operation: SPLIT on"),
+    "inputs-sorted": ("graph/3/[1-3]", "faulty-inputs-sorted"),
     "outputs-sorted": ("graph/3/[1-3]", "ContractBroken: "),
     "unread-input": ("graph/2/[0-3]", "AssertionError"),
     "half-precision": ("hard/ADD/FLOAT32/0", "ADD/0/FLOAT32/hard"),
@@ -66,7 +70,7 @@ def test_a_fault_of_running_graphs_is_caught(fault: str, outcomes: Any) -> None:
 
 def test_the_driver_without_a_fault_passes_the_same_cases(outcomes: Any) -> None:
     found = outcomes("|".join(dict.fromkeys(pattern for pattern, _ in CASES.values())), "whole-healthy", scale=3.0)
-    assert len(found) == 22 and {o.verdict: o.reason for o in found} == {"passed": ""}
+    assert len(found) == 24 and {o.verdict: o.reason for o in found} == {"passed": ""}
 
 
 def test_a_failure_is_kept_as_a_model_that_loads_and_a_program_that_runs(outcomes: Any, tmp_path: Path) -> None:

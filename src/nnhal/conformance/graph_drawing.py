@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -53,9 +54,14 @@ LARGEST = 2**20  # of integers
 UNCERTAIN = 0.02  # the most that errors may be, as a share of the spread of a result
 FREQUENT = frozenset(("ADD", "CONCATENATION", "LOGISTIC", "MUL", "RELU", "RESHAPE", "SOFTMAX", "SUB", "TANH"))
 VIEWS = frozenset(("EXPAND_DIMS", "RESHAPE", "SQUEEZE", "TRANSPOSE"))  # results may share the input's memory
+ACTIVATIONS = "RELU", "RELU1", "RELU6"  # engines fuse them with the operation before
+# Engines fuse these with neighbours, move them, or leave out two that undo each other.
+NEIGHBOURS = "ADD", "CAST", "CONCATENATION", "DEQUANTIZE", "MUL", "PAD", "PAD_V2", "QUANTIZE", "RESHAPE", "TRANSPOSE"
 TRIES = 60  # for an operation
+FUSED_TRIES = 6  # for a result that an activation changes
 FEW_TRIES = 12  # for an operation that need not be there
 REFUSED = 4  # refused calls of a cell after which it is not drawn any more
+UNWANTED = 0.3  # the share of operations with several results of which nothing needs one, mostly the first
 NARROW = 0.05  # of the range of a quantised type: the least share that results spread over
 
 Takes = Callable[[Model], bool]
@@ -147,8 +153,11 @@ class Fitted(Drawn):
                 self._once[f"axis {axis}"] = size
 
     def size(self, name: str) -> int:
-        last = f"axis {int(self._once.get('rank of all', 0)) - 1}"
-        if self.widest and name not in self._sizes and (name in CHANNELS or (name == last and not self._wide)):
+        axis = int(self._once.get("rank of all", 0)) - 1
+        if self.longest and axis > 0:
+            axis = self.once("long axis", 0, axis)
+        long = name == f"axis {axis}" and not self._wide
+        if self.widest and name not in self._sizes and (name in CHANNELS or long):
             self._wide = True
             self._sizes[name] = int(self.pick(*(LONG if self.longest else WIDEST)))
         return super().size(name)
@@ -240,6 +249,8 @@ class GraphDrawing:
         self.made: list[DrawnNode] = []  # all results, by operations
         self.free: set[int] = set()  # operands of inputs that may have any elements
         self.read: dict[int, int] = {}
+        self.kept: set[int] = set()  # operands of results that are outputs although operations read them
+        self.unwanted: set[int] = set()  # operands of results that nothing may need: never outputs
         self.count = 0
         self._ask_first = False
 
@@ -304,6 +315,53 @@ class GraphDrawing:
             view = self._result_of(views, source)
             added += view is not None and self._result_of([cell], view) is not None
         return added > 0
+
+    def fill_fused(self, operation: Sequence[Cell]) -> bool:
+        """Add results of an operation with other parameters each, beside operations that engines fuse with it.
+
+        Each activation follows such a result three times: it is the only reader, there is another one, or the result is
+        an output of the graph too. Each neighbour, and the operation itself, comes before and after it twice.
+
+        Args:
+            operation: The cells of the operation.
+
+        Returns:
+            Whether there is a pair.
+        """
+        if not any(self.try_single(cell, soft=False, wide=False) for cell in operation for _ in range(TRIES)):
+            return False
+        self._ask_first = False
+        first = next((node for node in self.inputs if node.value.type == operation[0].kind), None)
+        if first is None:  # all its tensors are constants
+            self.first_inputs([operation[0].kind])
+            first = self.inputs[-1]
+        before = self.count
+        for name, link in product(ACTIVATIONS, range(3)):
+            for _ in range(FUSED_TRIES):
+                result = self._result_of(operation, first)
+                after = None if result is None else self._reader(name, result)
+                if result is None or after is None:
+                    break
+                changed = not np.array_equal(result.runs[0], after.runs[0])
+                if link == 1:
+                    cells = [cell for cell in by_type(result.value.type) if cell.op.reorder is each_element]
+                    changed = self._result_of(cells, result) is not None and changed
+                elif link == 2:
+                    self.kept.add(result.operand)
+                if link == 0 or changed:
+                    break
+        for name in 2 * (operation[0].op.name, *NEIGHBOURS):  # of two types, shapes or orders
+            result = self._result_of(operation, first)
+            if result is not None:
+                self._reader(name, result)
+            other = self._reader(name, first)
+            if other is not None:
+                self._result_of([cell for cell in operation if cell.kind == other.value.type], other)
+        return self.count > before + 1
+
+    def _reader(self, name: str, node: DrawnNode) -> DrawnNode | None:
+        """Add an operation on a value."""
+        return self._result_of([cell for cell in by_type(node.value.type) if cell.op.name == name], node)
 
     def _result_of(self, cells: Sequence[Cell], node: DrawnNode) -> DrawnNode | None:
         """Add one of some operations on a value; return its first result, None if none was kept."""
@@ -513,6 +571,8 @@ class GraphDrawing:
                     self.pool.append(new)
         b.operation(call.cell.op.code, indices, outputs)
         self.count += 1
+        if len(outputs) > 1 and self.rng.random() < UNWANTED:
+            self.unwanted.add(outputs[max(0, int(self.rng.integers(1 - len(outputs), len(outputs))))])
         for number, value in enumerate(call.outputs):
             found = [run[number] for run in runs]
             # Equal results are not enough: with other inputs of the graph the errors may show.
@@ -525,18 +585,27 @@ class GraphDrawing:
             self.made.append(node)
             undefined = not control and output_at(call.cell.op, number).undefined
             readable = fixed(value.shape) is not None and found[0].size and not undefined
+            if outputs[number] in self.unwanted:
+                continue
             if readable and not call.cell.op.random and call.cell.op.leaves_open is None:
                 self.pool.append(node)
 
     def finish(self, whole: bool, states: bool) -> "DrawnGraph":
         """Return the graph. whole: all results are outputs; else those that nothing reads, and a few others.
 
+        Nothing needs one result of some operations with several: the graph does not output it.
+
         If the number of operations is odd, inputs and outputs are in descending order of their operands. If it is even,
         nothing reads the first input.
         """
         odd = self.count % 2 == 1
         step = -1 if odd else 1
-        outputs = [n for n in self.made if whole or not self.read.get(n.operand) or self.rng.random() < 0.1][::step]
+        outputs = [
+            n
+            for n in self.made
+            if n.operand not in self.unwanted
+            and (whole or n.operand in self.kept or not self.read.get(n.operand) or self.rng.random() < 0.1)
+        ][::step]
         used = [n for n in self.inputs if self.read.get(n.operand)][::step]
         carried = self._states(used, outputs) if states else []
         if not odd:

@@ -11,6 +11,7 @@ from nnhal.ops.schema import F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, O
 
 OUT = (out("output", T, quant=SAME),)
 ANY, SMALL = arg("input", T), arg("input", T, rank=(1, 4))
+MOST_PICKED = 300  # elements that a drawn TOPK_V2 returns
 MOVED = {F32: V1_2, F16: V1_2, I32: V1_2, Q8: V1_2, Q8S: V1_3}
 
 
@@ -46,6 +47,11 @@ def indices(d: Draw) -> Array:
     shape = [int(n) for n in d.whole(1, 3, d.pick(1, 1, 2))]
     found: Array = d.whole(0, size - 1, shape) if size else np.zeros(0, np.int32)
     return found
+
+
+def top_count(d: Draw) -> int:
+    """Range: up to the last dimension, and few enough for engines that select one after another."""
+    return int(d.whole(1, min(MOST_PICKED, max(1, d["input"].known[-1]))))
 
 
 def sliced(a: Bound) -> list[Shape]:
@@ -231,7 +237,7 @@ register(
     Op(
         "TOPK_V2",
         MOVED,
-        (Form(ANY, arg("k", INT32, at_least=1, drawn=lambda d: d.whole(1, max(1, d["input"].known[-1])))),),
+        (Form(ANY, arg("k", INT32, at_least=1, drawn=top_count)),),
         (out("values", T, quant=SAME), out("indices", {I32: V1_2})),
         top,
         infer=top_shapes,

@@ -254,9 +254,11 @@ def _fully_connected(m: ModelMaker) -> Iterator[Made]:
         yield dense_layer(m, (zero, weight_zero), units, size, coarse=size in LONG)
 
 
-def dense_layer(m: ModelMaker, zeros: tuple[int, int], units: int, size: int, *, coarse: bool) -> Made:
+def dense_layer(
+    m: ModelMaker, zeros: tuple[int, int], units: int, size: int, *, coarse: bool, rows: int = ROWS
+) -> Made:
     """Make a fully connected layer."""
-    x, weights = m.tensor((ROWS, size), zeros[0]), m.weights((units, size), zeros[1], 0)
+    x, weights = m.tensor((rows, size), zeros[0]), m.weights((units, size), zeros[1], 0)
     arguments = {"input": x, "weights": weights, "bias": m.bias(x, weights, units, size)}
     arguments |= {"activation": m.next((Activation.NONE, Activation.RELU), 4)}
     return arguments, ["input"], m.output(_reach(x, weights, size), coarse=coarse)
@@ -268,9 +270,11 @@ def _matrices(m: ModelMaker) -> Iterator[Made]:
         yield matrix_product(m, (zero, other), columns, size, coarse=size in LONG)
 
 
-def matrix_product(m: ModelMaker, zeros: tuple[int, int], columns: int, size: int, *, coarse: bool) -> Made:
+def matrix_product(
+    m: ModelMaker, zeros: tuple[int, int], columns: int, size: int, *, coarse: bool, rows: int = ROWS
+) -> Made:
     """Make a product of two batches of matrices."""
-    x, y = m.tensor((2, ROWS, size), zeros[0], axis=1), m.tensor((2, size, columns), zeros[1], WEIGHT_SCALE, axis=2)
+    x, y = m.tensor((2, rows, size), zeros[0], axis=1), m.tensor((2, size, columns), zeros[1], WEIGHT_SCALE, axis=2)
     arguments = {"x": x, "y": y, "adj_x": False, "adj_y": False}
     return arguments, m.next((["x", "y"], ["x"])), m.output(_reach(x, y, size), coarse=coarse)
 

@@ -1,6 +1,6 @@
-"""Calls with more channels and longer sums than kernels have in a tile: layers, pools, and operations along an axis.
+"""Calls with more channels, rows and terms of sums than kernels have in a tile: layers, pools, operations along an axis.
 
-The values are those of `hard`. Other sizes are small, so that two calls of an operation and type cost little.
+The values are those of `hard`. Other sizes are small, so that the calls of an operation and type cost little.
 """
 
 import zlib
@@ -32,11 +32,12 @@ from nnhal.ops import OPS
 from nnhal.ops.schema import I32, Op, T
 
 BROAD, DEEP = 261, 1039  # outputs or channels, and terms of a sum: beyond tiles of 256 and 1,024, and no multiple of 8
+FEW = 5  # channels and terms of a call with many rows or positions
 ALONG = frozenset(("input", "axes", "keep_dims", "axis", "beta"))  # arguments of operations along an axis
 
 
 def wide_calls(operation: str, kind: int, seed: int = 0) -> Iterator[Call]:
-    """Yield two calls of an operation of `WIDE`, which are wider than the tiles and vectors of kernels."""
+    """Yield two or three calls of an operation of `WIDE`, which are wider than the tiles and vectors of kernels."""
     m = ModelMaker(operation, kind, np.random.default_rng([zlib.crc32(operation.encode()), kind, seed, DEEP]))
     for arguments, given, out in WIDE[operation](m):
         with suppress(InvalidModel):  # zero points that the type does not allow
@@ -56,17 +57,21 @@ def _wide_convolutions(m: ModelMaker) -> Iterator[Made]:
     for weights in m.turns(_weights(m)):
         way = ((3, 3) if depthwise else (1, 1)), 1, Padding.SAME
         yield convolution(m, weights, grouping, way, (ROWS, 2, 2), coarse=m.turn == 0)
+    few = (FEW, 1, 1) if depthwise else (groups, FEW, FEW)
+    yield convolution(m, next(_weights(m)), few, way, (1, 2, DEEP), coarse=True)
 
 
 def _wide_layers(m: ModelMaker) -> Iterator[Made]:
     make = matrix_product if m.operation == "BATCH_MATMUL" else dense_layer
     for x, weights, _ in m.turns(_weights(m)):
         yield make(m, (x, weights), BROAD, DEEP, coarse=m.turn == 0)
+    x, weights, _ = next(_weights(m))
+    yield make(m, (x, weights), FEW, FEW, coarse=True, rows=DEEP)
 
 
 def _wide_pools(m: ModelMaker) -> Iterator[Made]:
-    for window in m.turns((2, 3)):
-        yield pool(m, m.tensor((ROWS, 4, 5, BROAD), m.zero_points()[0]), window)
+    for window, shape in m.turns(((2, (ROWS, 4, 5, BROAD)), (3, (ROWS, 4, 5, BROAD)), (2, (1, 4, DEEP, FEW)))):
+        yield pool(m, m.tensor(shape, m.zero_points()[0]), window)
 
 
 def _along_axis(m: ModelMaker) -> Iterator[Made]:

@@ -144,23 +144,32 @@ def _independent(trial: Trial, prepared: Sequence[Prepared], sets: Sequence[Sequ
 
 def _releases(trial: Trial, model: Model, cache: Cache) -> None:
     """Raise Unmet if each restored and closed model keeps a descriptor, thread or process."""
-    pid = driver_pid(trial)
+    before = _held(trial)
+    for _ in range(RESTORES):
+        trial.close(_restored(trial, model, cache))
+    _require_released(trial, before, RESTORES, "models that were restored and closed")
+
+
+def _held(trial: Trial) -> dict[str, int]:
+    """Return the numbers of descriptors, threads and processes of the driver's process; none if it cannot be read."""
     try:
-        before = counted(pid)
-        for _ in range(RESTORES):
-            trial.close(_restored(trial, model, cache))
-        after = counted(pid)
-    except OSError:  # the process cannot be read
-        return
-    for what, number in before.items():
-        kept = after[what] - number
-        if kept >= RESTORES:
-            trial.unmet(f"{RESTORES} models that were restored and closed keep {kept} {what}, must keep none")
+        return counted(driver_pid(trial))
+    except OSError:
+        return {}
+
+
+def _require_released(trial: Trial, before: dict[str, int], count: int, what: str) -> None:
+    """Raise Unmet if each of `count` calls since `before` has kept a descriptor, thread or process."""
+    after = _held(trial)
+    for name, number in before.items():
+        kept = after.get(name, 0) - number
+        if kept >= count:
+            trial.unmet(f"{count} {what} keep {kept} {name}, must keep none")
 
 
 @check(
     "cache-damaged",
-    "Changed files are a miss, and nothing worse.",
+    "Changed files are a miss, and nothing worse: it keeps nothing, and later files are restored.",
     ("cache-restored",),
     unseen=SAVES_NOTHING,
 )
@@ -168,13 +177,20 @@ def damaged(trial: Trial) -> int:
     seen = 0
     for call, model, cache in _saved(trial):
         trial.close(trial.prepare(model, replace(PLAIN, cache=cache)))
+        before, misses = _held(trial), 0
         for fd in cache.files:
             data = os.pread(fd, os.fstat(fd).st_size, 0)
             for what, broken in _broken(data, trial):
                 _fill(fd, broken)
-                _missed(trial, call, model, cache, what)
+                misses += _missed(trial, call, model, cache, what)
                 seen += bool(data)
             _fill(fd, data)
+        if misses >= RESTORES:
+            _require_released(trial, before, misses, "files that were a miss")
+        if is_written(cache):
+            prepared = _restored_now(trial, model, cache)
+            _computes(trial, call, model, prepared, "when it is restored after files that were a miss")
+            trial.close(prepared)
     return seen
 
 
@@ -245,14 +261,17 @@ def _computes(trial: Trial, call: Call, model: Model, prepared: Prepared, what: 
         trial.same(each, wanted, trial.run(prepared, copies(arrays)), what)
 
 
-def _missed(trial: Trial, call: Call, model: Model, cache: Cache, what: str, *, at_all: bool = False) -> None:
-    """Raise Unmet if files do harm. at_all: already if they are accepted, whatever they compute."""
+def _missed(trial: Trial, call: Call, model: Model, cache: Cache, what: str, *, at_all: bool = False) -> bool:
+    """Return whether files are a miss; raise Unmet if they do harm.
+
+    at_all: already if they are accepted, whatever they compute.
+    """
     try:
         prepared = _restored(trial, model, cache)
     except MissedDeadline as error:
         trial.unmet(f"files {what}: {error}")
     except NnhalError:
-        return
+        return True
     if at_all:
         trial.unmet(f"files {what} are accepted, must be a miss")
     wanted = trial.alone(model, arrays_of(call))
@@ -264,6 +283,7 @@ def _missed(trial: Trial, call: Call, model: Model, cache: Cache, what: str, *, 
     if problem:
         trial.unmet(f"files {what} are accepted, and change results: {problem}")
     trial.close(prepared)
+    return False
 
 
 def _broken(data: bytes, trial: Trial) -> Iterator[tuple[str, bytes]]:

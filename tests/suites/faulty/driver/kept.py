@@ -252,3 +252,33 @@ class DamageEnds(OwnFiles):
             return super().prepare_from_cache(outline, hints)
         except OperationFailed:
             os._exit(3)
+
+
+@of_saving("cache-miss-leaks", "keeps a descriptor of each file that is a miss", "cache-damaged")
+class MissLeaks(OwnFiles):
+    kept: list[int] = []
+
+    def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
+        try:
+            return super().prepare_from_cache(outline, hints)
+        except OperationFailed:
+            self.kept.append(os.memfd_create("compiled"))
+            raise
+
+
+@of_saving(
+    "cache-miss-spoils", "restores with zeros for constants once files were a miss", "cache-damaged", numbers=True
+)
+class MissSpoils(OwnFiles):
+    spoilt = False
+
+    def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
+        try:
+            prepared = super().prepare_from_cache(outline, hints)
+        except OperationFailed:
+            self.spoilt = True
+            raise
+        assert isinstance(prepared, Engine)
+        if self.spoilt:
+            prepared.constants = {i: np.zeros_like(x) for i, x in prepared.constants.items()}
+        return prepared

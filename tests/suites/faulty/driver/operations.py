@@ -99,13 +99,20 @@ class Whole(Reference):
         return self.engine(model)
 
 
+class Every(Whole):
+    """A driver of all operations of the reference."""
+
+    def _of(self, operation: Operation, verdict: Verdict) -> Verdict:
+        return verdict
+
+
 def of_engine(
-    name: str, what: str, operation: str, seen_by: tuple[str, ...], **settings: Any
+    name: str, what: str, operation: str, seen_by: tuple[str, ...], whole: type[Whole] = Whole, **settings: Any
 ) -> Callable[[type], type]:
-    """A fault of an engine with these operations."""
+    """A fault of an engine. whole: the driver without the fault."""
 
     def note(engine: type) -> type:
-        device = type(f"{engine.__name__}Device", (Whole,), {"engine": engine, "__module__": engine.__module__})
+        device = type(f"{engine.__name__}Device", (whole,), {"engine": engine, "__module__": engine.__module__})
         fault(name, what, seen_by=seen_by, operation=operation, **{"check": "", "numbers": True, **settings})(device)
         return engine
 
@@ -328,6 +335,33 @@ class WideChannels(Kernels):
         if not a.nchw and result.shape[-1] > BROAD:
             result[..., BROAD:] = result[..., : result.shape[-1] - BROAD]
         return result
+
+
+@of_engine("rows-of-1024", "rows of a FULLY_CONNECTED beyond 1,024 are zeros", "FULLY_CONNECTED", (RANDOM,))
+class RowsOf1024(Kernels):
+    operation = "FULLY_CONNECTED"
+
+    def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
+        result = np.array(kernel(a, *arguments))
+        result[DEEP:] = 0
+        return result
+
+
+@of_engine("long-first-axis", "rows of a MUL beyond 1,024 are zeros", "MUL", (RANDOM,))
+class LongFirstAxis(RowsOf1024):
+    operation = "MUL"
+
+    def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
+        result = kernel(a, *arguments)
+        return super().kernel(a, kernel, *arguments) if result.ndim > 1 else result
+
+
+@of_engine("index-of-8-bits", "the index of ARGMAX has 8 bits", "ARGMAX", (RANDOM,), Every)
+class IndexOf8Bits(Kernels):
+    operation = "ARGMAX"
+
+    def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
+        return kernel(a, *arguments) & np.int32(0xFF)
 
 
 # ------------------------------------------------------------------------------------------------------------- requests

@@ -15,7 +15,7 @@ from nnhal.base.operands import Array
 from nnhal.hal.background import run_fenced
 from nnhal.hal.request import Control, Request, Timing
 
-from .faults import CONTRACT, CTS, fault
+from .faults import CONTRACT, CTS, VTS, fault
 from .healthy import Engine, Healthy
 
 LATE = 0.02  # seconds after the end
@@ -398,6 +398,33 @@ class BurstSlots(Engine):
             kept = self.slots
             inputs = [x if x is None else kept.setdefault((address(x), x.shape), x.copy()) for x in inputs]
         return super().computed(inputs, control)
+
+
+class InBurst(Engine):
+    """Knows whether a burst is open."""
+
+    opened = False
+
+    def burst_opened(self) -> None:
+        self.opened = True
+
+    def burst_closed(self) -> None:
+        self.opened = False
+
+
+@fault("burst-times", "in a burst, reports that executions take no time", "", (VTS,), way="burst")
+class BurstTimes(InBurst):
+    def run(self, request: Request, control: Control) -> Timing | None:
+        super().run(request, control)
+        return Timing(0, 0) if self.opened and control.measure else None
+
+
+@fault("burst-small", "in a burst, fails where a buffer is too small", "", (VTS,), way="burst")
+class BurstSmall(InBurst):
+    def give(self, request: Request, results: Sequence[Array]) -> None:
+        super().give(request, results)
+        if self.opened and request.small:
+            raise errors.OperationFailed("a buffer is too small")
 
 
 @fault("burst-raises", "fails when a burst begins", "burst", way="burst")

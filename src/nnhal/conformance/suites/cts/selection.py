@@ -27,13 +27,16 @@ def only(trial: AreaTrial) -> None:
 
 @area("selection/with-fallback", "operation")
 def with_fallback(trial: AreaTrial) -> None:
-    """If fallback is allowed, the device still runs what it supports, with the CPU beside it or not."""
+    """If fallback is allowed, the device still runs what it supports, with the CPU beside it or not.
+
+    A rule chooses the device, because one that declares less performance than the CPU would not be chosen.
+    """
     sample = trial.sample()
     settings: list[dict[str, Any]] = [{"fallback": "allow"}, {"fallback": "warn"}]
     if trial.name != discovery.CPU:
-        settings.append({"devices": [trial.device, discovery.CPU], "placement": nnhal.Rule(trial.label)})
+        settings.append({"devices": [trial.device, discovery.CPU]})
     for each in settings:
-        compiled = trial.compile(sample.model, **each)
+        compiled = trial.compile(sample.model, placement=nnhal.Rule(trial.label), **each)
         devices = compiled.placement.devices()
         where = f"compilation with {', '.join(each)}"
         trial.require(devices == {trial.label: 1}, f"{where}: placement is {devices}, must be 1 on {trial.label}")

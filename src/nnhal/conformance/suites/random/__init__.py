@@ -6,6 +6,7 @@ Cases:
 - `broadcast/OPERATION/TYPE/N`, with equal sizes, where only argument N has all dimensions
 - `hard/OPERATION/TYPE/0`, the calls that verify kernel variants (`proving.hard`)
 - `wide/OPERATION/TYPE/0`, with more channels and longer sums than kernels have in a tile
+- `fused/OPERATION/TYPE/0`, before and after operations that engines fuse with it
 - `graph/SIZE/N`
 - `views/TYPE/N`, operations on views of one result, which it must survive
 
@@ -34,7 +35,7 @@ from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.conformance.control import CONTROL
 from nnhal.conformance.evaluation import Evaluation
-from nnhal.conformance.graph_drawing import FREQUENT, TYPES, DrawnGraph, GraphDrawing, ordinary, refusal
+from nnhal.conformance.graph_drawing import TYPES, DrawnGraph, GraphDrawing, by_type, ordinary, refusal
 from nnhal.conformance.proving.comparison import Wrong, compared
 from nnhal.conformance.proving.hard import BOUNDED, FAMILIES, hard_calls
 from nnhal.conformance.proving.wide import WIDE, wide_calls
@@ -56,11 +57,14 @@ from nnhal.model.file import write_model
 from nnhal.model.graph import Model
 from nnhal.model.outline import outline
 from nnhal.model.text import text
+from nnhal.ops import OPS
 from nnhal.ops.common import broadcast_shape
-from nnhal.ops.schema import F32, Q8, Q8S
+from nnhal.ops.schema import F32, Q8, Q8S, T
 
 HARD = FAMILIES.keys() | BOUNDED.keys()
 WIDE_TYPES = F32, Q8, Q8S
+FUSED_TYPES = F32, Q8
+LONG = {name for name, op in OPS.items() if (x := op.forms[0][0]).spec is T and not (x.dims or x.many or x.drawn)}
 HARD_CALLS = 16  # of each operation and type
 DRAWS = 2  # graphs of each operation and type
 GRAPHS = {2: 10, 3: 10, 5: 10, 8: 8, 13: 6, 21: 5, 34: 4, 55: 3, 100: 2, 200: 1}  # numbers of graphs by operations
@@ -105,7 +109,9 @@ class Random(Suite):
             label = type_name(kind).removeprefix("TENSOR_")
             for number in range(draws):
                 yield Case(self.name, f"single/{name}/{label}/{number}", name, label, (name, int(kind), number, ""))
-            if name in FREQUENT - {"CONCATENATION"} and kind in (F32, Q8):
+            if kind in FUSED_TYPES and name not in CONTROL:
+                yield Case(self.name, f"fused/{name}/{label}/0", name, label, (name, int(kind), 0, "fused"))
+            if name in LONG and kind in (F32, Q8):
                 yield Case(self.name, f"long/{name}/{label}/0", name, label, (name, int(kind), 0, "long"))
             for n in range(2 * (name in broadcasting)):
                 yield Case(self.name, f"broadcast/{name}/{label}/{n}", name, label, (name, int(kind), n, "broadcast"))
@@ -126,13 +132,17 @@ class Random(Suite):
             return not reason
 
         drawing = GraphDrawing(rng, takes, case.name, "long_sums" in context.device.relaxations)
-        if case.operation:
+        fused = bool(case.operation) and case.arguments[3] == "fused"
+        if fused:
+            _draw_fused(drawing, case, refusals)
+        elif case.operation:
             _draw_single(drawing, case, refusals)
         elif case.type:
             _draw_views(drawing, case.arguments[1], refusals)
         else:
             _draw_graph(drawing, case.arguments[0], refusals)
-        graph = drawing.finish(bool(case.type) or bool(rng.random() < 0.3), not case.operation)
+        whole = not fused and (bool(case.type) or bool(rng.random() < 0.3))
+        graph = drawing.finish(whole, not case.operation)
         with kept_as_it_was(context.device):
             return _JudgedGraph(case, context, graph, rng).run()
 
@@ -178,7 +188,7 @@ def _judge_hard_calls(case: Case, context: Context) -> Mapping[str, Any]:
         context.at(PREPARING)
         refused, ran = refused or why, ran + (not why)
     if wrong.problem:
-        raise CaseFailed(wrong.problem, "sums that saturate, or elements beside whole vectors?")
+        raise CaseFailed(wrong.problem, "sums that saturate, or elements beside whole vectors or tiles?")
     if not ran:
         raise NotSupported(refused or "no call can be made")
     return {"calls": ran}
@@ -194,6 +204,14 @@ def _draw_graph(drawing: GraphDrawing, size: int, refusals: list[str]) -> None:
 def _draw_views(drawing: GraphDrawing, kind: int, refusals: list[str]) -> None:
     if not drawing.fill_views(kind):
         raise NotSupported(refusals[0] if refusals else f"no operation on a view of {type_name(kind)} could be drawn")
+
+
+def _draw_fused(drawing: GraphDrawing, case: Case, refusals: Sequence[str]) -> None:
+    name, kind, *_ = case.arguments
+    if not drawing.fill_fused([cell for cell in by_type(kind) if cell.op.name == name]):
+        if refusals:
+            raise NotSupported(refusals[0])
+        raise NotApplicable(f"no pair of {name} and another operation could be drawn")
 
 
 class _JudgedGraph:

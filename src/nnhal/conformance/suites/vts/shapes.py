@@ -1,6 +1,7 @@
 """Output shapes: buffers that are too small or too large, and outputs whose shapes are known only at the end."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,17 +14,25 @@ from nnhal.conformance.place import place_in
 from nnhal.conformance.suites.vts.promise import OPERATION, Probe, changed, named, promise
 from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, copies
 from nnhal.hal.device import Prepared
-from nnhal.hal.request import UNLIMITED, Request
+from nnhal.hal.request import UNLIMITED, Request, Run
 from nnhal.model.graph import Model
 
 FILL = 0x5A
 
 
-def _executed(probe: Probe, prepared: Prepared, call: Call, rooms: Sequence[Array | None], what: str) -> Request:
-    request = probe.request(prepared, copies(arrays_of(call)), rooms)
+class _Executor(NamedTuple):
+    """A prepared model, and its `run` or that of a burst of it."""
+
+    prepared: Prepared
+    run: Run
+    where: str = ""
+
+
+def _executed(probe: Probe, executor: _Executor, call: Call, rooms: Sequence[Array | None], what: str) -> Request:
+    request = probe.request(executor.prepared, copies(arrays_of(call)), rooms)
     try:
         with probe.stages.enter("run"):
-            request.execute(prepared.run, UNLIMITED)
+            request.execute(executor.run, UNLIMITED)
     except NnhalError as error:
         raise RequirementNotMet(
             f"{what}: {named(error)}, must report the shapes", place_in(error.stack) or probe.place()
@@ -37,7 +46,7 @@ def _bytes(size: int) -> Array:
 
 @promise(
     "shapes/small",
-    "An output buffer that is too small is reported with the true shapes, is not overrun, and harms no later execution.",
+    "A buffer that is too small is reported with the true shapes, not overrun, and harms no later execution or burst.",
     OPERATION,
     unseen="no output has elements",
 )
@@ -70,6 +79,15 @@ def unknown(probe: Probe) -> int:
 
 def _small(probe: Probe, call: Call, model: Model, wanted: Outputs) -> int:
     prepared = probe.prepare(model)
+    seen = _too_small(probe, call, _Executor(prepared, prepared.run), wanted)
+    if probe.device.level >= V1_2:
+        with prepared.burst() as series:
+            seen += _too_small(probe, call, _Executor(prepared, series.run, "in a burst, "), wanted)
+    probe.right(call, wanted, prepared, "after buffers that were too small")
+    return seen
+
+
+def _too_small(probe: Probe, call: Call, executor: _Executor, wanted: Outputs) -> int:
     sizes = [0 if w is None else w.nbytes for w in wanted]
     whole: list[Array] = [_bytes(size) for size in sizes]
     seen = 0
@@ -78,8 +96,8 @@ def _small(probe: Probe, call: Call, model: Model, wanted: Outputs) -> int:
             if less < 0:
                 continue
             behind = _bytes(size + 64)
-            what = f"output {place} with a buffer of {less} of {size} bytes"
-            request = _executed(probe, prepared, call, changed(whole, place, behind[:less]), what)
+            what = f"{executor.where}output {place} with a buffer of {less} of {size} bytes"
+            request = _executed(probe, executor, call, changed(whole, place, behind[:less]), what)
             if place not in request.small:
                 raise RequirementNotMet(
                     f"{what} is reported as sufficient, must be OUTPUT_INSUFFICIENT_SIZE", probe.place()
@@ -103,7 +121,7 @@ def _small(probe: Probe, call: Call, model: Model, wanted: Outputs) -> int:
                 raise RequirementNotMet(f"{what}: is written past its end", probe.place())
             seen += 1
         if size:
-            request = _executed(probe, prepared, call, changed(whole, place, _bytes(size + 64)), "a larger buffer")
-            probe.same(call, wanted, request.results, f"output {place} with a buffer of {size + 64} of {size} bytes")
-    probe.right(call, wanted, prepared, "after buffers that were too small")
+            what = f"{executor.where}output {place} with a buffer of {size + 64} of {size} bytes"
+            request = _executed(probe, executor, call, changed(whole, place, _bytes(size + 64)), what)
+            probe.same(call, wanted, request.results, what)
     return seen
