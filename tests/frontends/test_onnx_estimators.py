@@ -63,6 +63,52 @@ def test_features_are_extracted_by_number(x: Any, computed: bool) -> None:
     check(made, inputs)
 
 
+@pytest.mark.parametrize("x", [ROWS, ROWS.astype(np.int64), ROWS[:, 0]], ids=["reals", "integers", "a vector"])
+def test_categories_have_a_place_each(x: Any) -> None:
+    check(*one("OneHotEncoder", x + x.dtype.type(0.75), cats_int64s=[1, 2, -3, 0]))
+
+
+VALUES = {"values_int64s": [10, 20, 30, 40], "default_int64": -7}, {"values_floats": [0.5, 1.5, 2.5, 3.5]}
+
+
+@pytest.mark.parametrize("values", VALUES, ids=["integers", "reals"])
+@pytest.mark.parametrize("x", [ROWS, ROWS.astype(np.int64), ROWS[0]], ids=["of reals", "of integers", "of a vector"])
+def test_labels_are_encoded(x: Any, values: dict[str, Any]) -> None:
+    whole = x.dtype == np.int64
+    keys = {"keys_int64s": [1, 2, -3, 4]} if whole else {"keys_floats": [1.0, 2.0, -3.0, 4.0]}
+    made, inputs = one("LabelEncoder", x, **keys, **values)
+    if "values_int64s" in values:
+        made.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    check(made, inputs)
+
+
+def test_features_of_several_inputs_are_joined() -> None:
+    inputs = {"x": ROWS, "z": ROWS[:, :1]}
+    made = model([node("FeatureVectorizer", "x z", domain=ML, inputdimensions=[3, 1])], inputs)
+    check(made, inputs)
+
+
+@pytest.mark.parametrize(
+    ("op", "how", "match"),
+    [
+        ("OneHotEncoder", {"cats_int64s": [1, 2], "zeros": 0}, "fails for a value of no category"),
+        ("OneHotEncoder", {"cats_int64s": [1, 1]}, "has a category twice"),
+        ("OneHotEncoder", {"cats_int64s": [1, 2**31]}, "has cats of more than the 32 bits"),
+        ("OneHotEncoder", {"cats_strings": ["a"]}, "has no cats that are numbers"),
+        ("LabelEncoder", {"keys_strings": ["a"], "values_int64s": [1]}, "has no keys that are numbers"),
+        ("LabelEncoder", {"keys_floats": [1.0], "values_int64s": [1, 2]}, "has 1 keys and 2 values"),
+        ("LabelEncoder", {"keys_int64s": [1], "values_int64s": [1]}, "of FLOAT has keys of another type"),
+        ("LabelEncoder", {"keys_floats": [1.0, 1.0], "values_int64s": [1, 2]}, "has a key twice"),
+        ("LabelEncoder", {"keys_floats": [float("nan")], "values_int64s": [1]}, "has NaN among its keys"),
+        ("FeatureVectorizer", {"inputdimensions": [2]}, r"has inputs of \[3\] features, must have \[2\]"),
+    ],
+)
+def test_other_encoders_are_refused_by_name(op: str, how: dict[str, Any], match: str) -> None:
+    made, _ = one(op, **how)
+    with pytest.raises(UnsupportedModel, match=match):
+        load(made.SerializeToString())
+
+
 # ---------------------------------------------------------------------------------------------------------- linear models
 
 
@@ -248,6 +294,8 @@ def a_file_of_each() -> list[Any]:
     classes = {"vectors_per_class": [4, 5], "classlabels_ints": [1, 2], "coefficients": WEIGHTS[0].tolist()}
     made = [
         one("Normalizer", norm="L2"),
+        one("OneHotEncoder", cats_int64s=[1, 2]),
+        one("LabelEncoder", keys_floats=[1.0, 2.0], values_int64s=[3, 4]),
         one("Imputer", replaced_value_float=0.0, imputed_value_floats=[1.0]),
         one("LinearClassifier", ROWS, "label y", **linear),
         one("SVMRegressor", coefficients=WEIGHTS[0].tolist(), n_supports=9, **svm),

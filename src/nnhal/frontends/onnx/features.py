@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 
-from nnhal.base.operands import Value
+from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import broadcast
 from nnhal.frontends.common.integer_ranges import of_all, of_first
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import INT32_RANGE, check_count, filled
+from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS, check_count, filled
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import B8, F32, I32
 
@@ -22,9 +22,9 @@ def reals(t: NodeTask, place: int = 0) -> Term:
     return x
 
 
-def features_of(t: NodeTask) -> Term:
-    """Return the input as real rows; a vector is one row."""
-    x = reals(t)
+def features_of(t: NodeTask, place: int = 0) -> Term:
+    """Return an input as real rows; a vector is one row."""
+    x = reals(t, place)
     if t.rank(x) == 1:
         x = t.reshaped(x, (1, *t.shape(x)))
     t.require(t.rank(x) == 2, f"has shape {list(t.shape(x))}, must have rows of features")
@@ -126,3 +126,76 @@ def array_feature_extractor(t: NodeTask) -> None:
     else:
         flat = t.reshaped(indices, (math.prod(t.known(indices)),))
     t.result(0, t.make("GATHER", x, t.rank(x) - 1, flat), kind, scalar=False)
+
+
+# ------------------------------------------------------------------------------------------------------------- categories
+
+
+def hits(t: NodeTask, x: Term, keys: Array) -> Term:
+    """Return, along a new last dimension, 1 where x equals a key and else 0, as FLOAT. keys: all different."""
+    t.require(t.rank(x) < MOST_DIMENSIONS, f"has {t.rank(x)} dimensions, must have at most {MOST_DIMENSIONS - 1}")
+    sizes = (*t.known(x)[: t.rank(x)], len(keys))
+    check_count(math.prod(sizes))
+    equal = t.make("EQUAL", t.reshaped(x, (*sizes[:-1], 1)), constant(Value(x.value.type), keys), like=Value(B8))
+    one, none = (filled(t, sizes, n, F32) for n in (1, 0))
+    return t.make("SELECT", equal, one, none, like=one)
+
+
+def numbers_of(t: NodeTask, name: str) -> Array:
+    """Return numbers, as int32 or float32, from the attribute that the file has of `name_int64s` and others."""
+    found = np.array(t.attr.ints(f"{name}_int64s"), np.int64)
+    if f"{name}_floats" in t.node.attributes:
+        found = np.array(t.attr(f"{name}_floats"), np.float32)
+    elif f"{name}_tensor" in t.node.attributes:
+        data = t.graph.array(t.attr.tensor(f"{name}_tensor"))
+        t.require(data is not None and data.dtype in (np.int64, np.float32), f"has other {name} than numbers")
+        found = np.asarray(data).reshape(-1)
+    t.require(found.size, f"has no {name} that are numbers, and NNAPI has no type for texts")
+    t.require(not np.isnan(found).any(), f"has NaN among its {name}")
+    if found.dtype == np.int64:
+        small = INT32_RANGE.min <= found.min() and found.max() <= INT32_RANGE.max
+        t.require(small, f"has {name} of more than the 32 bits that NNAPI's integers have")
+    return found.astype(np.int32 if found.dtype == np.int64 else np.float32)
+
+
+@operator("ai.onnx.ml.OneHotEncoder", becomes="EQUAL, SELECT")
+def one_hot_encoder(t: NodeTask) -> None:
+    """Write a place for each category: 1 in that of the value, which is truncated to an integer."""
+    x, categories = t.x(0), numbers_of(t, "cats")
+    t.require(t.attr("zeros", 1), "fails for a value of no category (zeros = 0), which NNAPI cannot")
+    t.require(x.value.type in (F32, I32), f"of {x.kind}, must be FLOAT or integers")
+    t.require(len(set(categories.tolist())) == len(categories), "has a category twice")
+    t.result(0, hits(t, x if x.value.type == I32 else t.make("CAST", x, like=Value(I32)), categories), scalar=False)
+
+
+@operator("ai.onnx.ml.LabelEncoder", becomes="EQUAL, SELECT, ARGMAX, GATHER")
+def label_encoder(t: NodeTask) -> None:
+    """Map each key to a value, and others to the default."""
+    x, keys, values = t.x(0), numbers_of(t, "keys"), numbers_of(t, "values")
+    t.require(len(keys) == len(values), f"has {len(keys)} keys and {len(values)} values, must have as many")
+    whole = values.dtype == np.int32
+    kinds = {np.dtype(np.int32): I32, np.dtype(np.float32): F32}
+    t.require(x.value.type == kinds[keys.dtype], f"of {x.kind} has keys of another type")
+    t.require(
+        "default_tensor" not in t.node.attributes, "has a default_tensor, must have default_int64 or default_float"
+    )
+    t.require(len(set(keys.tolist())) == len(keys), "has a key twice")
+    default = t.attr("default_int64", -1) if whole else t.attr("default_float", -0.0)
+    found = hits(t, x, keys)
+    sizes = t.known(found)[:-1]
+    at_least = filled(t, (*sizes, 1), 0.5, F32)  # the default's place, the first, wins where nothing is 1
+    place = t.make(
+        "ARGMAX", t.make("CONCATENATION", at_least, found, len(sizes), like=found), len(sizes), like=Value(I32)
+    )
+    table = constant(Value(kinds[values.dtype]), np.array([default, *values], values.dtype))
+    t.result(0, t.make("GATHER", table, 0, place), "INT64" if whole else "FLOAT")
+
+
+@operator("ai.onnx.ml.FeatureVectorizer", inputs=(1, None), becomes="CONCATENATION")
+def feature_vectorizer(t: NodeTask) -> None:
+    """Join the features of all inputs."""
+    rows = [features_of(t, place) for place in range(len(t.node.inputs))]
+    widths = [t.known(x)[1] for x in rows]
+    wanted = t.attr.ints("inputdimensions")
+    t.require(wanted == widths, f"has inputs of {widths} features, must have {wanted}")
+    t.result(0, rows[0] if len(rows) == 1 else t.make("CONCATENATION", *rows, 1, like=rows[0]), scalar=False)
