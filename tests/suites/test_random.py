@@ -15,7 +15,7 @@ from nnhal.conformance.suites.run import run_suite
 from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
-from nnhal.ops.schema import F32, INT32
+from nnhal.ops.schema import F32, I32, INT32, Q8
 from tests.suites.faulty.application import DRIVER
 from tests.suites.faulty.driver import VARIABLE
 
@@ -124,6 +124,17 @@ def test_a_correct_result_in_double_precision_is_within_the_tolerance() -> None:
     found = evaluate(chain(["TANH", "ADD", "ADD", "ADD"]), [X])
     assert found.differences([wanted.astype("f4")]) == ""
     assert found.differences([(wanted * 1.001).astype("f4")])
+
+
+def test_each_quantised_element_has_a_step_of_tolerance_behind_a_pad() -> None:
+    """Padding, which has no errors, lowers the average of the tensor."""
+    b, size = ModelBuilder("padded"), 4096
+    x = b.operand(Q8, (size,), scale=0.05, zero_point=128)
+    y, padded = (b.operand(Q8, (n,), scale=1 / 256) for n in (size, 16 * size))
+    b.operation("LOGISTIC", [x], [y])
+    b.operation("PAD", [y, b.constant(I32, [[0, 15 * size]])], [padded])
+    found = evaluate(b.finish([x], [padded]), [np.arange(size).astype(np.uint8) % 100 + 80])
+    assert (found.rooms[0][:size] >= 1).all() and (found.rooms[0][size:] < 1).all()
 
 
 # ----------------------------------------------------------------------------------------------------------- reduction

@@ -2,12 +2,11 @@
 
 Method: each operation has a tolerance for its results alone, that of AOSP's test harness and of the order of sums
 (`differential.output_buffer_of`); operations that only move or compare elements have none. The model is evaluated
-exactly, and
-`RUNS` times with errors: after each operation, each element is moved up or down at random, by at most the operation's
-tolerance (a quantised one by one quantisation step or not at all). So errors pass through the operations that follow as
-those of a device do, and grow or shrink with them. An element of an output may differ by `FACTOR` times the largest
-deviation that it, or its tensor on average, had in these runs, and by the tolerance of the last operation. A model that
-only moves elements has no tolerance.
+exactly, and `RUNS` times with errors: after each operation, each element is moved up or down at random, by at most the
+operation's tolerance. A quantised one is always moved, by one quantisation step: behind a PAD, one that never moved would
+have next to no tolerance. So errors pass through the operations that follow as those of a device do, and grow or shrink
+with them. An element of an output may differ by `FACTOR` times the largest deviation that it, or its tensor on average,
+had in these runs, and by the tolerance of the last operation. A model that only moves elements has no tolerance.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -258,7 +257,7 @@ def moved(x: Array, room: Room, rng: np.random.Generator) -> Array:
         return x
     if x.dtype.kind in "iu":
         limits = np.iinfo(x.dtype)
-        steps = rng.integers(-1, 2, x.shape) * np.rint(size).astype(np.int64)
+        steps = rng.choice([-1, 1], x.shape) * np.rint(size).astype(np.int64)
         return np.clip(x.astype(np.int64) + steps, limits.min, limits.max).astype(x.dtype)
     parts = rng.choice([-1.0, -0.5, 0.5, 1.0], x.shape) * size
     with np.errstate(all="ignore"):
