@@ -148,6 +148,7 @@ def test_a_map_of_scores_is_the_scores_in_the_order_of_the_labels() -> None:
         ("Imputer", {"imputed_value_floats": [1.0, 2.0]}, "has 2 numbers, must have 1 or 3"),
         ("Imputer", {"replaced_value_float": 1.0}, "has 0 numbers, must have 1 or 3"),
         ("LinearRegressor", {"coefficients": [1.0] * 4}, "must have rows of"),
+        ("LinearRegressor", {"coefficients": ["a"]}, "attribute coefficients is .*, must be floats"),
         ("LinearRegressor", {"coefficients": [1.0] * 3, "post_transform": "PROBIT"}, "a post_transform of one target"),
         ("LinearRegressor", {"coefficients": [1.0] * 6, "intercepts": [1.0], "targets": 2}, "has 1 intercepts"),
         ("SVMRegressor", {"coefficients": [1.0] * 3}, "has 0 rho"),

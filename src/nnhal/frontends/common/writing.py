@@ -276,7 +276,12 @@ def copied(t: OperationWriter, term: Term) -> Term:
 
 def ones(t: OperationWriter, term: Term) -> Term:
     """Convert booleans to int32 0 and 1."""
-    return t.make("SELECT", term, *[filled(t, t.known(term), n, I32) for n in (1, 0)], like=Value(I32))
+    return either(t, term, 1, 0, I32)
+
+
+def either(t: OperationWriter, truth: Term, yes: float, no: float, kind: OperandType) -> Term:
+    """Return one number where booleans are true, and another one elsewhere."""
+    return t.make("SELECT", truth, *[filled(t, t.known(truth), n, kind) for n in (yes, no)], like=Value(kind))
 
 
 def nonzero_mask(t: OperationWriter, term: Term) -> Term:

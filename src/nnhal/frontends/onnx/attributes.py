@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from nnhal.base.names import short
+from nnhal.base.operands import Array
 from nnhal.frontends.common.terms import UnsupportedOperator
 from nnhal.frontends.onnx.file import AttributeReference, OnnxFileGraph, OnnxTensor
 
@@ -36,6 +39,13 @@ class NodeAttributes:
         if not whole:
             raise UnsupportedOperator(f"attribute {name} is {short(repr(value))}, must be integers")
         return list(value)
+
+    def floats(self, name: str) -> Array:
+        """Return an attribute of numbers as float32; empty if it is not set."""
+        value = self(name, ())
+        if not all(isinstance(n, int | float) for n in value):
+            raise UnsupportedOperator(f"attribute {name} is {short(repr(value))}, must be floats")
+        return np.array(value, np.float32)
 
     def graph(self, name: str) -> OnnxFileGraph:
         """Return an attribute that is a graph."""

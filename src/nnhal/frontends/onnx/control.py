@@ -211,7 +211,7 @@ def scan(t: NodeTask) -> None:
     )
     collects = len(body.outputs) - carried
     scanned = [t.usable(t.raw(place), f"input {place}") for place in range(carried, len(t.node.inputs))]
-    axes = [t.axis(n, t.rank(x)) for n, x in zip(numbers(t, "scan_input_axes", count), scanned, strict=True)]
+    axes = [t.axis(n, t.rank(x)) for n, x in zip(scan_integers(t, "scan_input_axes", count), scanned, strict=True)]
     lengths = {t.known(x)[axis] for x, axis in zip(scanned, axes, strict=True)}
     steps = min(lengths)
     t.require(len(lengths) == 1, f"scans inputs of {sorted(lengths)} parts, must have the same number")
@@ -224,7 +224,7 @@ def scan(t: NodeTask) -> None:
         0 < steps <= MOST_UNROLLED,
         f"collects outputs of {steps} iterations, must be 1 to {MOST_UNROLLED}: NNAPI's WHILE cannot collect them",
     )
-    backwards = numbers(t, "scan_input_directions", count)
+    backwards = scan_integers(t, "scan_input_directions", count)
     values, parts = [t.raw(place) for place in range(carried)], []
     each = [
         [part_at(t, x, axis, steps - 1 - step if way else step) for step in range(steps)]
@@ -237,7 +237,11 @@ def scan(t: NodeTask) -> None:
         parts.append(made[carried:])
     for place, term in enumerate(values):
         t.same(term, place)
-    forms = zip(numbers(t, "scan_output_axes", collects), numbers(t, "scan_output_directions", collects), strict=True)
+    forms = zip(
+        scan_integers(t, "scan_output_axes", collects),
+        scan_integers(t, "scan_output_directions", collects),
+        strict=True,
+    )
     for place, (axis, way) in enumerate(forms):
         if t.is_output_used(carried + place):
             several = [made[place] for made in (reversed(parts) if way else parts)]
@@ -292,7 +296,7 @@ def distance_power(t: NodeTask, body: OnnxFileGraph) -> float | None:
     return power if inputs(name, "Sub") in ([state, part], [part, state]) else None
 
 
-def numbers(t: NodeTask, name: str, count: int) -> list[int]:
+def scan_integers(t: NodeTask, name: str, count: int) -> list[int]:
     """Return an attribute of one integer for each input or output, 0 without it."""
     found = t.attr.ints(name) or [0] * count
     t.require(len(found) == count, f"{name} has {len(found)} entries, must have {count}")

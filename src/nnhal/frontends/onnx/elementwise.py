@@ -18,7 +18,7 @@ from nnhal.frontends.common.functions import plain as combined
 from nnhal.frontends.common.integer_ranges import Span
 from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import FLOATS, broadcast_shapes, check_count, copied, filled, number
+from nnhal.frontends.common.writing import FLOATS, broadcast_shapes, check_count, copied, either, filled, number
 from nnhal.frontends.onnx.file import DTYPES, KINDS
 from nnhal.frontends.onnx.fusion import fuse_activation, fuse_into_weights
 from nnhal.frontends.onnx.graph import TYPES
@@ -435,8 +435,7 @@ def converted(t: NodeTask, x: Term, to: str) -> None:
     elif wanted == B8:
         t.give("NOT_EQUAL", numbers(t, x), t.scalar(0, numbers(t, x)), like=Value(B8))
     elif kind == B8 and wanted in (*FLOATS, I32):
-        parts = [filled(t, t.known(x), n, OperandType(wanted)) for n in (1, 0)]
-        t.result(0, t.make("SELECT", x, *parts, like=parts[0]), to)
+        t.result(0, either(t, x, 1, 0, OperandType(wanted)), to)
     elif kind in (Q8, Q8S):
         t.require(
             (x.value.scale, x.value.zero_point) == (1.0, 0), "of stored values as numbers has no operation in NNAPI"

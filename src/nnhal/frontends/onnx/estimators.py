@@ -1,13 +1,12 @@
 """Entries of ai.onnx.ml that predict from features: linear models and support vectors; and what all classifiers share."""
 
-from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import INT32_RANGE, check_count, filled
+from nnhal.frontends.common.writing import INT32_RANGE, check_count, either
 from nnhal.frontends.onnx.features import distances, features_of
 from nnhal.frontends.onnx.products import rows_times
 from nnhal.frontends.onnx.task import NodeTask, operator
@@ -77,7 +76,7 @@ class ClassLabels:
 
 def weighted(t: NodeTask, x: Term, units: int) -> Term:
     """Multiply rows by the node's coefficients, and add its intercepts: [rows, units]."""
-    coefficients, intercepts = floats(t, "coefficients"), floats(t, "intercepts")
+    coefficients, intercepts = t.attr.floats("coefficients"), t.attr.floats("intercepts")
     t.require(
         units and coefficients.size and not coefficients.size % units,
         f"has {coefficients.size} coefficients, must have as many for each of {units} outputs",
@@ -85,12 +84,6 @@ def weighted(t: NodeTask, x: Term, units: int) -> Term:
     t.require(intercepts.size in (0, units), f"has {intercepts.size} intercepts, must have {units}")
     weights = constant(Value(F32), coefficients.reshape(units, -1))
     return rows_times(t, x, weights, intercepts if intercepts.size else None)
-
-
-def floats(t: NodeTask, attribute: str) -> Array:
-    """Return an attribute of floats; empty if it is not set."""
-    numbers: Sequence[float] = t.attr(attribute, ())
-    return np.array(numbers, np.float32)
 
 
 @operator("ai.onnx.ml.LinearRegressor", becomes="FULLY_CONNECTED")
@@ -104,7 +97,7 @@ def linear_regressor(t: NodeTask) -> None:
 def linear_classifier(t: NodeTask) -> None:
     """Choose the class with the greatest score. Of two classes, the file may have the score of the second only."""
     x, labels = features_of(t), ClassLabels(t, "classlabels_ints")
-    units = len(floats(t, "intercepts"))
+    units = len(t.attr.floats("intercepts"))
     t.require(
         units == labels.count or (units == 1 and labels.count == 2),
         f"has {units} intercepts, must have one for each of {labels.count} classes",
@@ -136,7 +129,7 @@ def weighted_kernels(t: NodeTask, x: Term, count: int, weights: Array, rho: Arra
 
     weights: [outputs, count]; rho: [outputs], which are added.
     """
-    vectors, name = floats(t, "support_vectors"), t.attr("kernel_type", "LINEAR")
+    vectors, name = t.attr.floats("support_vectors"), t.attr("kernel_type", "LINEAR")
     width = t.known(x)[1]
     t.require(
         count > 0 and vectors.size == count * width,
@@ -145,7 +138,7 @@ def weighted_kernels(t: NodeTask, x: Term, count: int, weights: Array, rho: Arra
     vectors = vectors.reshape(count, width)
     if name == "LINEAR":
         return rows_times(t, x, constant(Value(F32), (weights.astype(np.float64) @ vectors).astype(np.float32)), rho)
-    gamma, offset, degree = (*map(float, t.attr("kernel_params", ())), 0.0, 0.0, 0.0)[:3]
+    gamma, offset, degree = (*t.attr.floats("kernel_params").tolist(), 0.0, 0.0, 0.0)[:3]
     if name == "RBF":
         squares = distances(t, x, constant(Value(F32), vectors), 2)
         found = t.make("EXP", t.make("MUL", squares, t.scalar(-gamma, squares), activation=0))
@@ -161,8 +154,8 @@ def weighted_kernels(t: NodeTask, x: Term, count: int, weights: Array, rho: Arra
 @operator("ai.onnx.ml.SVMRegressor", becomes="FULLY_CONNECTED of the kernels of all support vectors")
 def svm_regressor(t: NodeTask) -> None:
     """Sum the weighted kernels. one_class: 1 where the sum is above 0, else -1."""
-    x, count, rho = features_of(t), t.attr("n_supports", 0), floats(t, "rho")
-    weights = floats(t, "coefficients").reshape(1, -1)
+    x, count, rho = features_of(t), t.attr("n_supports", 0), t.attr.floats("rho")
+    weights = t.attr.floats("coefficients").reshape(1, -1)
     t.require(len(rho) == 1, f"has {len(rho)} rho, must have 1")
     t.require(
         not count or weights.size == count,
@@ -174,8 +167,7 @@ def svm_regressor(t: NodeTask) -> None:
     found = of_targets(t, total, 1)
     if t.attr("one_class", 0):
         above = t.make("GREATER", found, t.scalar(0, found), like=Value(B8))
-        inside, outside = (filled(t, t.known(found), n, F32) for n in (1, -1))
-        found = t.make("SELECT", above, inside, outside, like=found)
+        found = either(t, above, 1, -1, F32)
     t.result(0, found, scalar=False)
 
 
@@ -189,15 +181,13 @@ def svm_classifier(t: NodeTask) -> None:
     x, labels = features_of(t), ClassLabels(t, "classlabels_ints")
     scores = pair_scores(t, x, labels.count)
     ahead = t.make("GREATER", scores, t.scalar(0, scores), like=Value(B8))
-    one, none = (filled(t, t.known(scores), n, F32) for n in (1, 0))
     pairs = t.known(scores)[1]
     check_count(labels.count * pairs)
     votes = np.zeros((labels.count, pairs), np.float32)  # of each class, where the first of a pair is ahead
     for number, (first, second) in enumerate(combinations(range(labels.count), 2)):
         votes[first, number], votes[second, number] = 1, -1
     against = -votes.clip(max=0).sum(axis=1)
-    ahead_votes = t.make("SELECT", ahead, one, none, like=scores)
-    labels.of_greatest(rows_times(t, ahead_votes, constant(Value(F32), votes), against))
+    labels.of_greatest(rows_times(t, either(t, ahead, 1, 0, F32), constant(Value(F32), votes), against))
     if t.attr("prob_a", ()):
         likely = probability(t, scores, labels.count)
         rest = t.make("SUB", t.scalar(1, likely), likely, activation=0)
@@ -214,7 +204,7 @@ def probability(t: NodeTask, scores: Term, classes: int) -> Term:
     ONNX Runtime iterates towards it, and stops at most 0.005 away.
     """
     t.require(classes == 2, f"has probabilities of {classes} classes, which an iteration computes, must be of 2")
-    a, b = floats(t, "prob_a"), floats(t, "prob_b")
+    a, b = t.attr.floats("prob_a"), t.attr.floats("prob_b")
     t.require(a.size == b.size == 1, f"has {a.size} prob_a and {b.size} prob_b, must have 1 each")
     found = t.make("MUL", scores, t.scalar(-float(a[0]), scores), activation=0)
     return t.make("LOGISTIC", t.make("ADD", found, t.scalar(-float(b[0]), scores), activation=0))
@@ -222,13 +212,13 @@ def probability(t: NodeTask, scores: Term, classes: int) -> Term:
 
 def pair_scores(t: NodeTask, x: Term, classes: int) -> Term:
     """Return the score of the first of each pair of classes: [rows, pairs]."""
-    counts, rho = t.attr.ints("vectors_per_class"), floats(t, "rho")
+    counts, rho = t.attr.ints("vectors_per_class"), t.attr.floats("rho")
     t.require(classes > 1 and len(counts) == classes, f"has vectors of {len(counts)} classes, must have {classes}")
     known = ("NONE", "LOGISTIC") if classes == 2 else ("NONE",)
     how = t.attr("post_transform", "NONE")
     t.require(how in known, f"post_transform is {how} of {classes} classes, must be {' or '.join(known)}")
     total, pairs = sum(counts), classes * (classes - 1) // 2
-    coefficients = floats(t, "coefficients")
+    coefficients = t.attr.floats("coefficients")
     t.require(
         min(counts) >= 0 and coefficients.size == (classes - 1) * total and len(rho) == pairs,
         f"has {coefficients.size} coefficients and {len(rho)} rho, must have {(classes - 1) * total} and {pairs}",

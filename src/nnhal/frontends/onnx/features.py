@@ -8,7 +8,7 @@ from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import broadcast
 from nnhal.frontends.common.integer_ranges import of_all, of_first
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS, check_count, filled
+from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS, check_count, either, filled
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import B8, F32, I32
 
@@ -33,10 +33,10 @@ def features_of(t: NodeTask, place: int = 0) -> Term:
 
 def for_features(t: NodeTask, x: Term, attribute: str) -> Term:
     """Return an attribute with one number, or one for each feature."""
-    numbers = [float(n) for n in t.attr(attribute, ())]
+    numbers = t.attr.floats(attribute)
     features = t.shape(x)[-1]
     t.require(len(numbers) in (1, features), f"{attribute} has {len(numbers)} numbers, must have 1 or {features}")
-    return constant(Value(F32), np.array(numbers, np.float32))
+    return constant(Value(F32), numbers)
 
 
 def distances(t: NodeTask, x: Term, y: Term, power: float) -> Term:
@@ -85,8 +85,7 @@ def binarizer(t: NodeTask) -> None:
     x = t.x(0)
     t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT")
     above = t.make("GREATER", x, t.scalar(t.attr("threshold", 0.0), x), like=Value(B8))
-    one, none = (filled(t, t.known(x), n, F32) for n in (1, 0))
-    t.result(0, t.make("SELECT", above, one, none, like=x))
+    t.result(0, either(t, above, 1, 0, F32))
 
 
 @operator("ai.onnx.ml.Imputer", becomes="EQUAL, or NOT_EQUAL to itself for NaN; SELECT", span=of_all)
@@ -137,15 +136,14 @@ def hits(t: NodeTask, x: Term, keys: Array) -> Term:
     sizes = (*t.known(x)[: t.rank(x)], len(keys))
     check_count(math.prod(sizes))
     equal = t.make("EQUAL", t.reshaped(x, (*sizes[:-1], 1)), constant(Value(x.value.type), keys), like=Value(B8))
-    one, none = (filled(t, sizes, n, F32) for n in (1, 0))
-    return t.make("SELECT", equal, one, none, like=one)
+    return either(t, equal, 1, 0, F32)
 
 
 def numbers_of(t: NodeTask, name: str) -> Array:
     """Return numbers, as int32 or float32, from the attribute that the file has of `name_int64s` and others."""
     found = np.array(t.attr.ints(f"{name}_int64s"), np.int64)
     if f"{name}_floats" in t.node.attributes:
-        found = np.array(t.attr(f"{name}_floats"), np.float32)
+        found = t.attr.floats(f"{name}_floats")
     elif f"{name}_tensor" in t.node.attributes:
         data = t.graph.array(t.attr.tensor(f"{name}_tensor"))
         t.require(data is not None and data.dtype in (np.int64, np.float32), f"has other {name} than numbers")

@@ -23,7 +23,7 @@ from nnhal.frontends.common.functions import (
 from nnhal.frontends.common.functions import plain as combined
 from nnhal.frontends.common.integer_ranges import sign as sign_range
 from nnhal.frontends.common.terms import PLAIN_SCALE, Term, constant
-from nnhal.frontends.common.writing import ASYMMETRIC, check_count, filled
+from nnhal.frontends.common.writing import ASYMMETRIC, check_count, either
 from nnhal.frontends.tflite.elementwise import plain
 from nnhal.frontends.tflite.file import Options
 from nnhal.frontends.tflite.task import MOST_FOLDED, OperatorTask, computed, operator
@@ -191,9 +191,7 @@ def bucketize(t: OperatorTask) -> None:
     check_count(size * bounds.size)
     rows = t.reshaped(x, (size, 1))
     above = t.make("GREATER_EQUAL", rows, constant(Value(x.value.type), bounds.reshape(1, -1)), like=Value(B8))
-    one, none = (filled(t, (size, bounds.size), n, F32) for n in (1, 0))
-    hits = t.make("SELECT", above, one, none, like=Value(F32))
-    count = t.make("CAST", t.make("REDUCE_SUM", hits, t.integers([1]), False), like=Value(I32))
+    count = t.make("CAST", t.make("REDUCE_SUM", either(t, above, 1, 0, F32), t.integers([1]), False), like=Value(I32))
     t.result(0, t.reshaped(count, shape))
 
 

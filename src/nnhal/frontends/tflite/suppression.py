@@ -5,7 +5,7 @@ import numpy as np
 from nnhal.base.operands import Value
 from nnhal.frontends.common.functions import TINY, RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import filled, ones
+from nnhal.frontends.common.writing import either, filled, ones
 from nnhal.frontends.tflite.task import OperatorTask, operator
 from nnhal.ops.schema import F32, I32
 
@@ -33,8 +33,8 @@ def suppress(t: OperatorTask) -> None:
     left = t.reshaped(scores, (1, count))
     able = r.test("GREATER", left, least)
     left = r.choose(able, left, out)
-    hits = t.make("SELECT", able, *(filled(t, (1, count), n, F32) for n in (1, 0)), like=left)
-    most = t.make("REDUCE_SUM", hits, t.integers([1]), True)  # LiteRT selects no more often than there are boxes
+    # LiteRT selects no more often than there are boxes.
+    most = t.make("REDUCE_SUM", either(t, able, 1, 0, F32), t.integers([1]), True)
     places, values, total = [], [], None
     for row in range(rows):
         (best,) = t.run("ARGMAX", left, 1, outs=[Value(I32, None)])
