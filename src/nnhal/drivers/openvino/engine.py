@@ -16,7 +16,7 @@ from nnhal.base.operands import Array
 from nnhal.drivers.kit.instance_pool import Member, Team
 from nnhal.drivers.kit.native import borrowed_array, keep_alive_in_forks
 from nnhal.drivers.openvino.unwritten_memory import copy_shared_transpose_inputs
-from nnhal.drivers.openvino.workarounds import keep_fused_apart, keep_ranks, searches_too_long
+from nnhal.drivers.openvino.workarounds import keep_constants_apart, keep_fused_apart, keep_ranks, searches_too_long
 from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
@@ -228,6 +228,7 @@ def compiled(
         model = ov().Model([opset().result(node) for node in outputs], [node for node in inputs if node is not None])
         copy_shared_transpose_inputs(model, opset())
         keep_ranks(model, opset())
+        keep_constants_apart(model, opset())
         keep_fused_apart(model, opset())
         kinds = {node.get_name(): node.get_type_name() for node in model.get_ops()}
         kept = [array for name, array in constants.items() if name in kinds]

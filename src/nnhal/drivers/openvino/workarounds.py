@@ -12,6 +12,10 @@ OpenVINO has a fused kernel for attention too. The driver's SOFTMAX reads a prod
 element. It forgets the dimensions that the constant has more than the reshaped tensor: a tensor `[63]` and a constant
 `[1, 1]` give a result `[63]` in place of `[1, 63]`.
 
+**Constants joined** (`keep_constants_apart`). OpenVINO computes `(x + a) * b` as `x * b + a * b`, and `(x + a) + b` as
+`x + (a + b)`. With a great `a * b`, as in the mask `(1 - x) * -3.4e38`, a constant that is added next is lost. So is the
+rounding that `(x + a) - a` is written for. `(x * a) * b` becomes 0 or infinity if `a * b` is.
+
 **Compilations without an end** (`searches_too_long`). To choose 8-bit kernels, OpenVINO follows the paths from each
 FakeQuantize back to the closest convolutions and matrix products, one after the other. If a tensor has two readers
 whose results meet again, there are twice as many paths. 17 quantised resizes one after the other took hours.
@@ -22,7 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.drivers.openvino.unwritten_memory import CURVES, PAIRS, ComputedNodes, kind
+from nnhal.base.operands import Array
+from nnhal.drivers.openvino.unwritten_memory import CURVES, PAIRS, VIEWS, ComputedNodes, kind, of_float32
 
 ELEMENTWISE = (
     CURVES
@@ -35,6 +40,9 @@ RESHAPES = frozenset(("Reshape", "Squeeze", "Unsqueeze"))  # OpenVINO may remove
 LAYERS = frozenset(
     ("Convolution", "ConvolutionBackpropData", "GroupConvolution", "GroupConvolutionBackpropData", "MatMul")
 )
+SUMS = frozenset(("Add", "Subtract"))
+EXACT = 1024.0  # next to a constant of this size, a float32 of 1 keeps four digits
+JOINED = (2.0**-100, 2.0**100)  # what a product of two constants of a sequence may be
 MOST_PATHS = 50_000  # about 1.5 s
 DIMENSIONS = 2  # of the products of a fused kernel, at most
 
@@ -80,6 +88,41 @@ def keep_ranks(model: Any, opset: Any) -> None:
             if not single[number] and len(shape) < most:
                 axes = np.arange(most - len(shape), dtype=np.int64)
                 node.input(number).replace_source_output(opset.unsqueeze(inputs[number], axes).output(0))
+
+
+def keep_constants_apart(model: Any, opset: Any) -> None:
+    """Put a copy between two sums or products with constants that OpenVINO must not join.
+
+    OpenVINO would remove a plain copy. This one is bit-identical: it multiplies the numbers below 0 by 1.
+    """
+    for node in model.get_ordered_ops():
+        for number, source in enumerate(node.input_values()):
+            constant, before = _constant(node), source.get_node()
+            while before.get_type_name() in VIEWS:
+                before = before.input_value(0).get_node()
+            first = _constant(before)
+            if constant is None or first is None or kind(source) == "Constant":
+                continue
+            if _lose(before.get_type_name() in SUMS, first, node.get_type_name() in SUMS, constant):
+                node.input(number).replace_source_output(opset.prelu(source, np.ones(1, np.float32)).output(0))
+
+
+def _constant(node: Any) -> Array | None:
+    """Return the absolute values of the constant of a sum or product of float32."""
+    if node.get_type_name() not in SUMS | {"Multiply"} or not of_float32(node.output(0)):
+        return None
+    known = (source.get_node().data for source in node.input_values() if kind(source) == "Constant")
+    return next((np.abs(array.astype(np.float64)) for array in known), None)
+
+
+def _lose(first_is_sum: bool, first: Array, second_is_sum: bool, second: Array) -> bool:
+    """Whether results change by more than a rounding if OpenVINO makes one constant of two."""
+    if second_is_sum:
+        return first_is_sum and max(first.max(initial=0), second.max(initial=0)) > EXACT
+    if first_is_sum:
+        return bool(first.max(initial=0) * second.max(initial=0) > EXACT)
+    both = np.outer([first[first > 0].min(initial=1), first.max(initial=1)], second[second > 0])
+    return bool(((both < JOINED[0]) | (both > JOINED[1])).any())
 
 
 def searches_too_long(model: Any) -> bool:
