@@ -112,7 +112,7 @@ def _constant(node: Any) -> Array | None:
     if node.get_type_name() not in SUMS | {"Multiply"} or not of_float32(node.output(0)):
         return None
     known = (source.get_node().data for source in node.input_values() if kind(source) == "Constant")
-    return next((np.abs(array.astype(np.float64)) for array in known), None)
+    return next((np.abs(np.nan_to_num(array).astype(np.float64)) for array in known), None)
 
 
 def _lose(first_is_sum: bool, first: Array, second_is_sum: bool, second: Array) -> bool:
