@@ -180,6 +180,15 @@ def test_run_and_diff_take_64_bit_integers_and_scalars(tmp_path):
     assert "must be an integer from -2147483648" in nnhal("run", model, "-i", str(tmp_path / "far.npy"), code=3)
 
 
+def test_show_gives_the_types_and_shapes_that_an_application_has(tmp_path):
+    lines = [line.split() for line in nnhal("show", saved(tmp_path, looked_up())).splitlines()]
+    assert [line[1:] for line in lines if line[1:2] in (["int64"], ["float32"])] == [
+        ["int64", "[3]"],
+        ["float32", "[]"],
+        ["int64", "[3]"],
+    ]
+
+
 @pytest.mark.parametrize("verb", [["run"], ["show"], ["diff", "-d", "litert"], ["bench", "--duration", "0.1"]])
 def test_every_verb_takes_a_member_of_a_bundle(tmp_path, verb):
     with zipfile.ZipFile(tmp_path / "x.task", "w") as archive:

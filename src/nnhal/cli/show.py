@@ -22,7 +22,7 @@ from nnhal.cli.metadata import metadata_document, metadata_facts, said_of_model
 from nnhal.cli.model_text import NAME, count_text, hal_version, shown_name, tensor_text, title, type_text
 from nnhal.cli.placement import chosen_operations, why_section
 from nnhal.model.draw import READABLE, PicturePart, Placing, colours_of, default_part, png, svg
-from nnhal.model.graph import Model
+from nnhal.model.graph import EdgeForm, Model
 from nnhal.model.outline import Outline, outline
 from nnhal.model.text import dot, listing, text
 from nnhal.model.validate import validate
@@ -200,8 +200,8 @@ def _model(name: str, facts: Outline, graph: Model | None) -> list[Section]:
     return [
         fixed(title(name, facts), *_about(facts, graph)),
         _table(["unsupported", "at", "why"], _refused(facts), "kinds of operations"),
-        _tensors("Inputs", facts, facts.inputs),
-        _tensors("Outputs", facts, facts.outputs),
+        _tensors("Inputs", facts, facts.inputs, graph),
+        _tensors("Outputs", facts, facts.outputs, graph),
         _table(["operation", ">count", ">parameters", ">multiply-adds"], _kinds(facts), "kinds of operations"),
         _table(["weights", ">tensors", ">elements", ">size"], _weights(facts), "types of weights"),
     ]
@@ -212,13 +212,19 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[object]], what: str) ->
     return section(lines[:1], lines[1:], what)
 
 
-def _tensors(head: str, facts: Outline, keys: Sequence[int]) -> Section:
+def _tensors(head: str, facts: Outline, keys: Sequence[int], graph: Model | None) -> Section:
+    """Returns the inputs or outputs with the types and shapes that an application has for them."""
     shown, about = [facts.tensors[key] for key in keys], [""] * len(keys)
     if facts.metadata is not None:
         described = facts.metadata.inputs if head == "Inputs" else facts.metadata.outputs
         about = metadata_facts(facts.metadata, metadata_of_specs(shown, described))
     tensors = zip(keys, shown, about, strict=True)
-    rows = [(shortened(t.name or f"%{key}", NAME), tensor_text(t.type, t.shape), said) for key, t, said in tensors]
+    edge = {} if graph is None else graph.edge
+    rows = []
+    for key, tensor, said in tensors:
+        form = edge.get(key, EdgeForm())
+        as_given = tensor_text("TENSOR_INT64" if form.wide else tensor.type, () if form.scalar else tensor.shape)
+        rows.append((shortened(tensor.name or f"%{key}", NAME), as_given, said))
     return section([head], columns(["", "", ""], rows, indent=2), head.lower())
 
 
