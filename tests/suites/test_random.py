@@ -38,6 +38,7 @@ CASES = {
     "outputs-sorted": ("graph/3/[1-3]", "ContractBroken: "),
     "unread-input": ("graph/2/[0-3]", "AssertionError"),
     "half-precision": ("hard/ADD/FLOAT32/0", "ADD/0/FLOAT32/hard"),
+    "joined-constants": ("constants/1", "after MUL 5.42857, ADD 5.03316e+07, ADD -5.03316e+07"),
 }
 
 
@@ -70,7 +71,7 @@ def test_a_fault_of_running_graphs_is_caught(fault: str, outcomes: Any) -> None:
 
 def test_the_driver_without_a_fault_passes_the_same_cases(outcomes: Any) -> None:
     found = outcomes("|".join(dict.fromkeys(pattern for pattern, _ in CASES.values())), "whole-healthy", scale=3.0)
-    assert len(found) == 24 and {o.verdict: o.reason for o in found} == {"passed": ""}
+    assert len(found) == 25 and {o.verdict: o.reason for o in found} == {"passed": ""}
 
 
 def test_a_failure_is_kept_as_a_model_that_loads_and_a_program_that_runs(outcomes: Any, tmp_path: Path) -> None:

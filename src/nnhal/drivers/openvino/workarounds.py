@@ -42,7 +42,7 @@ LAYERS = frozenset(
 )
 SUMS = frozenset(("Add", "Subtract"))
 EXACT = 1024.0  # next to a constant of this size, a float32 of 1 keeps four digits
-JOINED = (2.0**-100, 2.0**100)  # what a product of two constants of a sequence may be
+JOINED = (2.0**-100, 2.0**100)  # the limits of the product of two constants
 MOST_PATHS = 50_000  # about 1.5 s
 DIMENSIONS = 2  # of the products of a fused kernel, at most
 

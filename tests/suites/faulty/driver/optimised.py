@@ -10,6 +10,7 @@ from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.drivers.reference import ReadyOperation
 from nnhal.hal.request import Control
+from nnhal.model.graph import CONSTANTS
 from nnhal.ops.schema import Bound
 
 from .faults import RANDOM
@@ -111,3 +112,22 @@ class PaddingFolded(BeforeRelu):
 
     def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
         return kernel(with_fields(a, value=a.input.zero_point), *arguments)
+
+
+@of_engine("joined-constants", "of two constants added one after the other, their sum is added", "", (RANDOM,))
+class JoinedConstants(Kernels):
+    operation = "ADD"
+
+    def _changed(self, step: ReadyOperation) -> ReadyOperation:
+        op, added = step.bound.op, self.__dict__.setdefault("added", {})
+        if op.name != self.operation or self.model.main.operands[step.inputs[1]].lifetime not in CONSTANTS:
+            return step
+
+        def kernel(a: Bound, x: Array, y: Array) -> Any:
+            before = added.get(step.inputs[0])
+            if before is not None and before[1].shape == y.shape:
+                x, y = before[0], before[1] + y
+            added[step.outputs[0]] = x, y
+            return op.kernel(a, x, y)
+
+        return replace(step, bound=with_fields(step.bound, op=replace(op, kernel=kernel)))

@@ -7,6 +7,7 @@ Cases:
 - `hard/OPERATION/TYPE/0`, the calls that verify kernel variants (`proving.hard`)
 - `wide/OPERATION/TYPE/0`, with more channels and longer sums than kernels have in a tile
 - `fused/OPERATION/TYPE/0`, before and after operations that engines fuse with it
+- `constants/N`, sums and products with constants that an engine must not join (`constants`)
 - `graph/SIZE/N`
 - `views/TYPE/N`, operations on views of one result, which it must survive
 
@@ -41,6 +42,7 @@ from nnhal.conformance.proving.hard import BOUNDED, FAMILIES, hard_calls
 from nnhal.conformance.proving.wide import WIDE, wide_calls
 from nnhal.conformance.reduction import Reduction, ReductionCandidate, names_of, python_of
 from nnhal.conformance.suites.process_state import kept_as_it_was
+from nnhal.conformance.suites.random.constants import KINDS, difference, drawn, inputs, model_of
 from nnhal.conformance.suites.random.trials import WAYS, Subjects, failure, rolled
 from nnhal.conformance.suites.suite import (
     PREPARING,
@@ -68,6 +70,7 @@ LONG = {name for name, op in OPS.items() if (x := op.forms[0][0]).spec is T and 
 HARD_CALLS = 16  # of each operation and type
 DRAWS = 2  # graphs of each operation and type
 GRAPHS = {2: 10, 3: 10, 5: 10, 8: 8, 13: 6, 21: 5, 34: 4, 55: 3, 100: 2, 200: 1}  # numbers of graphs by operations
+SEQUENCES = 9  # with constants
 VIEWED = 1  # graphs of views of each type
 FLOW = 0.04  # the share of control flow
 MOST_SINGLE = 300  # tries for a single operation
@@ -91,13 +94,7 @@ class Random(Suite):
         draws = max(1, round(DRAWS * run.scale))
         cells = dict.fromkeys((cell.op.name, cell.kind) for cell in ordinary())
         broadcasting = {cell.op.name for cell in ordinary() if cell.op.infer is broadcast_shape}
-        for size, count in GRAPHS.items():
-            for number in range(max(1, round(count * run.scale))):
-                yield Case(self.name, f"graph/{size}/{number}", arguments=(size, number))
-        for viewed in TYPES:
-            label = type_name(viewed).removeprefix("TENSOR_")
-            for number in range(max(1, round(VIEWED * run.scale))):
-                yield Case(self.name, f"views/{label}/{number}", type=label, arguments=(0, int(viewed)))
+        yield from self._of_several_operations(run)
         for name, kind in cells:
             if name in HARD:
                 label = type_name(kind).removeprefix("TENSOR_")
@@ -116,12 +113,26 @@ class Random(Suite):
             for n in range(2 * (name in broadcasting)):
                 yield Case(self.name, f"broadcast/{name}/{label}/{n}", name, label, (name, int(kind), n, "broadcast"))
 
+    def _of_several_operations(self, run: SuiteRun) -> Iterator[Case]:
+        for size, count in GRAPHS.items():
+            for number in range(max(1, round(count * run.scale))):
+                yield Case(self.name, f"graph/{size}/{number}", arguments=(size, number))
+        for number in range(max(len(KINDS), round(SEQUENCES * run.scale))):
+            yield Case(self.name, f"constants/{number}", type="FLOAT32", arguments=(0, number))
+        for viewed in TYPES:
+            label = type_name(viewed).removeprefix("TENSOR_")
+            for number in range(max(1, round(VIEWED * run.scale))):
+                yield Case(self.name, f"views/{label}/{number}", type=label, arguments=(0, int(viewed)))
+
     def run(self, case: Case, context: Context) -> Mapping[str, Any] | None:
         context.at(PREPARING)
         if case.operation and case.arguments[3] in ("hard", "wide"):
             with kept_as_it_was(context.device):
                 return _judge_hard_calls(case, context)
         rng = np.random.default_rng([context.run.seed, *np.frombuffer(case.name.encode(), np.uint8)])
+        if case.name.startswith("constants/"):
+            with kept_as_it_was(context.device):
+                return _judge_sequence(case, context, rng)
         refusals: list[str] = []
 
         def takes(model: Model) -> bool:
@@ -192,6 +203,14 @@ def _judge_hard_calls(case: Case, context: Context) -> Mapping[str, Any]:
     if not ran:
         raise NotSupported(refused or "no call can be made")
     return {"calls": ran}
+
+
+def _judge_sequence(case: Case, context: Context, rng: np.random.Generator) -> Mapping[str, Any]:
+    sequence = drawn(rng, case.arguments[1])
+    problem = difference(Subjects(context.device, model_of(sequence), inputs(rng), context.at), sequence)
+    if problem:
+        raise CaseFailed(problem, "one constant in place of several?")
+    return {"operations": len(sequence)}
 
 
 def _draw_graph(drawing: GraphDrawing, size: int, refusals: list[str]) -> None:
