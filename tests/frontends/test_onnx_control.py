@@ -282,12 +282,6 @@ def test_sums_that_may_need_64_bits_are_refused_by_name():
         nnhal.load(made.SerializeToString())
 
 
-def test_double_that_is_computed_is_refused_by_name():
-    made = model([node("Cast", "x", "d", to=TensorProto.DOUBLE), node("Cast", "d", to=1)], {"x": real(2)})
-    with pytest.raises(nnhal.UnsupportedModel, match="Cast #0: converts to DOUBLE, which NNAPI has no type for"):
-        nnhal.load(made.SerializeToString())
-
-
 def test_all_nodes_that_cannot_be_expressed_are_listed_at_once():
     nodes = [
         node("NonZero", "x", "a"),

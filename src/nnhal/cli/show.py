@@ -223,7 +223,7 @@ def _tensors(head: str, facts: Outline, keys: Sequence[int], graph: Model | None
     rows = []
     for key, tensor, said in tensors:
         form = edge.get(key, EdgeForm())
-        as_given = tensor_text("TENSOR_INT64" if form.wide else tensor.type, () if form.scalar else tensor.shape)
+        as_given = tensor_text(form.named(tensor.type), () if form.scalar else tensor.shape)
         rows.append((shortened(tensor.name or f"%{key}", NAME), as_given, said))
     return section([head], columns(["", "", ""], rows, indent=2), head.lower())
 

@@ -95,11 +95,19 @@ class EdgeForm(Record, frozen=True):
 
     Attributes:
         scalar: The application's array has no dimensions; the operand has one dimension of 1.
-        wide: The application's array has 64-bit integers; the operand has 32 bits.
+        wide: The application's array has 64-bit integers or floats; the operand has 32 bits.
     """
 
     scalar: bool = False
     wide: bool = False
+
+    def dtype(self, inside: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the application's element type for the operand's."""
+        return np.dtype(f"{inside.kind}8") if self.wide else inside
+
+    def named(self, type: str) -> str:
+        """Return the name of the application's type for that of the operand's."""
+        return type.replace("32", "64") if self.wide else type
 
     def inside(self, array: Array, where: str) -> Array:
         """Convert an application's array to the operand's type.
@@ -109,11 +117,11 @@ class EdgeForm(Record, frozen=True):
             where: Its name in messages.
 
         Raises:
-            InvalidRequest: An integer does not fit into 32 bits.
+            InvalidRequest: A number does not fit into 32 bits.
         """
         if self.scalar:
             array = array.reshape(1)
-        return convert_value(array, np.int32, where, InvalidRequest) if self.wide else array
+        return convert_value(array, f"{array.dtype.kind}4", where, InvalidRequest) if self.wide else array
 
     def outside(self, array: Array) -> Array:
         """Convert an operand's value to the application's type.
@@ -121,8 +129,7 @@ class EdgeForm(Record, frozen=True):
         Args:
             array: The value.
         """
-        if self.wide:
-            array = array.astype(np.int64)
+        array = array.astype(self.dtype(array.dtype), copy=False)
         return array.reshape(()) if self.scalar else array
 
 

@@ -51,7 +51,7 @@ class Spec(Record, frozen=True):
     @property
     def kind(self) -> str:
         """The type's name."""
-        return "TENSOR_INT64" if self.form.wide else type_name(self.type)
+        return self.form.named(type_name(self.type))
 
     @property
     def fixed(self) -> tuple[int, ...] | None:
@@ -281,6 +281,6 @@ def spec_of(model: Model, index: int) -> Spec:
     operand = model.main.operands[index]
     _, dtype, shape = argument_of(model, index, "")
     form = model.edge.get(index, AS_IS)
-    dtype, shape = np.dtype(np.int64) if form.wide else dtype, () if form.scalar else shape
+    dtype, shape = form.dtype(dtype), () if form.scalar else shape
     kind = operand.type if is_extension(operand.type) else OperandType(operand.type)
     return Spec(operand.name or f"operand {index}", kind, shape, dtype, operand.scale, operand.zero_point, form)

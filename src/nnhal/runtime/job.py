@@ -102,10 +102,10 @@ class EdgeConversion:
     def __init__(self, form: EdgeForm, outer: Array, where: str) -> None:
         self.form, self.outer, self._where = form, outer, where
         self.inner = outer.reshape(1) if form.scalar and not outer.shape else outer
-        if form.wide and outer.dtype == np.int64:
-            self.inner = np.empty(self.inner.shape, np.int32)
-        elif form.wide:  # a size in bytes
+        if form.wide and outer.dtype == np.uint8:  # a size in bytes
             self.inner = np.empty(outer.size // 2, np.uint8)
+        elif form.wide:
+            self.inner = np.empty(self.inner.shape, f"{outer.dtype.kind}4")
 
     def enter(self) -> None:
         """Copy outer to inner, before each run."""
@@ -120,7 +120,7 @@ class EdgeConversion:
     def result(self, result: Array) -> Array:
         """Return the application's result for one in inner: an array over outer."""
         shape = () if self.form.scalar else result.shape
-        return typed(self.outer, np.dtype(np.int64) if self.form.wide else result.dtype, shape)
+        return typed(self.outer, self.form.dtype(result.dtype), shape)
 
 
 class Job:

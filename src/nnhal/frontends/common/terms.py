@@ -8,9 +8,10 @@ from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, Shape, SubgraphFacts, Value
 from nnhal.base.records import Struct
 from nnhal.model.graph import EdgeForm
-from nnhal.ops.schema import I32, Q8, Q8S, Bound
+from nnhal.ops.schema import F32, I32, Q8, Q8S, Bound
 
 UNTYPED = -1  # the type of a Value without an NNAPI type
+WIDE_KINDS = frozenset(("DOUBLE", "INT64"))  # types in a file that have 32 bits in NNAPI
 PLAIN_SCALE = 1.0  # of 8-bit integers that represent themselves
 
 
@@ -38,7 +39,7 @@ class WrittenGraph:
     @property
     def edge(self) -> "list[tuple[Term, EdgeForm]]":
         """Its inputs and outputs, with their types in the file."""
-        given = [EdgeForm(term.scalar, term.kind == "INT64") for term in self.inputs]
+        given = [EdgeForm(term.scalar, term.kind in WIDE_KINDS) for term in self.inputs]
         return list(zip([*self.inputs, *self.outputs], [*given, *self.forms], strict=True))
 
 
@@ -121,12 +122,23 @@ def constant(value: Value, data: Array | None, kind: str = "", blob: Blob | None
     shape = data.shape or (1,)
     known = None if data.dtype == object else data.reshape(shape)
     span = None
+    if known is not None and data.dtype == np.float64 and value.type == F32:
+        known, blob = in_float32(known), None
     if known is not None and data.dtype == np.int64 and value.type == I32:
         span = (int(data.min()), int(data.max())) if data.size else (0, 0)
         if not fits(span):
             return Term(Value(UNTYPED, shape), kind, data, scalar=data.ndim == 0, made=True)
         known, blob = known.astype(np.int32), None
     return Term(shaped(value, shape, known), kind, data, blob, scalar=data.ndim == 0, span=span, made=blob is None)
+
+
+def in_float32(numbers: Array) -> Array:
+    """Round numbers to float32. A finite one remains finite, one that is not 0 remains so: limits are often constants."""
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = numbers.astype(np.float32)
+    limits = np.finfo(np.float32)
+    rounded = np.where(np.isinf(rounded) & np.isfinite(numbers), np.copysign(limits.max, rounded), rounded)
+    return np.where((rounded == 0) & (numbers != 0), np.copysign(limits.tiny, rounded), rounded)
 
 
 def shaped(value: Value, shape: Shape | None, data: Any = None) -> Value:

@@ -49,6 +49,7 @@ from nnhal.frontends.onnx.reader import read
 from nnhal.model.graph import Model
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 
+DOUBLES = "numbers of DOUBLE are computed in float32: NNAPI has no 64-bit floats"
 ONE_BRANCH = "where an input decides the If, --value NAME=N, or values={NAME: N}, leaves one branch"
 
 
@@ -84,7 +85,7 @@ def load_opened(
         raise unsupported(file.label, context.problems, ONE_BRANCH if branch else emptied)
     for term, edge in zip(graph.outputs, file.graph.outputs, strict=True):
         term.value = replace(term.value, name=edge.name)
-    notes = open_notes(left)
+    notes = [*open_notes(left), *[DOUBLES] * context.doubles]
     release_file(graph, file)
     writer = ModelWriter(file.memories, file.budget, bounded_text(os.path.splitext(os.path.basename(label))[0]))
     metadata = metadata_of(file, [context.labels.get(id(term)) for term in graph.outputs])
@@ -117,6 +118,7 @@ def imported(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> tuple[
             value = Value(kind, shape or (1,), PLAIN.get(edge.kind, 0.0), name=edge.name)
         term = graph.give(edge.name, value, edge.kind, scalar=shape == ())
         context.trials.names[id(term)] = edge.shape or ()
+        context.doubles |= edge.kind == "DOUBLE"
         if kind is None:
             graph.terms[edge.name].doubtful = True
     lower(graph)

@@ -14,6 +14,7 @@ from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.terms import (
     PLAIN_SCALE,
     UNTYPED,
+    WIDE_KINDS,
     EmittedOperation,
     Term,
     UnsupportedOperator,
@@ -27,7 +28,7 @@ from nnhal.frontends.onnx.open_sizes import Trials
 from nnhal.model.graph import EdgeForm
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
 
-TYPES = {"FLOAT": F32, "FLOAT16": F16, "INT32": I32, "INT64": I32, "BOOL": B8, "UINT8": Q8, "INT8": Q8S}
+TYPES = {"FLOAT": F32, "DOUBLE": F32, "FLOAT16": F16, "INT32": I32, "INT64": I32, "BOOL": B8, "UINT8": Q8, "INT8": Q8S}
 PLAIN = {"UINT8": PLAIN_SCALE, "INT8": PLAIN_SCALE}  # scales of integers that represent themselves
 KIND_OF = {F32: "FLOAT", F16: "FLOAT16", I32: "INT32", B8: "BOOL", Q8: "UINT8", Q8S: "INT8"}
 TermLabels = tuple[str, Sequence[str]]  # a kind of associated files, and a line for each label
@@ -48,6 +49,7 @@ class FileContext(Struct, eq=False):
     trials: Trials = field(default_factory=Trials)
     rectified: set[int] = field(default_factory=set)  # real terms whose stored ones come after the RELU behind them
     aliased: set[int] = field(default_factory=set)  # terms with several names
+    doubles: bool = False  # whether numbers of DOUBLE are computed
     derived: dict[Any, Any] = field(
         default_factory=dict
     )  # results from constants, by their derivation, so that each is made once
@@ -223,7 +225,7 @@ class NodeGraph(ImportedGraph):
                     self.problem(f"output {short(name)!r}", f"must be copied: {error}")
                     continue
             taken.add(id(term))
-            self.forms.append(EdgeForm(term.scalar, term.kind == "INT64"))
+            self.forms.append(EdgeForm(term.scalar, term.kind in WIDE_KINDS))
             self.outputs.append(term)
 
     def only_reader(self, name: str) -> OnnxNode | None:

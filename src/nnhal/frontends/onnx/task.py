@@ -176,10 +176,10 @@ class NodeTask(OperationWriter):
         """Set output `number` to a term, with its ONNX type. scalar: see `is_scalar`."""
         if not kind:
             kind = KIND_OF.get(term.value.type, "")  # type: ignore[call-overload]
-            if kind == "INT32" and any(
-                self.raw(n).kind == "INT64" for n in range(len(self.node.inputs)) if self.given(n)
-            ):
-                kind = "INT64"
+            wide = {"INT32": "INT64", "FLOAT": "DOUBLE"}.get(kind)
+            if wide and any(self.raw(n).kind == wide for n in range(len(self.node.inputs)) if self.given(n)):
+                kind = wide
+        self.graph.context.doubles |= kind == "DOUBLE"
         one = self.is_scalar(scalar) and term.value.shape == (1,)
         other = (term.kind and term.kind != kind) or term.scalar != one or term.data is not None
         if other and not any(term is out for made in self.emitted for out in made.outputs):
