@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from nnhal import UnsupportedModel, load
+from nnhal import BadFile, UnsupportedModel, load
 from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node, operations
 
 ML = "ai.onnx.ml"
@@ -199,9 +199,97 @@ def test_labels_that_are_texts_are_their_places_and_stand_in_the_metadata() -> N
     assert [metadata.labels(each) for each in metadata.outputs] == [("cat", "a dog")] * 2
 
 
-def test_labels_that_are_texts_are_not_converted() -> None:
-    made = labelled(node("Cast", "label", to=TensorProto.INT64), kind=TensorProto.INT64)
-    with pytest.raises(UnsupportedModel, match="converts texts, which NNAPI has no type for"):
+def texts_of(made: Any, inputs: dict[str, Any]) -> list[Any]:
+    """What nnhal computes, with texts in place of their numbers."""
+    metadata = load(made.SerializeToString()).metadata
+    assert metadata is not None
+    labels = [metadata.labels(each) for each in metadata.outputs]
+    kinds = [each.type.tensor_type.elem_type for each in made.graph.output]
+    found = zip(by_nnhal(made, inputs), labels, kinds, strict=True)
+    return [np.array(names, object)[each] if kind == TensorProto.STRING else each for each, names, kind in found]
+
+
+def with_three(nodes: list[Any], outputs: str, kind: int = TensorProto.STRING) -> Any:
+    """Two classifiers with the same labels in another order, a constant of texts, numbers, and nodes behind them."""
+    how = {"coefficients": [0.5, -0.25, 1.0, -0.5, 0.25, 0.0], "intercepts": [0.0, 0.125]}
+    first = node("LinearClassifier", "x", "label scores", domain=ML, classlabels_strings=["cat", "dog"], **how)
+    other = node("LinearClassifier", "x", "other more", domain=ML, classlabels_strings=["dog", "cat"], **how)
+    constants = {
+        "names": np.array(["bird", "cat", "dog"], object),
+        "ends": np.int64([0, 5]),
+        "axis": np.int64([1]),
+        "row": np.int64([-1, 1]),
+        "true": np.array(True),
+    }
+    made = model([first, other, *nodes], {"x": ROWS}, constants, outputs, opset=19)
+    for each in made.graph.output:
+        each.type.tensor_type.elem_type = TensorProto.FLOAT if each.name == "scores" else kind
+    return made
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        ([node("Unsqueeze", "label axis", "y")], "y"),
+        ([node("Reshape", "label row", "rows"), node("Transpose", "rows")], "y"),
+        ([node("Gather", "other ends", "y")], "y"),
+        ([node("Identity", "label", "y"), node("Identity", "label", "z")], "y label z"),
+        ([node("ArgMax", "scores", "n", axis=1), node("ArrayFeatureExtractor", "names n", "y", domain=ML)], "y label"),
+        (
+            [
+                node("ArgMax", "more", "n", axis=1, keepdims=0),
+                node("ArrayFeatureExtractor", "names n", "taken", domain=ML),
+                node("Reshape", "taken row", "y"),
+            ],
+            "y other",
+        ),
+        ([node("Identity", "names")], "y"),
+    ],
+)
+def test_texts_that_move_keep_their_meaning(nodes: list[Any], outputs: str) -> None:
+    made = with_three(nodes, outputs)
+    expected = by_onnxruntime(made, {"x": ROWS})
+    for mine, theirs in zip(texts_of(made, {"x": ROWS}), expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kind"),
+    [
+        ([node("Concat", "label other", axis=0)], TensorProto.STRING),
+        ([node("Where", "true label other")], TensorProto.STRING),
+        ([node("Equal", "label other")], TensorProto.BOOL),
+        ([node("Equal", "label names")], TensorProto.BOOL),
+        ([node("Cast", "label", to=TensorProto.INT64)], TensorProto.INT64),
+        ([node("LabelEncoder", "label", domain=ML, keys_int64s=[0, 1], values_int64s=[5, 6])], TensorProto.INT64),
+        ([node("Gather", "x label", axis=1)], TensorProto.FLOAT),
+    ],
+    ids=lambda each: each[-1].op_type if isinstance(each, list) else "",
+)
+def test_texts_are_not_compared_joined_or_converted(nodes: list[Any], kind: int) -> None:
+    with pytest.raises(UnsupportedModel, match=r"STRING, (which NNAPI has no type for|must be INT32 or INT64)"):
+        load(with_three(nodes, "y", kind).SerializeToString())
+
+
+def test_constants_of_doubles_are_moved_before_they_become_floats() -> None:
+    doubles = {"d": np.array([0.1, -1e300, 1 / 3, 2**24 + 1.0]), "two": np.int64([3, 2])}
+    nodes = [
+        node("ArrayFeatureExtractor", "d n", "taken", domain=ML),
+        node("Reshape", "taken two", "rows"),
+        node("Cast", "rows", to=TensorProto.FLOAT),
+    ]
+    inputs = {"n": np.int64([3, 0, 1, 2, 2, 0])}
+    check(model(nodes, inputs, doubles, infer=False), inputs, tolerance=0)
+    for last in (nodes[:2], [*nodes[:2], node("Neg", "rows")]):
+        made = model(last, inputs, doubles, outputs=last[-1].output[0], infer=False, otherwise=TensorProto.DOUBLE)
+        with pytest.raises(UnsupportedModel, match="is DOUBLE, which NNAPI has no type for"):
+            load(made.SerializeToString())
+
+
+def test_a_tensor_of_texts_with_another_number_of_them_is_malformed() -> None:
+    made = with_three([node("Identity", "names")], "y")
+    made.graph.initializer[0].dims[0] = 4
+    with pytest.raises(BadFile, match=r"initializer 0 \(names\): has 3 values, must have 4"):
         load(made.SerializeToString())
 
 
@@ -382,6 +470,12 @@ def test_distances_of_many_rows_are_computed_at_once(norm: str, device: str) -> 
     check(made, {"s": ROWS}, device=device)
 
 
+def test_distances_of_more_rows_than_are_moved_individually_are_computed() -> None:
+    s, x = (np.random.default_rng(n).uniform(-1, 1, (600 * n, 3)).astype(np.float32) for n in (1, 2))
+    made = model([distances(NORMS["squares"])], {"s": s}, {"x": x}, outputs="after y")
+    check(made, {"s": s})
+
+
 @pytest.mark.parametrize(
     "nodes",
     [
@@ -403,3 +497,11 @@ def test_a_long_scan_of_another_kind_is_refused() -> None:
     made = model([scan(SUMS, ["next", "step"])], {"s": ROWS[0], "x": x}, outputs="after y")
     with pytest.raises(UnsupportedModel, match="outputs of 257 iterations, must be 1 to 256"):
         load(made.SerializeToString())
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("way", [0, 1])
+def test_a_scan_of_a_vector_has_parts_without_dimensions(size: int, way: int) -> None:
+    inputs = {"s": np.array(5, np.float32), "x": np.arange(1, 1 + size, dtype=np.float32)}
+    made = model([scan(SUMS, ["next", "step"], scan_input_directions=[way])], inputs, outputs="after y")
+    check(made, inputs)

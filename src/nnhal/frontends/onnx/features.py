@@ -9,6 +9,7 @@ from nnhal.frontends.common.element_moves import broadcast
 from nnhal.frontends.common.integer_ranges import of_all, of_first
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS, check_count, either, filled
+from nnhal.frontends.onnx.dynamic import hold
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import B8, F32, I32
 
@@ -43,7 +44,6 @@ def distances(t: NodeTask, x: Term, y: Term, power: float) -> Term:
     """Return the sum of |a - b|^power over the features of each row a of x and b of y: [rows of x, rows of y]."""
     (rows, width), (others, _) = t.known(x), t.known(y)
     t.require(width == t.known(y)[1], f"has rows of {width} and of {t.known(y)[1]} features, must have the same number")
-    check_count(rows * others * width)
     apart = t.make("SUB", t.reshaped(x, (rows, 1, width)), t.reshaped(y, (1, others, width)), activation=0)
     if power == 2:
         apart = t.make("MUL", apart, apart, activation=0)
@@ -110,11 +110,21 @@ def imputer(t: NodeTask) -> None:
     t.result(0, t.make("SELECT", hit, broadcast(t, fill, t.known(x)), x, like=x), x.kind)
 
 
-@operator("ai.onnx.ml.ArrayFeatureExtractor", inputs=2, becomes="GATHER along the last dimension", span=of_first)
+def extracted(t: NodeTask, x: Array) -> Array:
+    return np.atleast_2d(x).take(np.asarray(t.data(1, "indices")).reshape(-1), -1)
+
+
+@operator("ai.onnx.ml.ArrayFeatureExtractor", inputs=2, becomes="GATHER along the last dimension", moves=extracted,
+          span=of_first)  # fmt: skip
 def array_feature_extractor(t: NodeTask) -> None:
-    """Gather features of each row; a vector is one row."""
-    x, indices = t.x(0), t.index(1, "indices")
-    kind = x.kind
+    """Gather features of each row; a vector is one row. Constants of DOUBLE are held as reals, for a Cast to FLOAT."""
+    source, indices = t.raw(0), t.index(1, "indices")
+    kind = source.kind
+    if kind == "DOUBLE" and source.data is not None:
+        with np.errstate(over="ignore"):
+            x = constant(Value(F32), source.data.astype(np.float32))
+    else:
+        x = t.x(0)
     if t.rank(x) == 1:
         x = t.reshaped(x, (1, *t.shape(x)))
     size = t.known(x)[-1]
@@ -124,7 +134,11 @@ def array_feature_extractor(t: NodeTask) -> None:
         flat = constant(Value(I32), numbers.astype(np.int32))
     else:
         flat = t.reshaped(indices, (math.prod(t.known(indices)),))
-    t.result(0, t.make("GATHER", x, t.rank(x) - 1, flat), kind, scalar=False)
+    found = t.make("GATHER", x, t.rank(x) - 1, flat)
+    if kind == "DOUBLE":
+        hold(t, 0, kind, found, scalar=False)
+    else:
+        t.result(0, found, kind, scalar=False)
 
 
 # ------------------------------------------------------------------------------------------------------------- categories
