@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from nnhal import BadFile, UnsupportedModel, load
 from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node, operations
@@ -63,9 +63,27 @@ def test_features_are_extracted_by_number(x: Any, computed: bool) -> None:
     check(made, inputs)
 
 
+@pytest.mark.parametrize("x", [ROWS, ROWS[0].astype(np.float64)], ids=["rows", "a vector of doubles"])
+def test_features_of_constants_are_extracted_at_import(x: Any) -> None:
+    nodes = [node("ArrayFeatureExtractor", "c n", "some", domain=ML), node("Cast", "some", "real", to=1)]
+    made = model([*nodes, node("Add", "z real")], {"z": x[..., :2].astype(np.float32)}, {"c": x, "n": np.int64([2, 0])})
+    assert operations(made) == ["ADD"]
+    check(made, {"z": x[..., :2].astype(np.float32)})
+    made.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.int64([-1, 0]), "n"))
+    with pytest.raises(UnsupportedModel, match="has an index outside of the 3 features"):
+        load(made.SerializeToString())
+
+
 @pytest.mark.parametrize("x", [ROWS, ROWS.astype(np.int64), ROWS[:, 0]], ids=["reals", "integers", "a vector"])
 def test_categories_have_a_place_each(x: Any) -> None:
     check(*one("OneHotEncoder", x + x.dtype.type(0.75), cats_int64s=[1, 2, -3, 0]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_no_integer_of_32_bits_has_no_category(device: str) -> None:
+    x = np.float32([[np.nan, 3e9], [np.inf, -3e9], [-np.inf, 2**31], [2.0**32 + 512, -(2.0**31)], [-0.5, 1.5]])
+    made, inputs = one("OneHotEncoder", x, cats_int64s=[0, 1, 2, 2**31 - 1, -(2**31)])
+    assert check(made, inputs, device=device)[0].sum() == 3
 
 
 VALUES = {"values_int64s": [10, 20, 30, 40], "default_int64": -7}, {"values_floats": [0.5, 1.5, 2.5, 3.5]}
@@ -79,6 +97,23 @@ def test_labels_are_encoded(x: Any, values: dict[str, Any]) -> None:
     made, inputs = one("LabelEncoder", x, **keys, **values)
     if "values_int64s" in values:
         made.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    check(made, inputs)
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "default"),
+    [
+        (np.float32([1, 2, -3, 4]), np.int64([10, 20, 30, 40]), np.int64([-7])),
+        (np.int64([1, 2, -3, 4]), np.float32([0.5, np.nan, 2.5, 3.5]), np.float32([np.inf])),
+    ],
+    ids=["integers", "reals"],
+)
+def test_labels_may_be_encoded_by_tensors(keys: Any, values: Any, default: Any) -> None:
+    how = {"keys": keys, "values": values, "default": default}
+    tensors = {f"{name}_tensor": numpy_helper.from_array(each, name) for name, each in how.items()}
+    made, inputs = one("LabelEncoder", ROWS.astype(keys.dtype), **tensors)
+    made.graph.output[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(values.dtype)
+    next(each for each in made.opset_import if each.domain == ML).version = 4
     check(made, inputs)
 
 
@@ -100,6 +135,16 @@ def test_features_of_several_inputs_are_joined() -> None:
         ("LabelEncoder", {"keys_int64s": [1], "values_int64s": [1]}, "of FLOAT has keys of another type"),
         ("LabelEncoder", {"keys_floats": [1.0, 1.0], "values_int64s": [1, 2]}, "has a key twice"),
         ("LabelEncoder", {"keys_floats": [float("nan")], "values_int64s": [1]}, "has NaN among its keys"),
+        (
+            "LabelEncoder",
+            {"keys_floats": [1.0], "values_int64s": [1], "default_int64": 2**31},
+            "default_int64 is 2147483648, must fit the 32 bits",
+        ),
+        (
+            "LabelEncoder",
+            {"keys_floats": [1.0], "values_int64s": [1], "default_tensor": numpy_helper.from_array(np.float32([1]))},
+            "default_tensor must be one number of the values' type",
+        ),
         ("FeatureVectorizer", {"inputdimensions": [2]}, r"has inputs of \[3\] features, must have \[2\]"),
     ],
 )
@@ -163,6 +208,15 @@ def test_a_map_of_scores_is_the_scores_in_the_order_of_the_labels() -> None:
 def test_other_estimators_are_refused_by_name(op: str, how: dict[str, Any], match: str) -> None:
     made, _ = one(op, **how)
     with pytest.raises(UnsupportedModel, match=match):
+        load(made.SerializeToString())
+
+
+def test_a_function_of_one_score_must_be_known() -> None:
+    how = {"coefficients": [1.0] * 3, "intercepts": [0.0], "classlabels_ints": [1, 2]}
+    made, inputs = one("LinearClassifier", ROWS, "label y", post_transform="SOFTMAX_ZERO", **how)
+    check(made, inputs)
+    made, _ = one("LinearClassifier", ROWS, "label y", post_transform="PROBIT", **how)
+    with pytest.raises(UnsupportedModel, match="post_transform is PROBIT of one score, must be one of NONE"):
         load(made.SerializeToString())
 
 
@@ -337,7 +391,7 @@ def test_pairs_of_classes_vote(counts: list[int], kernel: dict[str, Any], transf
     check(made, inputs)
 
 
-def with_probabilities(counts: list[int]) -> tuple[Any, dict[str, Any]]:
+def with_probabilities(counts: list[int], transform: str = "NONE") -> tuple[Any, dict[str, Any]]:
     """A classifier by support vectors whose scores of pairs become probabilities."""
     pairs = len(list(combinations(counts, 2)))
     how = {
@@ -348,6 +402,7 @@ def with_probabilities(counts: list[int]) -> tuple[Any, dict[str, Any]]:
         "classlabels_ints": [7, -3, 12][: len(counts)],
         "prob_a": [-2.0] * pairs,
         "prob_b": [0.25] * pairs,
+        "post_transform": transform,
     }
     return one("SVMClassifier", ROWS, "label y", **how, **KERNELS[2])
 
@@ -358,6 +413,12 @@ def test_scores_of_two_classes_become_probabilities() -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.005)
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=0, atol=1e-6)
     np.testing.assert_array_equal(labels, theirs)
+
+
+def test_probabilities_are_transformed() -> None:
+    made, inputs = with_probabilities([4, 5], "LOGISTIC")
+    (_, found), (_, expected) = by_nnhal(made, inputs), by_onnxruntime(made, inputs)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.005)
 
 
 def test_probabilities_of_more_classes_are_refused() -> None:
@@ -452,8 +513,6 @@ CONSTANTS = {"one": np.int64([1]), "three": np.float32(3)}
 
 def distances(nodes: list[Any], order: str = "state part") -> Any:
     """A scan as exporters of nearest neighbours write it: a distance of each row of the state from each part."""
-    from onnx import numpy_helper
-
     ends = [node("Identity", "state", "same"), node("Sub", order, "apart"), *nodes, node("Identity", "far", "step")]
     made = scan(ends, ["same", "step"])
     body = next(each.g for each in made.attribute if each.name == "body")
