@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
-from nnhal import UnsupportedModel, load
+from nnhal import BadFile, UnsupportedModel, load
 from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node, operations
 
 ML = "ai.onnx.ml"
@@ -63,9 +63,27 @@ def test_features_are_extracted_by_number(x: Any, computed: bool) -> None:
     check(made, inputs)
 
 
+@pytest.mark.parametrize("x", [ROWS, ROWS[0].astype(np.float64)], ids=["rows", "a vector of doubles"])
+def test_features_of_constants_are_extracted_at_import(x: Any) -> None:
+    nodes = [node("ArrayFeatureExtractor", "c n", "some", domain=ML), node("Cast", "some", "real", to=1)]
+    made = model([*nodes, node("Add", "z real")], {"z": x[..., :2].astype(np.float32)}, {"c": x, "n": np.int64([2, 0])})
+    assert operations(made) == ["ADD"]
+    check(made, {"z": x[..., :2].astype(np.float32)})
+    made.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.int64([-1, 0]), "n"))
+    with pytest.raises(UnsupportedModel, match="has an index outside of the 3 features"):
+        load(made.SerializeToString())
+
+
 @pytest.mark.parametrize("x", [ROWS, ROWS.astype(np.int64), ROWS[:, 0]], ids=["reals", "integers", "a vector"])
 def test_categories_have_a_place_each(x: Any) -> None:
     check(*one("OneHotEncoder", x + x.dtype.type(0.75), cats_int64s=[1, 2, -3, 0]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_no_integer_of_32_bits_has_no_category(device: str) -> None:
+    x = np.float32([[np.nan, 3e9], [np.inf, -3e9], [-np.inf, 2**31], [2.0**32 + 512, -(2.0**31)], [-0.5, 1.5]])
+    made, inputs = one("OneHotEncoder", x, cats_int64s=[0, 1, 2, 2**31 - 1, -(2**31)])
+    assert check(made, inputs, device=device)[0].sum() == 3
 
 
 VALUES = {"values_int64s": [10, 20, 30, 40], "default_int64": -7}, {"values_floats": [0.5, 1.5, 2.5, 3.5]}
@@ -79,6 +97,23 @@ def test_labels_are_encoded(x: Any, values: dict[str, Any]) -> None:
     made, inputs = one("LabelEncoder", x, **keys, **values)
     if "values_int64s" in values:
         made.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    check(made, inputs)
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "default"),
+    [
+        (np.float32([1, 2, -3, 4]), np.int64([10, 20, 30, 40]), np.int64([-7])),
+        (np.int64([1, 2, -3, 4]), np.float32([0.5, np.nan, 2.5, 3.5]), np.float32([np.inf])),
+    ],
+    ids=["integers", "reals"],
+)
+def test_labels_may_be_encoded_by_tensors(keys: Any, values: Any, default: Any) -> None:
+    how = {"keys": keys, "values": values, "default": default}
+    tensors = {f"{name}_tensor": numpy_helper.from_array(each, name) for name, each in how.items()}
+    made, inputs = one("LabelEncoder", ROWS.astype(keys.dtype), **tensors)
+    made.graph.output[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(values.dtype)
+    next(each for each in made.opset_import if each.domain == ML).version = 4
     check(made, inputs)
 
 
@@ -100,6 +135,16 @@ def test_features_of_several_inputs_are_joined() -> None:
         ("LabelEncoder", {"keys_int64s": [1], "values_int64s": [1]}, "of FLOAT has keys of another type"),
         ("LabelEncoder", {"keys_floats": [1.0, 1.0], "values_int64s": [1, 2]}, "has a key twice"),
         ("LabelEncoder", {"keys_floats": [float("nan")], "values_int64s": [1]}, "has NaN among its keys"),
+        (
+            "LabelEncoder",
+            {"keys_floats": [1.0], "values_int64s": [1], "default_int64": 2**31},
+            "default_int64 is 2147483648, must fit the 32 bits",
+        ),
+        (
+            "LabelEncoder",
+            {"keys_floats": [1.0], "values_int64s": [1], "default_tensor": numpy_helper.from_array(np.float32([1]))},
+            "default_tensor must be one number of the values' type",
+        ),
         ("FeatureVectorizer", {"inputdimensions": [2]}, r"has inputs of \[3\] features, must have \[2\]"),
     ],
 )
@@ -166,6 +211,15 @@ def test_other_estimators_are_refused_by_name(op: str, how: dict[str, Any], matc
         load(made.SerializeToString())
 
 
+def test_a_function_of_one_score_must_be_known() -> None:
+    how = {"coefficients": [1.0] * 3, "intercepts": [0.0], "classlabels_ints": [1, 2]}
+    made, inputs = one("LinearClassifier", ROWS, "label y", post_transform="SOFTMAX_ZERO", **how)
+    check(made, inputs)
+    made, _ = one("LinearClassifier", ROWS, "label y", post_transform="PROBIT", **how)
+    with pytest.raises(UnsupportedModel, match="post_transform is PROBIT of one score, must be one of NONE"):
+        load(made.SerializeToString())
+
+
 @pytest.mark.parametrize(
     ("how", "match"),
     [
@@ -199,9 +253,97 @@ def test_labels_that_are_texts_are_their_places_and_stand_in_the_metadata() -> N
     assert [metadata.labels(each) for each in metadata.outputs] == [("cat", "a dog")] * 2
 
 
-def test_labels_that_are_texts_are_not_converted() -> None:
-    made = labelled(node("Cast", "label", to=TensorProto.INT64), kind=TensorProto.INT64)
-    with pytest.raises(UnsupportedModel, match="converts texts, which NNAPI has no type for"):
+def texts_of(made: Any, inputs: dict[str, Any]) -> list[Any]:
+    """What nnhal computes, with texts in place of their numbers."""
+    metadata = load(made.SerializeToString()).metadata
+    assert metadata is not None
+    labels = [metadata.labels(each) for each in metadata.outputs]
+    kinds = [each.type.tensor_type.elem_type for each in made.graph.output]
+    found = zip(by_nnhal(made, inputs), labels, kinds, strict=True)
+    return [np.array(names, object)[each] if kind == TensorProto.STRING else each for each, names, kind in found]
+
+
+def with_three(nodes: list[Any], outputs: str, kind: int = TensorProto.STRING) -> Any:
+    """Two classifiers with the same labels in another order, a constant of texts, numbers, and nodes behind them."""
+    how = {"coefficients": [0.5, -0.25, 1.0, -0.5, 0.25, 0.0], "intercepts": [0.0, 0.125]}
+    first = node("LinearClassifier", "x", "label scores", domain=ML, classlabels_strings=["cat", "dog"], **how)
+    other = node("LinearClassifier", "x", "other more", domain=ML, classlabels_strings=["dog", "cat"], **how)
+    constants = {
+        "names": np.array(["bird", "cat", "dog"], object),
+        "ends": np.int64([0, 5]),
+        "axis": np.int64([1]),
+        "row": np.int64([-1, 1]),
+        "true": np.array(True),
+    }
+    made = model([first, other, *nodes], {"x": ROWS}, constants, outputs, opset=19)
+    for each in made.graph.output:
+        each.type.tensor_type.elem_type = TensorProto.FLOAT if each.name == "scores" else kind
+    return made
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outputs"),
+    [
+        ([node("Unsqueeze", "label axis", "y")], "y"),
+        ([node("Reshape", "label row", "rows"), node("Transpose", "rows")], "y"),
+        ([node("Gather", "other ends", "y")], "y"),
+        ([node("Identity", "label", "y"), node("Identity", "label", "z")], "y label z"),
+        ([node("ArgMax", "scores", "n", axis=1), node("ArrayFeatureExtractor", "names n", "y", domain=ML)], "y label"),
+        (
+            [
+                node("ArgMax", "more", "n", axis=1, keepdims=0),
+                node("ArrayFeatureExtractor", "names n", "taken", domain=ML),
+                node("Reshape", "taken row", "y"),
+            ],
+            "y other",
+        ),
+        ([node("Identity", "names")], "y"),
+    ],
+)
+def test_texts_that_move_keep_their_meaning(nodes: list[Any], outputs: str) -> None:
+    made = with_three(nodes, outputs)
+    expected = by_onnxruntime(made, {"x": ROWS})
+    for mine, theirs in zip(texts_of(made, {"x": ROWS}), expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kind"),
+    [
+        ([node("Concat", "label other", axis=0)], TensorProto.STRING),
+        ([node("Where", "true label other")], TensorProto.STRING),
+        ([node("Equal", "label other")], TensorProto.BOOL),
+        ([node("Equal", "label names")], TensorProto.BOOL),
+        ([node("Cast", "label", to=TensorProto.INT64)], TensorProto.INT64),
+        ([node("LabelEncoder", "label", domain=ML, keys_int64s=[0, 1], values_int64s=[5, 6])], TensorProto.INT64),
+        ([node("Gather", "x label", axis=1)], TensorProto.FLOAT),
+    ],
+    ids=lambda each: each[-1].op_type if isinstance(each, list) else "",
+)
+def test_texts_are_not_compared_joined_or_converted(nodes: list[Any], kind: int) -> None:
+    with pytest.raises(UnsupportedModel, match=r"STRING, (which NNAPI has no type for|must be INT32 or INT64)"):
+        load(with_three(nodes, "y", kind).SerializeToString())
+
+
+def test_constants_of_doubles_are_moved_before_they_become_floats() -> None:
+    doubles = {"d": np.array([0.1, -1e300, 1 / 3, 2**24 + 1.0]), "two": np.int64([3, 2])}
+    nodes = [
+        node("ArrayFeatureExtractor", "d n", "taken", domain=ML),
+        node("Reshape", "taken two", "rows"),
+        node("Cast", "rows", to=TensorProto.FLOAT),
+    ]
+    inputs = {"n": np.int64([3, 0, 1, 2, 2, 0])}
+    check(model(nodes, inputs, doubles, infer=False), inputs, tolerance=0)
+    for last in (nodes[:2], [*nodes[:2], node("Neg", "rows")]):
+        made = model(last, inputs, doubles, outputs=last[-1].output[0], infer=False, otherwise=TensorProto.DOUBLE)
+        with pytest.raises(UnsupportedModel, match="is DOUBLE, which NNAPI has no type for"):
+            load(made.SerializeToString())
+
+
+def test_a_tensor_of_texts_with_another_number_of_them_is_malformed() -> None:
+    made = with_three([node("Identity", "names")], "y")
+    made.graph.initializer[0].dims[0] = 4
+    with pytest.raises(BadFile, match=r"initializer 0 \(names\): has 3 values, must have 4"):
         load(made.SerializeToString())
 
 
@@ -249,7 +391,7 @@ def test_pairs_of_classes_vote(counts: list[int], kernel: dict[str, Any], transf
     check(made, inputs)
 
 
-def with_probabilities(counts: list[int]) -> tuple[Any, dict[str, Any]]:
+def with_probabilities(counts: list[int], transform: str = "NONE") -> tuple[Any, dict[str, Any]]:
     """A classifier by support vectors whose scores of pairs become probabilities."""
     pairs = len(list(combinations(counts, 2)))
     how = {
@@ -260,6 +402,7 @@ def with_probabilities(counts: list[int]) -> tuple[Any, dict[str, Any]]:
         "classlabels_ints": [7, -3, 12][: len(counts)],
         "prob_a": [-2.0] * pairs,
         "prob_b": [0.25] * pairs,
+        "post_transform": transform,
     }
     return one("SVMClassifier", ROWS, "label y", **how, **KERNELS[2])
 
@@ -270,6 +413,12 @@ def test_scores_of_two_classes_become_probabilities() -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.005)
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=0, atol=1e-6)
     np.testing.assert_array_equal(labels, theirs)
+
+
+def test_probabilities_are_transformed() -> None:
+    made, inputs = with_probabilities([4, 5], "LOGISTIC")
+    (_, found), (_, expected) = by_nnhal(made, inputs), by_onnxruntime(made, inputs)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.005)
 
 
 def test_probabilities_of_more_classes_are_refused() -> None:
@@ -364,8 +513,6 @@ CONSTANTS = {"one": np.int64([1]), "three": np.float32(3)}
 
 def distances(nodes: list[Any], order: str = "state part") -> Any:
     """A scan as exporters of nearest neighbours write it: a distance of each row of the state from each part."""
-    from onnx import numpy_helper
-
     ends = [node("Identity", "state", "same"), node("Sub", order, "apart"), *nodes, node("Identity", "far", "step")]
     made = scan(ends, ["same", "step"])
     body = next(each.g for each in made.attribute if each.name == "body")
@@ -380,6 +527,12 @@ def test_distances_of_many_rows_are_computed_at_once(norm: str, device: str) -> 
     made = model([distances(NORMS[norm])], {"s": ROWS}, {"x": many}, outputs="after y")
     assert operations(made).count("SUB") == 1
     check(made, {"s": ROWS}, device=device)
+
+
+def test_distances_of_more_rows_than_are_moved_individually_are_computed() -> None:
+    s, x = (np.random.default_rng(n).uniform(-1, 1, (600 * n, 3)).astype(np.float32) for n in (1, 2))
+    made = model([distances(NORMS["squares"])], {"s": s}, {"x": x}, outputs="after y")
+    check(made, {"s": s})
 
 
 @pytest.mark.parametrize(
@@ -403,3 +556,11 @@ def test_a_long_scan_of_another_kind_is_refused() -> None:
     made = model([scan(SUMS, ["next", "step"])], {"s": ROWS[0], "x": x}, outputs="after y")
     with pytest.raises(UnsupportedModel, match="outputs of 257 iterations, must be 1 to 256"):
         load(made.SerializeToString())
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("way", [0, 1])
+def test_a_scan_of_a_vector_has_parts_without_dimensions(size: int, way: int) -> None:
+    inputs = {"s": np.array(5, np.float32), "x": np.arange(1, 1 + size, dtype=np.float32)}
+    made = model([scan(SUMS, ["next", "step"], scan_input_directions=[way])], inputs, outputs="after y")
+    check(made, inputs)

@@ -309,6 +309,7 @@ for n in ("ArgMax", "ArgMin"):
             case(f"{n}", node(n, "x", axis=1, keepdims=k, select_last_index=flag), {"x": np.round(real(3, 6, 2))})
 case("topk", node("TopK", "x k", "v i"), {"x": real(3, 8)}, {"k": ints(3)}, outputs="v i")
 case("topk ax", node("TopK", "x k", "v i", axis=1, largest=0), {"x": real(3, 8, 2)}, {"k": ints(3)}, outputs="v i")
+case("topk 9", node("TopK", "x", "v i", axis=1, k=3), {"x": real(3, 8, 2)}, outputs="v i", opset=9)
 # indexing
 case("gather", node("Gather", "x i", axis=1), {"x": real(2, 5, 3)}, {"i": np.array([[0, -1], [2, 2]], np.int64)})
 case("gather dyn", node("Gather", "x i", axis=1), {"x": real(2, 5, 3), "i": np.array([[0, -1], [2, 2]], np.int64)})

@@ -14,7 +14,8 @@ FEATURES = 5
 
 
 def grown(rng: Any, trees: int, levels: int, mode: str) -> tuple[dict[str, list[Any]], list[tuple[int, int]]]:
-    """Random trees: the attributes of their nodes, and their leaves."""
+    """Random trees: the attributes of their nodes, and their leaves. mode: words, for the nodes in turns."""
+    modes = mode.split()
     nodes: dict[str, list[Any]] = {
         name: []
         for name in ("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids", "missing")
@@ -30,7 +31,7 @@ def grown(rng: Any, trees: int, levels: int, mode: str) -> tuple[dict[str, list[
             number,
             int(rng.integers(FEATURES)),
             float(rng.integers(-2, 3)),
-            "LEAF" if is_leaf else mode,
+            "LEAF" if is_leaf else modes[number % len(modes)],
             0,
             0,
         )
@@ -85,6 +86,15 @@ def rows(*, unknown: bool = False) -> dict[str, Any]:
 @pytest.mark.parametrize("unknown", [False, True])
 def test_a_row_goes_to_the_leaf_that_its_features_lead_to(mode, unknown):
     check(ensemble("Regressor", {"n_targets": 1}, f"BRANCH_{mode}", ids=[0]), rows(unknown=unknown))
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+@pytest.mark.parametrize("modes", ["LEQ EQ", "LT GTE NEQ", "GT LT LEQ EQ NEQ GTE"])
+@pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
+def test_each_node_may_have_another_test(modes, unknown, device):
+    """As LightGBM's exporter writes categories."""
+    mode = " ".join(f"BRANCH_{each}" for each in modes.split())
+    check(ensemble("Regressor", {"n_targets": 1}, mode, ids=[0], levels=6), rows(unknown=unknown), device=device)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +189,12 @@ def test_trees_of_leaves_alone_have_one_result():
 def test_other_ensembles_are_refused_by_name(kind, ids, how, match):
     made = ensemble(kind, how, ids=ids)
     with pytest.raises(UnsupportedModel, match=match):
+        load(made.SerializeToString())
+
+
+def test_an_unknown_test_is_refused_by_name():
+    made = ensemble("Regressor", {"n_targets": 1}, "BRANCH_MEMBER", ids=[0])
+    with pytest.raises(UnsupportedModel, match="has modes BRANCH_MEMBER, must be BRANCH_LEQ, BRANCH_LT"):
         load(made.SerializeToString())
 
 

@@ -12,7 +12,7 @@ from nnhal.frontends.common.element_moves import axis_moved, joined, moved, part
 from nnhal.frontends.common.integer_ranges import ANY, hull
 from nnhal.frontends.common.lowering import common_shape, reference
 from nnhal.frontends.common.terms import OpenDimension, Term, UnsupportedOperator, constant
-from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, INT32_RANGE, check_count
+from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, INT32_RANGE, check_count, copied
 from nnhal.frontends.onnx.features import distances
 from nnhal.frontends.onnx.file import OnnxFileGraph
 from nnhal.frontends.onnx.graph import NodeGraph, OperationList
@@ -246,8 +246,9 @@ def scan(t: NodeTask) -> None:
         if t.is_output_used(carried + place):
             several = [made[place] for made in (reversed(parts) if way else parts)]
             found = collected(t, several)
-            order = list(range(1, t.rank(found)))
-            order.insert(t.axis(axis, t.rank(found)), 0)
+            rank = 1 + t.rank(several[0])
+            order = list(range(1, rank))
+            order.insert(t.axis(axis, rank), 0)
             t.result(carried + place, axis_moved(t, found, order), several[0].kind)
 
 
@@ -309,6 +310,8 @@ def part_at(t: NodeTask, x: Term, axis: int, place: int) -> Term:
         return constant(bare(x.value), x.data.take(place, axis), x.kind)
     shape = [size for n, size in enumerate(t.known(x)[: t.rank(x)]) if n != axis]
     found = t.reshaped(part_of(t, x, axis, place, 1), shape or (1,))
+    if found is x:  # the only element of a vector
+        found = copied(t, x)
     found.kind, found.scalar = x.kind, not shape
     return found
 

@@ -55,7 +55,7 @@ def in_steps(t: NodeTask, x: Term) -> tuple[Term, Term, Term]:
 
 
 def hold(t: NodeTask, number: int, kind: str, reals: Term, *, scalar: bool) -> None:
-    """Set output `number` to integers of a type that NNAPI lacks, held as reals."""
+    """Set output `number` to numbers of a type that NNAPI lacks, held as reals."""
     t.results[number] = Term(Value(UNTYPED, reals.value.shape), kind, scalar=scalar, reals=reals)
 
 

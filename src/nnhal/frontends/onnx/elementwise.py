@@ -426,7 +426,6 @@ def converted(t: NodeTask, x: Term, to: str) -> None:
     """Set the node's output to a term in another type."""
     kind = x.value.type
     t.require(to in TYPES, f"converts to {to or 'no type'}, which NNAPI has no type for")
-    t.require(x.kind != "STRING", "converts texts, which NNAPI has no type for")
     wanted = TYPES[to]
     if to == x.kind:
         t.same(x)

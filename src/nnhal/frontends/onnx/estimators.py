@@ -108,7 +108,9 @@ def linear_classifier(t: NodeTask) -> None:
         labels.scores(transformed(t, scores))
         return
     labels.of_two(scores, 0)
-    second = transformed(t, scores) if t.attr("post_transform", "NONE") == "LOGISTIC" else scores
+    how, known = t.attr("post_transform", "NONE"), (*POST_TRANSFORMS, "SOFTMAX_ZERO")
+    t.require(how in known, f"post_transform is {how} of one score, must be one of {', '.join(known)}")
+    second = transformed(t, scores) if how == "LOGISTIC" else scores  # the others have no effect in ONNX Runtime
     first = t.make("SUB", t.scalar(1, second), second, activation=0)
     labels.scores(t.make("CONCATENATION", first, second, 1, like=second))
 
@@ -191,7 +193,7 @@ def svm_classifier(t: NodeTask) -> None:
     if t.attr("prob_a", ()):
         likely = probability(t, scores, labels.count)
         rest = t.make("SUB", t.scalar(1, likely), likely, activation=0)
-        labels.scores(t.make("CONCATENATION", likely, rest, 1, like=likely))
+        labels.scores(transformed(t, t.make("CONCATENATION", likely, rest, 1, like=likely)))
         return
     if labels.count == 2:
         scores = t.make("CONCATENATION", t.make("NEG", scores), scores, 1, like=scores)

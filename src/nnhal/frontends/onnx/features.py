@@ -1,14 +1,18 @@
 """Entries of ai.onnx.ml that prepare features: rows of numbers, the last dimension has one place for each feature."""
 
 import math
+from itertools import count
 
 import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import broadcast
+from nnhal.frontends.common.folding import require_foldable
 from nnhal.frontends.common.integer_ranges import of_all, of_first
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS, check_count, either, filled
+from nnhal.frontends.onnx.dynamic import hold
+from nnhal.frontends.onnx.graph import fit_int32
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import B8, F32, I32
 
@@ -43,7 +47,6 @@ def distances(t: NodeTask, x: Term, y: Term, power: float) -> Term:
     """Return the sum of |a - b|^power over the features of each row a of x and b of y: [rows of x, rows of y]."""
     (rows, width), (others, _) = t.known(x), t.known(y)
     t.require(width == t.known(y)[1], f"has rows of {width} and of {t.known(y)[1]} features, must have the same number")
-    check_count(rows * others * width)
     apart = t.make("SUB", t.reshaped(x, (rows, 1, width)), t.reshaped(y, (1, others, width)), activation=0)
     if power == 2:
         apart = t.make("MUL", apart, apart, activation=0)
@@ -110,11 +113,23 @@ def imputer(t: NodeTask) -> None:
     t.result(0, t.make("SELECT", hit, broadcast(t, fill, t.known(x)), x, like=x), x.kind)
 
 
-@operator("ai.onnx.ml.ArrayFeatureExtractor", inputs=2, becomes="GATHER along the last dimension", span=of_first)
+def extracted(t: NodeTask, x: Array) -> Array:
+    numbers = np.array(t.ints(1, "indices"))
+    require_foldable((numbers >= 0).all())
+    return np.atleast_2d(x).take(numbers, -1)
+
+
+@operator("ai.onnx.ml.ArrayFeatureExtractor", inputs=2, becomes="GATHER along the last dimension", moves=extracted,
+          span=of_first)  # fmt: skip
 def array_feature_extractor(t: NodeTask) -> None:
-    """Gather features of each row; a vector is one row."""
-    x, indices = t.x(0), t.index(1, "indices")
-    kind = x.kind
+    """Gather features of each row; a vector is one row. Constants of DOUBLE are held as reals, for a Cast to FLOAT."""
+    source, indices = t.raw(0), t.index(1, "indices")
+    kind = source.kind
+    if kind == "DOUBLE" and source.data is not None:
+        with np.errstate(over="ignore"):
+            x = constant(Value(F32), source.data.astype(np.float32))
+    else:
+        x = t.x(0)
     if t.rank(x) == 1:
         x = t.reshaped(x, (1, *t.shape(x)))
     size = t.known(x)[-1]
@@ -124,7 +139,11 @@ def array_feature_extractor(t: NodeTask) -> None:
         flat = constant(Value(I32), numbers.astype(np.int32))
     else:
         flat = t.reshaped(indices, (math.prod(t.known(indices)),))
-    t.result(0, t.make("GATHER", x, t.rank(x) - 1, flat), kind, scalar=False)
+    found = t.make("GATHER", x, t.rank(x) - 1, flat)
+    if kind == "DOUBLE":
+        hold(t, 0, kind, found, scalar=False)
+    else:
+        t.result(0, found, kind, scalar=False)
 
 
 # ------------------------------------------------------------------------------------------------------------- categories
@@ -149,7 +168,6 @@ def numbers_of(t: NodeTask, name: str) -> Array:
         t.require(data is not None and data.dtype in (np.int64, np.float32), f"has other {name} than numbers")
         found = np.asarray(data).reshape(-1)
     t.require(found.size, f"has no {name} that are numbers, and NNAPI has no type for texts")
-    t.require(not np.isnan(found).any(), f"has NaN among its {name}")
     if found.dtype == np.int64:
         small = INT32_RANGE.min <= found.min() and found.max() <= INT32_RANGE.max
         t.require(small, f"has {name} of more than the 32 bits that NNAPI's integers have")
@@ -163,7 +181,19 @@ def one_hot_encoder(t: NodeTask) -> None:
     t.require(t.attr("zeros", 1), "fails for a value of no category (zeros = 0), which NNAPI cannot")
     t.require(x.value.type in (F32, I32), f"of {x.kind}, must be FLOAT or integers")
     t.require(len(set(categories.tolist())) == len(categories), "has a category twice")
-    t.result(0, hits(t, x if x.value.type == I32 else t.make("CAST", x, like=Value(I32)), categories), scalar=False)
+    t.result(0, hits(t, x if x.value.type == I32 else truncated(t, x, categories), categories), scalar=False)
+
+
+def truncated(t: NodeTask, x: Term, categories: Array) -> Term:
+    """Return reals as integers. NaN and reals of more than 32 bits become an integer of no category."""
+    low, high = (
+        t.make(test, x, t.scalar(limit, x), like=Value(B8))
+        for test, limit in (("GREATER_EQUAL", -(2.0**31)), ("LESS", 2.0**31))
+    )
+    other = next(n for n in count() if n not in categories)
+    whole = t.make("CAST", x, like=Value(I32))
+    inside = t.make("LOGICAL_AND", low, high)
+    return t.make("SELECT", inside, whole, filled(t, t.known(x), other, I32), like=whole)
 
 
 @operator("ai.onnx.ml.LabelEncoder", becomes="EQUAL, SELECT, ARGMAX, GATHER")
@@ -174,11 +204,9 @@ def label_encoder(t: NodeTask) -> None:
     whole = values.dtype == np.int32
     kinds = {np.dtype(np.int32): I32, np.dtype(np.float32): F32}
     t.require(x.value.type == kinds[keys.dtype], f"of {x.kind} has keys of another type")
-    t.require(
-        "default_tensor" not in t.node.attributes, "has a default_tensor, must have default_int64 or default_float"
-    )
+    t.require(not np.isnan(keys).any(), "has NaN among its keys, which only some versions compare as equal to NaN")
     t.require(len(set(keys.tolist())) == len(keys), "has a key twice")
-    default = t.attr("default_int64", -1) if whole else t.attr("default_float", -0.0)
+    default = default_of(t, values)
     found = hits(t, x, keys)
     sizes = t.known(found)[:-1]
     at_least = filled(t, (*sizes, 1), 0.5, F32)  # the default's place, the first, wins where nothing is 1
@@ -187,6 +215,21 @@ def label_encoder(t: NodeTask) -> None:
     )
     table = constant(Value(kinds[values.dtype]), np.array([default, *values], values.dtype))
     t.result(0, t.make("GATHER", table, 0, place), "INT64" if whole else "FLOAT")
+
+
+def default_of(t: NodeTask, values: Array) -> float:
+    """Return the value of keys that the node does not have."""
+    if "default_tensor" in t.node.attributes:
+        found = numbers_of(t, "default")
+        t.require(
+            found.size == 1 and found.dtype == values.dtype, "default_tensor must be one number of the values' type"
+        )
+        return float(found[0]) if values.dtype == np.float32 else int(found[0])
+    if values.dtype == np.float32:
+        return float(t.attr("default_float", -0.0))
+    default = t.attr("default_int64", -1)
+    t.require(fit_int32([default]), f"default_int64 is {default}, must fit the 32 bits that NNAPI's integers have")
+    return int(default)
 
 
 @operator("ai.onnx.ml.FeatureVectorizer", inputs=(1, None), becomes="CONCATENATION")

@@ -25,13 +25,14 @@ Dim = int | str | None  # a size, a name that several share, or unspecified
 
 
 class OnnxTensor(NamedTuple):
-    """A tensor with a value in the file. blob: its bytes; values: if they are not contiguous; neither: for strings."""
+    """A tensor with a value in the file. blob: its bytes; values: if they are not contiguous; texts: if it has those."""
 
     name: str
     kind: str
     shape: tuple[int, ...]
     blob: Blob | None = None
     values: Array | None = None
+    texts: tuple[str, ...] = ()
 
 
 class OnnxEdge(NamedTuple):

@@ -61,6 +61,12 @@ class FileContext(Struct, eq=False):
         self.labels[id(term)] = kind, ["".join(c if c.isprintable() else " " for c in str(each)) for each in texts]
         self.kept.append(term)
 
+    def copy_labels(self, term: Term, source: Term) -> None:
+        """Record that a term has the labels of another one, if that has any."""
+        if id(source) in self.labels:
+            self.labels[id(term)] = self.labels[id(source)]
+            self.kept.append(term)
+
     def note_reshaped_term(self, rows: Term, pictures: Term) -> None:
         """Record that a term of rows is a reshaped term of pictures."""
         self.pictures[id(rows)] = pictures
@@ -160,10 +166,20 @@ class NodeGraph(ImportedGraph):
         data = self.array(tensor)
         kind = TYPES.get(tensor.kind, UNTYPED)
         value = Value(kind, None, PLAIN.get(tensor.kind, 0.0), name=name)
+        if tensor.texts:
+            return self._places_of_texts(tensor, name)
         if kind == UNTYPED or data is None:
             return Term(Value(UNTYPED, tensor.shape), tensor.kind, data, scalar=not tensor.shape)
         term = constant(value, data, tensor.kind, tensor.blob)
         term.kind = tensor.kind
+        return term
+
+    def _places_of_texts(self, tensor: OnnxTensor, name: str) -> Term:
+        """Return a constant of texts, which are represented by their places, as the labels of classifiers."""
+        self.file.budget.spend(Cost.MEMORY, 4 * len(tensor.texts), name)
+        places = np.arange(len(tensor.texts), dtype=np.int32).reshape(tensor.shape or (1,))
+        term = Term(Value(I32, places.shape, data=places, name=name), tensor.kind, scalar=not tensor.shape)
+        self.context.note_labels(term, "value labels", tensor.texts)
         return term
 
     def array(self, tensor: OnnxTensor) -> Array | None:
@@ -219,11 +235,13 @@ class NodeGraph(ImportedGraph):
                 )
                 continue
             if id(term) in taken or id(term) not in made or term.value.data is not None:
+                source = term
                 try:
-                    term = self.emit_copy(term)
+                    term = self.emit_copy(source)
                 except InvalidModel as error:
                     self.problem(f"output {short(name)!r}", f"must be copied: {error}")
                     continue
+                self.context.copy_labels(term, source)
             taken.add(id(term))
             self.forms.append(EdgeForm(term.scalar, term.kind in WIDE_KINDS))
             self.outputs.append(term)

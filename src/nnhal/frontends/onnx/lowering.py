@@ -157,14 +157,14 @@ def _constant(graph: NodeGraph, node: OnnxNode) -> bool:
 
 
 def _folded(graph: NodeGraph, node: OnnxNode, version: int) -> bool:
-    if node.domain or not node.inputs:
+    if not node.inputs:
         return False
     try:
         terms = [graph.term(name) for name in node.inputs if name]
         data = [term.data for term in terms if term.data is not None]
         if len(data) != len(node.inputs):
             return False
-        if node.op == "Identity":
+        if node.op == "Identity" and not node.domain:
             graph.terms[node.outputs[0]] = terms[0]
             return True
         context, key = graph.context, _same(node, terms)
@@ -216,7 +216,7 @@ def _same(node: OnnxNode, terms: list[Term]) -> Any:
         for _, value in attributes
         for n in (value if isinstance(value, tuple) else (value,))
     )
-    return (node.op, tuple(map(id, terms)), tuple(attributes), len(node.outputs)) if plain else None
+    return (node.domain, node.op, tuple(map(id, terms)), tuple(attributes), len(node.outputs)) if plain else None
 
 
 # ---------------------------------------------------------------------------------------------------------------- entries

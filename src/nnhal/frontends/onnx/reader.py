@@ -427,6 +427,7 @@ class _OnnxReader:
         raw: list[tuple[int, int]] = []
         places: list[int] = [0]
         outside: dict[str, str] = {}
+        texts: list[str] = []
         typed: dict[int, list[Any]] = {n: [] for n in (4, 5, 7, 10, 11)}
         self.message(
             at,
@@ -436,6 +437,7 @@ class _OnnxReader:
                 2: kinds.append,
                 3: lambda _: self.malformed(place, "is a segment of a tensor, must be a whole one"),
                 **{n: into.append for n, into in typed.items()},
+                6: lambda a: texts.append(self.latin(a, place)),
                 8: lambda a: name.append(self.text(a, place)),
                 9: raw.append,
                 13: lambda a: outside.update([self.pair(a, place)]),
@@ -452,6 +454,9 @@ class _OnnxReader:
             if not 0 <= dim < MOST_DIM:
                 self.malformed(where, f"has a dimension of {dim}, must be 0 to {MOST_DIM - 1}")
         shape = tuple(dims)
+        if kind == "STRING":
+            self.counted(len(texts), math.prod(shape), where)
+            return OnnxTensor(name[-1], kind, shape, texts=tuple(texts))
         if kind not in DTYPES:
             return OnnxTensor(name[-1], kind, shape)
         size = math.prod(shape) * np.dtype(DTYPES[kind]).itemsize

@@ -226,7 +226,7 @@ def arg_most(t: NodeTask) -> None:
     t.result(0, t.reshaped(made, dims or [1]), "INT64", scalar=not dims)
 
 
-@operator("TopK", inputs=2, outputs=2, span=lambda s: (of_indices if s.number else of_all)(s),
+@operator("TopK", inputs=(1, 2), outputs=2, span=lambda s: (of_indices if s.number else of_all)(s),
           becomes="TOPK_V2 along the last dimension, reversed where indices count; of the least, of the "
           "negated")  # fmt: skip
 def top(t: NodeTask) -> None:
@@ -234,7 +234,7 @@ def top(t: NodeTask) -> None:
 
     Among equals, ONNX returns the lower index first, NNAPI the higher.
     """
-    x, k = t.x(0), t.integer_of(1, "k")
+    x, k = t.x(0), t.integer_of(1, "k") if t.given(1) else t.attr("k", 0)  # an attribute before version 10
     shape = t.shape(x)
     axis = t.axis(t.attr("axis", -1), t.rank(x))
     size = shape[axis]

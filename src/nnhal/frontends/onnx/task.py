@@ -41,6 +41,11 @@ class NodeFacts(OperatorFacts, frozen=True):
     apart: bool = False
     task: "type[NodeTask] | None" = None
 
+    @property
+    def moves_one(self) -> bool:
+        """Whether it only moves elements of its first input."""
+        return self.moves is not None and not self.joins
+
 
 OPERATORS = OperatorTable(NodeFacts)
 operator, computed = OPERATORS.operator, OPERATORS.computed
@@ -104,8 +109,9 @@ class NodeTask(OperationWriter):
         return self.usable(self.raw(place), f"input {place}")
 
     def usable(self, term: Term, what: str) -> Term:
-        """Return a term as an NNAPI tensor."""
-        if term.value.type == UNTYPED:
+        """Return a term as an NNAPI tensor. Operators that only move elements of one input work on texts too."""
+        texts = term.kind == "STRING" and not self.facts.moves_one
+        if term.value.type == UNTYPED or texts:
             self.follows(term)
             self.refuse(f"{what} is {term.kind or 'not there'}, which NNAPI has no type for")
         if term.partly:
@@ -139,7 +145,8 @@ class NodeTask(OperationWriter):
     def index(self, place: int, what: str) -> Term:
         """Return integers as TENSOR_INT32."""
         term = self.x(place)
-        self.require(term.value.type == I32, f"{what} is {term.kind}, must be INT32 or INT64")
+        whole = term.value.type == I32 and term.kind != "STRING"
+        self.require(whole, f"{what} is {term.kind}, must be INT32 or INT64")
         return term
 
     def derived(self, source: Term, how: Any, make: Callable[[], Array]) -> Term:
@@ -229,6 +236,7 @@ class NodeTask(OperationWriter):
     def commit(self) -> None:
         """Add results and operations to the graph."""
         there = len(self.node.outputs)
+        self._label_texts()
         for number, name in enumerate(self.node.outputs):
             if not name or (number not in self.results and not self.is_output_used(number)):
                 continue
@@ -253,6 +261,16 @@ class NodeTask(OperationWriter):
                 self.graph.terms[name] = self.results[number]
         for step in self.later:
             step()
+
+    def _label_texts(self) -> None:
+        """Give moved texts their labels; refuse other texts, whose places would have no meaning."""
+        labels = self.graph.context.labels
+        for number, term in self.results.items():
+            if term.kind != "STRING" or id(term) in labels:
+                continue
+            if self.facts.moves_one:
+                self.graph.context.copy_labels(term, self.raw(0))
+            self.require(id(term) in labels, f"output {number} is STRING, which NNAPI has no type for")
 
     def _span(self, result: Term, number: int) -> Span:
         terms = [self.raw(place) for place in range(len(self.node.inputs)) if self.given(place)]

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,10 @@ class Ensemble:
         t.require(count and len(self.number) == count, "has no nodes, or two of one number, must have different ones")
         modes = self.each("nodes_modes", count)
         leaf = np.array([mode == "LEAF" for mode in modes])
-        inner = sorted({mode for mode in modes if mode != "LEAF"})
-        t.require(all(mode in TESTS for mode in inner), f"has modes {', '.join(map(str, inner))}, must be ONNX's")
-        t.require(len(inner) <= 1, f"has modes {', '.join(map(str, inner))}, must have one for all trees")
-        self.test = TESTS[inner[0]] if inner else "LESS"
+        self.modes = sorted({mode for mode in modes if mode != "LEAF"})
+        known = all(mode in TESTS for mode in self.modes)
+        t.require(known, f"has modes {', '.join(map(str, self.modes))}, must be {', '.join(TESTS)}")
+        self.mode_numbers = np.array([0 if mode == "LEAF" else self.modes.index(mode) for mode in modes], np.int32)
         self.features = np.where(leaf, 0, self.each("nodes_featureids", count))
         self.values = np.where(leaf, 0, self.each("nodes_values", count)).astype(np.float32)
         missing = self.each("nodes_missing_value_tracks_true", count) or [0] * count
@@ -92,7 +93,7 @@ class Ensemble:
         values = constant(Value(F32), self.values)
         for _ in range(self.levels):
             value = t.make("GATHER", flat, 0, t.make("ADD", t.make("GATHER", features, 0, at), start, activation=0))
-            holds = t.make(self.test, value, t.make("GATHER", values, 0, at), like=Value(B8))
+            holds = self.holds(at, value, t.make("GATHER", values, 0, at))
             if self.missing.any():
                 tracks = t.make("GATHER", missing, 0, at)
                 tracks = t.make("NOT_EQUAL", tracks, t.scalar(0, tracks), like=Value(B8))
@@ -101,6 +102,16 @@ class Ensemble:
             ways = [t.make("GATHER", way, 0, at) for way in (then, other)]
             at = t.make("SELECT", holds, *ways, like=ways[0])
         return at
+
+    def holds(self, at: Term, value: Term, limit: Term) -> Term:
+        """Return whether the tests of nodes hold."""
+        t = self.t
+        found = [t.make(TESTS[mode], value, limit, like=Value(B8)) for mode in self.modes]
+        if len(found) > 1:
+            mode = t.make("GATHER", constant(Value(I32), self.mode_numbers), 0, at)
+            own = [t.make("EQUAL", mode, t.scalar(n, mode), like=Value(B8)) for n in range(len(found))]
+            found = [t.make("LOGICAL_AND", *pair) for pair in zip(found, own, strict=True)]
+        return reduce(partial(t.make, "LOGICAL_OR"), found)
 
     def scores(self, x: Term, kind: str, count: int) -> Term:
         """Return the sum of the weights of the leaves that each row reaches: [rows, count]. kind: target or class."""
