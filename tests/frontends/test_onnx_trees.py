@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 
 from nnhal import BadFile, UnsupportedModel, load
 from tests.frontends.onnx_models import check
@@ -211,3 +211,103 @@ def test_trees_that_lead_to_themselves_or_test_what_no_row_has_are_refused(name,
     attribute.ints[:] = [change(n) for n in attribute.ints]
     with pytest.raises(UnsupportedModel, match=match):
         load(made.SerializeToString())
+
+
+# -------------------------------------------------------------------------------------------------- nodes apart from leaves
+
+MODES = ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER"]
+THIRDS = [0.1, 1 / 3, -0.7, 1e-3, 2.0]  # the nearest float32 is greater than some, and less than others
+
+
+def apart(kind: type[Any], modes: str = "BRANCH_LEQ", *, targets: int = 1, **how: Any) -> Any:
+    """A model of version 5, of FLOAT or DOUBLE. how: attributes that are other ones."""
+    rng = np.random.default_rng(targets)
+    nodes, leaves = grown(rng, 3, 4, modes)
+    keys = list(zip(nodes["treeids"], nodes["nodeids"], strict=True))
+    inner = {key: n for n, key in enumerate(key for key in keys if key not in leaves)}
+    outer = {key: n for n, key in enumerate(leaves)}
+    places = [keys.index(key) for key in inner]
+    attributes: dict[str, Any] = {
+        "nodes_featureids": [nodes["featureids"][place] for place in places],
+        "nodes_missing_value_tracks_true": [nodes["missing"][place] for place in places],
+        "nodes_splits": numpy_helper.from_array(kind(rng.choice(THIRDS, len(places)))),
+        "nodes_modes": numpy_helper.from_array(np.uint8([MODES.index(nodes["modes"][place]) for place in places])),
+        "tree_roots": [inner[tree, 0] for tree in range(3)],
+        "leaf_weights": numpy_helper.from_array(kind(rng.uniform(-3, 4, len(leaves)) / 8)),
+        "leaf_targetids": rng.integers(0, targets, len(leaves)).tolist(),
+        "n_targets": targets,
+    }
+    for way in ("true", "false"):
+        there = [(nodes["treeids"][place], nodes[f"{way}nodeids"][place]) for place in places]
+        attributes[f"nodes_{way}leafs"] = [int(key in outer) for key in there]
+        attributes[f"nodes_{way}nodeids"] = [outer.get(key, inner.get(key, -1)) for key in there]
+    node = helper.make_node("TreeEnsemble", ["x"], ["y"], domain="ai.onnx.ml", **attributes | how)
+    edge = helper.make_tensor_value_info("y", helper.np_dtype_to_tensor_dtype(np.dtype(kind)), None)
+    graph = helper.make_graph([node], "g", [onnx_value("x", np.zeros((6, FEATURES), kind))], [edge])
+    sets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 5)]
+    return helper.make_model(graph, opset_imports=sets, ir_version=10)
+
+
+def near_thirds(kind: type[Any], *, unknown: bool = False) -> dict[str, Any]:
+    """Features of float32 on the limits, or as near as float32 is, in a type."""
+    x = np.random.default_rng(2).choice(np.float32([*THIRDS, 0]), (6, FEATURES))
+    if unknown:
+        x[::2, 1] = x[1, :] = np.nan
+    return {"x": x.astype(kind)}
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("modes", [*MODES[:6], "BRANCH_LEQ BRANCH_GT BRANCH_EQ"])
+def test_tests_of_nodes_apart_from_leaves(kind, modes):
+    made = apart(kind, modes)
+    check(made, near_thirds(kind))
+    check(made, near_thirds(kind, unknown=True))
+
+
+@pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
+@pytest.mark.parametrize(
+    "how", [{}, {"aggregate_function": 0}, {"targets": 3}, {"targets": 2, "aggregate_function": 0}]
+)
+def test_weights_of_leaves_apart_are_summed(how, device):
+    check(apart(np.float64, **how), near_thirds(np.float64), device=device)
+
+
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ({"aggregate_function": 3}, "aggregate_function is MAX, must be SUM or AVERAGE"),
+        ({"aggregate_function": 9}, "aggregate_function is 9, must be SUM or AVERAGE"),
+        ({"targets": 2, "post_transform": 1}, "post_transform is 1, of which ONNX and ONNX Runtime differ, must be 0"),
+        ({"tree_roots": [0, 99]}, r"tree_roots \[0, 99\], must be numbers of its \d+ nodes"),
+        ({"leaf_targetids": [0]}, "has 1 leaf_targetids for"),
+        ({"nodes_truenodeids": [0]}, "nodes_truenodeids has 1 entries, must have"),
+        ({"nodes_modes": numpy_helper.from_array(np.float32([1]))}, "nodes_modes is FLOAT, must be numbers"),
+        ({"modes": "BRANCH_MEMBER"}, "has modes BRANCH_MEMBER, must be BRANCH_LEQ, BRANCH_LT"),
+    ],
+)
+def test_other_ensembles_of_nodes_apart_are_refused_by_name(how, match):
+    with pytest.raises(UnsupportedModel, match=match):
+        load(apart(np.float32, **how).SerializeToString())
+
+
+def test_a_node_that_follows_another_and_does_not_exist_is_refused():
+    made = apart(np.float32)
+    (attribute,) = (each for each in made.graph.node[0].attribute if each.name == "nodes_falsenodeids")
+    attribute.ints[:] = [n + 1000 for n in attribute.ints]
+    with pytest.raises(UnsupportedModel, match="a node that follows another and does not exist"):
+        load(made.SerializeToString())
+
+
+@pytest.mark.parametrize("kind", ["Regressor", "Classifier"])
+def test_numbers_of_double_lie_in_tensors(kind):
+    how = {"n_targets": 2} if kind == "Regressor" else {"classlabels_int64s": [4, 5, 6]}
+    made = ensemble(kind, how | {"base_values": [0.5] * (2 if kind == "Regressor" else 3)}, ids=[0, 1])
+    attributes = made.graph.node[0].attribute
+    for each in [*attributes]:
+        if each.name in ("nodes_values", "base_values", "target_weights", "class_weights"):
+            numbers = np.float64(each.floats) + (0.1 if each.name == "nodes_values" else 0)
+            attributes.remove(each)
+            attributes.append(helper.make_attribute(f"{each.name}_as_tensor", numpy_helper.from_array(numbers)))
+    made.graph.input[0].type.tensor_type.elem_type = TensorProto.DOUBLE
+    x = np.random.default_rng(4).integers(-3, 4, (6, FEATURES)) + 0.1
+    check(made, {"x": x.astype(np.float32).astype(np.float64)})

@@ -183,7 +183,7 @@ class NodeTask(OperationWriter):
         """Set output `number` to a term, with its ONNX type. scalar: see `is_scalar`."""
         if not kind:
             kind = KIND_OF.get(term.value.type, "")  # type: ignore[call-overload]
-            wide = {"INT32": "INT64", "FLOAT": "DOUBLE"}.get(kind)
+            wide = {"INT32": "INT64", "FLOAT": "" if self.node.domain else "DOUBLE"}.get(kind)
             if wide and any(self.raw(n).kind == wide for n in range(len(self.node.inputs)) if self.given(n)):
                 kind = wide
         self.graph.context.doubles |= kind == "DOUBLE"
