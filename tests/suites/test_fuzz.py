@@ -153,7 +153,8 @@ def test_an_input_that_waits_for_ever_has_hung(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.nightly
 def test_a_bug_of_an_importer_is_found_by_changed_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = planted("tests.suites.planted_fuzz:BuggyImporter", 200, (), monkeypatch)
+    count = 4 * len(corpus_of("tflite"))  # libFuzzer runs the corpus first
+    result = planted("tests.suites.planted_fuzz:BuggyImporter", count, (), monkeypatch)
     (failure,) = result.failures
     assert "KeyError: 'a rare size'" in failure.reason and failure.data not in corpus_of("tflite")
 
