@@ -35,6 +35,7 @@ from nnhal.base.errors import bounded_text
 from nnhal.bench.compare import Drift, drifts
 from nnhal.cli.inputs import random_input
 
+ELEMENTS = {"tensor(float)": np.float32, "tensor(bool)": np.bool_}
 DEVICES = ("reference", "litert", "onnxruntime", "openvino", "default")
 
 
@@ -91,8 +92,7 @@ class OwnEngine:
             self._onnx = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
             types = {each.name: each.type for each in self._onnx.get_inputs()}
             self._values = {
-                name: np.asarray(value, np.float32 if types[name] == "tensor(float)" else np.int64)
-                for name, value in values.items()
+                name: np.asarray(value, ELEMENTS.get(types[name], np.int64)) for name, value in values.items()
             }
 
     def __call__(self, inputs: dict[str, Any]) -> list[Any]:
