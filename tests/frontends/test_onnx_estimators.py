@@ -196,6 +196,8 @@ def test_a_map_of_scores_is_the_scores_in_the_order_of_the_labels() -> None:
         ("LinearRegressor", {"coefficients": ["a"]}, "attribute coefficients is .*, must be floats"),
         ("LinearRegressor", {"coefficients": [1.0] * 3, "post_transform": "PROBIT"}, "a post_transform of one target"),
         ("LinearRegressor", {"coefficients": [1.0] * 6, "intercepts": [1.0], "targets": 2}, "has 1 intercepts"),
+        ("LinearRegressor", {"coefficients": [1.0] * 3, "targets": -1}, "must have as many for each of -1 outputs"),
+        ("SVMClassifier", {"classlabels_ints": [1]}, "has 1 class labels, must have at least 2"),
         ("SVMRegressor", {"coefficients": [1.0] * 3}, "has 0 rho"),
         ("SVMRegressor", {"coefficients": [1.0] * 2, "rho": [0.0], "n_supports": 2}, "numbers in support_vectors"),
         (
@@ -423,6 +425,7 @@ def test_probabilities_are_transformed() -> None:
 
 def test_probabilities_of_more_classes_are_refused() -> None:
     made, _ = with_probabilities([2, 3, 4])
+    made.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
     with pytest.raises(
         UnsupportedModel, match="has probabilities of 3 classes, which an iteration computes, must be of 2"
     ):

@@ -9,7 +9,7 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import check_count
+from nnhal.frontends.common.writing import MOST_PLACES, check_count
 from nnhal.frontends.onnx.estimators import ClassLabels, of_targets, transformed
 from nnhal.frontends.onnx.features import features_of
 from nnhal.frontends.onnx.task import NodeTask, operator
@@ -51,6 +51,8 @@ class Ensemble:
         self.ways = [self.followers(keys, leaf, each) for each in ends]
         children = np.concatenate([way[~leaf] for way in self.ways])
         self.roots = np.setdiff1d(np.arange(count), children).astype(np.int32)
+        trees = len({tree for tree, _ in keys})
+        t.require(self.roots.size == trees, f"has {self.roots.size} roots of {trees} trees, must have one of each")
         self.levels = self.depth(leaf)
 
     def each(self, name: str, count: int) -> Sequence[Any]:
@@ -84,7 +86,8 @@ class Ensemble:
         t, (rows, width) = self.t, self.t.known(x)
         least, most = int(self.features.min()), int(self.features.max())
         t.require(least >= 0 and most < width, f"tests features {least} to {most}, must be 0 to {width - 1}")
-        check_count(rows * self.roots.size)
+        limit = MOST_PLACES // self.roots.size
+        t.require(rows <= limit, f"has {rows} rows for {self.roots.size} trees, must have at most {limit} rows")
         start = constant(Value(I32), np.repeat(np.arange(rows, dtype=np.int32) * width, self.roots.size))
         flat = t.reshaped(x, (rows * width,))
         at = constant(Value(I32), np.tile(self.roots, rows))
@@ -194,10 +197,9 @@ def classifier(t: NodeTask) -> None:
         labels.of_greatest(scores)
         labels.scores(transformed(t, scores))
         return
-    t.require(
-        classes == 2 and len(set(ids)) == 1,
-        "has two classes with weights of both, must have those of one, or opposite ones",
-    )
+    t.require(classes == 2, f"has {classes} class labels, must have at least 2")
+    one = len(set(ids)) == 1
+    t.require(one, "has two classes and not the weights of one of them, must have those of one, or opposite ones")
     positive = min(weights, default=0) >= 0
     score, other = two_scores(t, x, ids[0], positive=positive)
     labels.of_two(score, 0.5 if positive else 0)
