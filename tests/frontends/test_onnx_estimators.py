@@ -309,6 +309,15 @@ def test_texts_that_move_keep_their_meaning(nodes: list[Any], outputs: str) -> N
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.parametrize("default", [{}, {"default_string": "none"}])
+def test_numbers_may_be_encoded_as_texts(default: dict[str, str]) -> None:
+    names = {"keys_int64s": [2, 1, -3], "values_strings": ["two", "one", "two"]}
+    made, inputs = one("LabelEncoder", ROWS.astype(np.int64), **names, **default)
+    made.graph.output[0].type.tensor_type.elem_type = TensorProto.STRING
+    (expected,) = by_onnxruntime(made, inputs)
+    np.testing.assert_array_equal(texts_of(made, inputs)[0], expected)
+
+
 @pytest.mark.parametrize(
     ("nodes", "kind"),
     [
