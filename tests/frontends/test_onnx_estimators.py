@@ -196,6 +196,8 @@ def test_a_map_of_scores_is_the_scores_in_the_order_of_the_labels() -> None:
         ("LinearRegressor", {"coefficients": ["a"]}, "attribute coefficients is .*, must be floats"),
         ("LinearRegressor", {"coefficients": [1.0] * 3, "post_transform": "PROBIT"}, "a post_transform of one target"),
         ("LinearRegressor", {"coefficients": [1.0] * 6, "intercepts": [1.0], "targets": 2}, "has 1 intercepts"),
+        ("LinearRegressor", {"coefficients": [1.0] * 3, "targets": -1}, "must have as many for each of -1 outputs"),
+        ("SVMClassifier", {"classlabels_ints": [1]}, "has 1 class labels, must have at least 2"),
         ("SVMRegressor", {"coefficients": [1.0] * 3}, "has 0 rho"),
         ("SVMRegressor", {"coefficients": [1.0] * 2, "rho": [0.0], "n_supports": 2}, "numbers in support_vectors"),
         (
@@ -305,6 +307,15 @@ def test_texts_that_move_keep_their_meaning(nodes: list[Any], outputs: str) -> N
     expected = by_onnxruntime(made, {"x": ROWS})
     for mine, theirs in zip(texts_of(made, {"x": ROWS}), expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("default", [{}, {"default_string": "none"}])
+def test_numbers_may_be_encoded_as_texts(default: dict[str, str]) -> None:
+    names = {"keys_int64s": [2, 1, -3], "values_strings": ["two", "one", "two"]}
+    made, inputs = one("LabelEncoder", ROWS.astype(np.int64), **names, **default)
+    made.graph.output[0].type.tensor_type.elem_type = TensorProto.STRING
+    (expected,) = by_onnxruntime(made, inputs)
+    np.testing.assert_array_equal(texts_of(made, inputs)[0], expected)
 
 
 @pytest.mark.parametrize(
@@ -423,6 +434,7 @@ def test_probabilities_are_transformed() -> None:
 
 def test_probabilities_of_more_classes_are_refused() -> None:
     made, _ = with_probabilities([2, 3, 4])
+    made.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
     with pytest.raises(
         UnsupportedModel, match="has probabilities of 3 classes, which an iteration computes, must be of 2"
     ):

@@ -171,7 +171,8 @@ def test_trees_of_leaves_alone_have_one_result():
         ("Regressor", [0, 1], {"n_targets": 2, "post_transform": "PROBIT"}, "post_transform is PROBIT"),
         ("Regressor", [0], {"post_transform": "LOGISTIC"}, "a post_transform of one target"),
         ("Classifier", [0, 1, 2], {"classlabels_int64s": [0, 1, 2**31]}, "labels of more than the 32 bits"),
-        ("Classifier", [0, 1], {"classlabels_int64s": [0, 1]}, "two classes with weights of both"),
+        ("Classifier", [0, 1], {"classlabels_int64s": [0, 1]}, "two classes and not the weights of one of them"),
+        ("Classifier", [0], {"classlabels_int64s": [7]}, "has 1 class labels, must have at least 2"),
         (
             "Classifier",
             [1],
@@ -201,7 +202,8 @@ def test_an_unknown_test_is_refused_by_name():
 @pytest.mark.parametrize(
     ("name", "change", "match"),
     [
-        ("nodes_truenodeids", lambda n: min(1, n), "has trees of 257 levels, must have at most 256"),
+        ("nodes_truenodeids", lambda n: min(1, n), r"has \d+ roots of 3 trees, must have one of each"),
+        ("nodes_falsenodeids", lambda _: 0, r"has \d+ roots of 3 trees, must have one of each"),
         ("nodes_featureids", lambda n: 2**32 + n, r"tests features 0 to 429496\d+, must be 0 to 4"),
     ],
 )
@@ -210,6 +212,32 @@ def test_trees_that_lead_to_themselves_or_test_what_no_row_has_are_refused(name,
     (attribute,) = (each for each in made.graph.node[0].attribute if each.name == name)
     attribute.ints[:] = [change(n) for n in attribute.ints]
     with pytest.raises(UnsupportedModel, match=match):
+        load(made.SerializeToString())
+
+
+def test_a_tree_that_never_ends_is_refused():
+    made = ensemble("Regressor", {"n_targets": 1}, ids=[0])
+    changed = {
+        "nodes_treeids": [0, 0, 0],
+        "nodes_nodeids": [0, 1, 2],
+        "nodes_featureids": [0, 0, 0],
+        "nodes_values": [0.0, 0.0, 0.0],
+        "nodes_modes": ["BRANCH_LEQ", "BRANCH_LEQ", "LEAF"],
+        "nodes_truenodeids": [1, 2, 0],
+        "nodes_falsenodeids": [1, 1, 0],
+        "nodes_missing_value_tracks_true": [0, 0, 0],
+    }
+    kept = [each for each in made.graph.node[0].attribute if each.name not in changed]
+    del made.graph.node[0].attribute[:]
+    made.graph.node[0].attribute.extend([*kept, *(helper.make_attribute(*each) for each in changed.items())])
+    with pytest.raises(UnsupportedModel, match="has trees of 257 levels, must have at most 256"):
+        load(made.SerializeToString())
+
+
+def test_more_rows_than_the_trees_allow_are_refused():
+    made = ensemble("Regressor", {"n_targets": 1}, ids=[0])
+    made.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 349526
+    with pytest.raises(UnsupportedModel, match="has 349526 rows for 3 trees, must have at most 349525 rows"):
         load(made.SerializeToString())
 
 

@@ -78,7 +78,7 @@ def weighted(t: NodeTask, x: Term, units: int) -> Term:
     """Multiply rows by the node's coefficients, and add its intercepts: [rows, units]."""
     coefficients, intercepts = t.attr.floats("coefficients"), t.attr.floats("intercepts")
     t.require(
-        units and coefficients.size and not coefficients.size % units,
+        units > 0 and coefficients.size and not coefficients.size % units,
         f"has {coefficients.size} coefficients, must have as many for each of {units} outputs",
     )
     t.require(intercepts.size in (0, units), f"has {intercepts.size} intercepts, must have {units}")
@@ -181,6 +181,11 @@ def svm_classifier(t: NodeTask) -> None:
     The scores are those of the pairs. Of two classes, they are minus and plus their score, or probabilities.
     """
     x, labels = features_of(t), ClassLabels(t, "classlabels_ints")
+    has_probabilities = bool(t.attr("prob_a", ()))
+    t.require(
+        labels.count == 2 or not has_probabilities,
+        f"has probabilities of {labels.count} classes, which an iteration computes, must be of 2",
+    )
     scores = pair_scores(t, x, labels.count)
     ahead = t.make("GREATER", scores, t.scalar(0, scores), like=Value(B8))
     pairs = t.known(scores)[1]
@@ -190,8 +195,8 @@ def svm_classifier(t: NodeTask) -> None:
         votes[first, number], votes[second, number] = 1, -1
     against = -votes.clip(max=0).sum(axis=1)
     labels.of_greatest(rows_times(t, either(t, ahead, 1, 0, F32), constant(Value(F32), votes), against))
-    if t.attr("prob_a", ()):
-        likely = probability(t, scores, labels.count)
+    if has_probabilities:
+        likely = probability(t, scores)
         rest = t.make("SUB", t.scalar(1, likely), likely, activation=0)
         labels.scores(transformed(t, t.make("CONCATENATION", likely, rest, 1, like=likely)))
         return
@@ -200,12 +205,11 @@ def svm_classifier(t: NodeTask) -> None:
     labels.scores(transformed(t, scores))
 
 
-def probability(t: NodeTask, scores: Term, classes: int) -> Term:
+def probability(t: NodeTask, scores: Term) -> Term:
     """Return the probability of the first of two classes: 1 / (1 + exp(a score + b)), as of LIBSVM.
 
     ONNX Runtime iterates towards it, and stops at most 0.005 away.
     """
-    t.require(classes == 2, f"has probabilities of {classes} classes, which an iteration computes, must be of 2")
     a, b = t.attr.floats("prob_a"), t.attr.floats("prob_b")
     t.require(a.size == b.size == 1, f"has {a.size} prob_a and {b.size} prob_b, must have 1 each")
     found = t.make("MUL", scores, t.scalar(-float(a[0]), scores), activation=0)
@@ -215,7 +219,8 @@ def probability(t: NodeTask, scores: Term, classes: int) -> Term:
 def pair_scores(t: NodeTask, x: Term, classes: int) -> Term:
     """Return the score of the first of each pair of classes: [rows, pairs]."""
     counts, rho = t.attr.ints("vectors_per_class"), t.attr.floats("rho")
-    t.require(classes > 1 and len(counts) == classes, f"has vectors of {len(counts)} classes, must have {classes}")
+    t.require(classes > 1, f"has {classes} class labels, must have at least 2")
+    t.require(len(counts) == classes, f"has vectors of {len(counts)} classes, must have {classes}")
     known = ("NONE", "LOGISTIC") if classes == 2 else ("NONE",)
     how = t.attr("post_transform", "NONE")
     t.require(how in known, f"post_transform is {how} of {classes} classes, must be {' or '.join(known)}")

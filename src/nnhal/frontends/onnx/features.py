@@ -198,15 +198,16 @@ def truncated(t: NodeTask, x: Term, categories: Array) -> Term:
 
 @operator("ai.onnx.ml.LabelEncoder", becomes="EQUAL, SELECT, ARGMAX, GATHER")
 def label_encoder(t: NodeTask) -> None:
-    """Map each key to a value, and others to the default."""
-    x, keys, values = t.x(0), numbers_of(t, "keys"), numbers_of(t, "values")
+    """Map each key to a value, and others to the default. Texts are represented by their places, the default by 0."""
+    x, keys, texts = t.x(0), numbers_of(t, "keys"), t.attr("values_strings", ())
+    values = np.arange(1, 1 + len(texts), dtype=np.int32) if texts else numbers_of(t, "values")
     t.require(len(keys) == len(values), f"has {len(keys)} keys and {len(values)} values, must have as many")
     whole = values.dtype == np.int32
     kinds = {np.dtype(np.int32): I32, np.dtype(np.float32): F32}
     t.require(x.value.type == kinds[keys.dtype], f"of {x.kind} has keys of another type")
     t.require(not np.isnan(keys).any(), "has NaN among its keys, which only some versions compare as equal to NaN")
     t.require(len(set(keys.tolist())) == len(keys), "has a key twice")
-    default = default_of(t, values)
+    default = 0 if texts else default_of(t, values)
     found = hits(t, x, keys)
     sizes = t.known(found)[:-1]
     at_least = filled(t, (*sizes, 1), 0.5, F32)  # the default's place, the first, wins where nothing is 1
@@ -214,7 +215,9 @@ def label_encoder(t: NodeTask) -> None:
         "ARGMAX", t.make("CONCATENATION", at_least, found, len(sizes), like=found), len(sizes), like=Value(I32)
     )
     table = constant(Value(kinds[values.dtype]), np.array([default, *values], values.dtype))
-    t.result(0, t.make("GATHER", table, 0, place), "INT64" if whole else "FLOAT")
+    t.result(0, t.make("GATHER", table, 0, place), "STRING" if texts else "INT64" if whole else "FLOAT")
+    if texts:
+        t.graph.context.note_labels(t.results[0], "value labels", [t.attr("default_string", "_Unused"), *texts])
 
 
 def default_of(t: NodeTask, values: Array) -> float:

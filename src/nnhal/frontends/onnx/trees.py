@@ -10,7 +10,7 @@ import numpy as np
 from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.terms import Term, constant, in_float32
-from nnhal.frontends.common.writing import check_count
+from nnhal.frontends.common.writing import MOST_PLACES, check_count
 from nnhal.frontends.onnx.estimators import ClassLabels, of_targets, transformed
 from nnhal.frontends.onnx.features import features_of
 from nnhal.frontends.onnx.task import NodeTask, operator
@@ -80,7 +80,8 @@ class Ensemble:
         t, (rows, width) = self.t, self.t.known(x)
         least, most = int(self.features.min()), int(self.features.max())
         t.require(least >= 0 and most < width, f"tests features {least} to {most}, must be 0 to {width - 1}")
-        check_count(rows * self.roots.size)
+        limit = MOST_PLACES // self.roots.size
+        t.require(rows <= limit, f"has {rows} rows for {self.roots.size} trees, must have at most {limit} rows")
         start = constant(Value(I32), np.repeat(np.arange(rows, dtype=np.int32) * width, self.roots.size))
         flat = t.reshaped(x, (rows * width,))
         at = constant(Value(I32), np.tile(self.roots, rows))
@@ -150,7 +151,8 @@ class KeyedNodes:
         missing = np.asarray(self.each("nodes_missing_value_tracks_true", count) or [0] * count)
         then, other = (self.followers(keys, leaf, self.each(f"nodes_{way}nodeids", count)) for way in ("true", "false"))
         children = np.concatenate([way[~leaf] for way in (then, other)])
-        roots = np.setdiff1d(np.arange(count), children)
+        roots, trees = np.setdiff1d(np.arange(count), children), len({tree for tree, _ in keys})
+        t.require(roots.size == trees, f"has {roots.size} roots of {trees} trees, must have one of each")
         features, limits = np.asarray(self.each("nodes_featureids", count)), reals_of(t, "nodes_values")
         t.require(limits.size == count, f"nodes_values has {limits.size} entries, must have {count}")
         self.trees = Ensemble(t, TreeNodes(modes, features, limits, missing, (then, other), roots))
@@ -258,10 +260,9 @@ def classifier(t: NodeTask) -> None:
         labels.of_greatest(scores)
         labels.scores(transformed(t, scores))
         return
-    t.require(
-        classes == 2 and len(set(ids)) == 1,
-        "has two classes with weights of both, must have those of one, or opposite ones",
-    )
+    t.require(classes == 2, f"has {classes} class labels, must have at least 2")
+    one = len(set(ids)) == 1
+    t.require(one, "has two classes and not the weights of one of them, must have those of one, or opposite ones")
     positive = weights.min(initial=0) >= 0
     score, other = two_scores(t, x, ids[0], positive=positive)
     labels.of_two(score, 0.5 if positive else 0)
