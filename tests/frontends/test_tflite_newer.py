@@ -31,6 +31,7 @@ def limits(*numbers: Any) -> list[X]:
     return [c(numbers[0]), *(c(n, "f4") for n in numbers[1:])]
 
 
+DILATIONS = "dilationDFactor", "dilationHFactor", "dilationWFactor"
 WINDOW = [c([2, 1, 3], "i8"), c([1, 2, 1], "i8"), c([1, 1, 2], "i8")]
 NEWER: list[Case] = [
     ("DILATE", [f(2, 3), c([2, 3]), c(-1.5, "f4")], [out(3, 7)]),
@@ -344,6 +345,20 @@ def conv_3d(**options) -> bytes:
     w.operator("CONV_3D", [x, weights], [y], "Conv3D", **{"strideD": 1, "strideH": 1, "strideW": 1, **options})
     w.ends([x], [y])
     return w.bytes()
+
+
+@pytest.mark.parametrize("name", ["CONV_3D", "CONV_3D_TRANSPOSE"])
+def test_a_filter_of_five_dimensions_may_be_float16(name):
+    """As converters write it: constants of float16 become float32 in operators of their own."""
+    w, x = Writer(), RANDOM.uniform(-2, 2, (1, 3, 4, 4, 2)).astype("f4")
+    given, stored = w.tensor([*x.shape]), RANDOM.uniform(-2, 2, (2, 2, 2, 2, 2)).astype("f2")
+    narrow, wide, y = w.tensor([*stored.shape], "f2", stored), w.tensor([*stored.shape]), w.tensor([*x.shape])
+    w.operator("DEQUANTIZE", [narrow], [wide])
+    inputs = [given, wide] if name == "CONV_3D" else [w.tensor([5], "i4", [*x.shape]), wide, given]
+    strides = dict.fromkeys(("strideD", "strideH", "strideW"), 1)
+    w.operator(name, inputs, [y], "Conv3D", **strides, **dict.fromkeys(DILATIONS, 1), padding=0)
+    w.ends([given], [y])
+    np.testing.assert_allclose(run(w.bytes(), [x])[0], litert(w.bytes(), x)[0], rtol=1e-5, atol=1e-5)
 
 
 def test_steps_of_0_are_refused_and_shapes_of_64_dimensions_are_numbers():

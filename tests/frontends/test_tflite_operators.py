@@ -187,6 +187,10 @@ MOVES: list[Case] = [
     ("MEAN", [X(SUMS_BEYOND_INT32, "i4"), c([1])], [out(4, kind="i4")], "Reducer"),
     ("MEAN", [X(SUMS_BEYOND_INT32.reshape(2, 2, 1, 1, 3), "i4"), c([1, 4])], [out(2, 1, 1, kind="i4")], "Reducer"),
     ("MEAN", [q(2, 30), c([1])], [out(2, kind="i1", scale=0.01, zero=0)], "Reducer"),
+    *[  # as group normalisation does
+        (n, [q(1, 4, 3, 2, 2), c([1, 2, 4])], [out(1, 2, kind="i1", scale=scale, zero=zero)], "Reducer")
+        for n, scale, zero in (("MEAN", 0.05, 3), ("MEAN", 0.02, -5), ("REDUCE_MAX", 0.05, 3), ("SUM", 0.3, 1))
+    ],
     ("SUM", [q(2, 5), c([1])], [out(2, kind="i1", scale=0.2, zero=0)], "Reducer"),
     ("REDUCE_ANY", [b(2, 3), c([1])], [out(2, kind="b1")], "Reducer"),
     ("REDUCE_ALL", [b(2, 3), c([0])], [out(3, kind="b1")], "Reducer"),

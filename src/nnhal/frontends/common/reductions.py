@@ -26,12 +26,17 @@ def grouped(
     Adjacent dimensions that are both reduced, or both kept, are merged. along: reduces the second of three dimensions.
     """
     t.require(0 not in shape, "has no elements")
-    groups = [(gone, [shape[i] for i in run]) for gone, run in groupby(range(len(shape)), key=lambda i: i in axes)]
-    sizes = [math.prod(run) for _, run in groups]
-    for place in reversed([i for i, (gone, _) in enumerate(groups) if gone]):
+    sizes, places = runs(shape, axes)
+    for place in reversed(places):
         x = along(t.reshaped(x, three(sizes, place)))
         sizes[place] = 1
     return x
+
+
+def runs(shape: Sequence[int], axes: Collection[int]) -> tuple[list[int], list[int]]:
+    """Merge adjacent dimensions that are both reduced, or both kept; return the sizes, and the places of the reduced."""
+    groups = [(gone, [shape[i] for i in run]) for gone, run in groupby(range(len(shape)), key=lambda i: i in axes)]
+    return [math.prod(run) for _, run in groups], [place for place, (gone, _) in enumerate(groups) if gone]
 
 
 def halved(t: OperationWriter, name: str, x: Term) -> Term:

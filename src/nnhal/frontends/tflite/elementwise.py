@@ -14,10 +14,10 @@ from nnhal.frontends.common.folding import elementwise, exact, numbers, quotient
 from nnhal.frontends.common.functions import floor_remainder, modulo, power, truncated_quotient
 from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.terms import PLAIN_SCALE, UNTYPED, Term, constant, stored
-from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, broadcast_shapes, filled, number
+from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, MOST_DIMENSIONS, broadcast_shapes, filled, number
 from nnhal.frontends.tflite.file import DTYPES, Options
 from nnhal.frontends.tflite.task import FUSED, MOST_FOLDED, OperatorTask, operator
-from nnhal.ops.schema import B8, F32, I32, Q8, Q8S
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
 
 BOUNDS = {0: (None, None), 1: (0, None), 2: (-1, 1), 3: (0, 6)}  # of fused activations
 MOST_CLASSES = 1 << 20  # of ONE_HOT, whose class numbers become a constant
@@ -257,7 +257,8 @@ def cast(t: OperatorTask) -> None:
 def dequantise(t: OperatorTask) -> None:
     """Convert float16 to float32, which is CAST in NNAPI.
 
-    Constants of a type that NNAPI lacks, such as zero points per channel, become real at import.
+    Constants of a type that NNAPI lacks, such as zero points per channel, become real at import, and so do constants of
+    more than four dimensions: filters that have to be known.
     """
     raw, tensor = t.raw(0), t.graph.source.tensors[t.operator.inputs[0]]
     if raw.value.type == UNTYPED and raw.data is not None and tensor.quant is not None and t.declared().type == F32:
@@ -268,6 +269,9 @@ def dequantise(t: OperatorTask) -> None:
         t.known_result((scales * (raw.data.astype(np.float64) - zeros)).astype(np.float32))
         return
     x = t.x(0)
+    if x.value.type == F16 and x.data is not None and x.data.ndim > MOST_DIMENSIONS:
+        t.known_result(x.data.astype(np.float32))
+        return
     t.give("CAST" if x.value.type in FLOATS else "DEQUANTIZE", x)
 
 

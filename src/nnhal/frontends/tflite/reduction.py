@@ -13,7 +13,7 @@ from nnhal.frontends.common.folding import CannotFold, numbers, require_foldable
 from nnhal.frontends.common.functions import modulo, plain, towards_zero
 from nnhal.frontends.common.integer_ranges import of_all, of_indices, of_sum
 from nnhal.frontends.common.operators import Fold
-from nnhal.frontends.common.reductions import BOTH, PAIRWISE, cumulated, grouped, halved, unfused
+from nnhal.frontends.common.reductions import BOTH, PAIRWISE, cumulated, grouped, halved, runs, unfused
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, check_count, filled, ones
 from nnhal.frontends.tflite.file import Options
@@ -47,12 +47,14 @@ def reduces(function: Callable[..., Any]) -> Fold:
 @operator("REDUCE_ALL", inputs=2, fold=reduces(np.all))
 def reduce(t: OperatorTask) -> None:
     """Reduce over some axes."""
-    x, keep = t.x(0), bool(t.options("ReducerOptions")("KeepDims"))
+    deep = t.rank(t.raw(0)) > MOST_DIMENSIONS
+    # DEQUANTIZE takes four dimensions at most: those of a deep tensor are merged before
+    x, keep = t.raw(0) if t.reals and deep else t.x(0), bool(t.options("ReducerOptions")("KeepDims"))
     axes = t.ints(1, "axes") if t.raw(1).data is not None else None
     if axes == [] or t.rank(x) == 0:
         t.require(x.value.type not in ASYMMETRIC, "over no axis changes the scale")
         t.result(0, x)
-    elif axes is not None and (x.value.type == I32 or t.rank(x) > MOST_DIMENSIONS):
+    elif axes is not None and (x.value.type == I32 or deep):
         rank = t.rank(x)
         reduced = {t.axis(n, rank) for n in axes}
         shape = t.known(x)
@@ -65,10 +67,14 @@ def reduce(t: OperatorTask) -> None:
 def over_groups(t: OperatorTask, x: Term, axes: set[int]) -> Term:
     """Reduce a tensor of any rank: adjacent dimensions that are both reduced, or both kept, are merged."""
     t.require(0 not in t.known(x), "has no elements")
-    t.require(x.value.type not in ASYMMETRIC, "of more than four dimensions would be rounded twice")
     if t.name == "MEAN" and x.value.type == I32:
         return integer_mean(t, x, axes)
-    return grouped(t, x, t.known(x), axes, lambda y: along(t, y))
+    if x.value.type not in ASYMMETRIC:
+        return grouped(t, x, t.known(x), axes, lambda y: along(t, y))
+    sizes, places = runs(t.known(x), axes)
+    t.require(len(sizes) <= MOST_DIMENSIONS, "of more than four dimensions would be rounded twice")
+    merged = t.reshaped(x, sizes)
+    return t.make(t.facts.to or t.name, t.real(merged) if t.reals else merged, t.integers(places), True, like=t.out())
 
 
 def integer_mean(t: OperatorTask, x: Term, axes: set[int]) -> Term:
