@@ -47,7 +47,7 @@ def model_of(call: Call) -> Model:
 
 
 def with_pools(model: Model) -> Model | None:
-    """Return the model with its constants in two or three memory pools, the first of which is the largest.
+    """Return the model with its constants in two or three memory pools, and no others. The first is the largest.
 
     None if it has fewer than two constants.
     """
@@ -60,11 +60,11 @@ def with_pools(model: Model) -> Model | None:
     for number, place in enumerate(places):
         pool, array = pools[number % len(pools)], model.constant(operands[place])
         pool += bytes(-len(pool) % PART)
-        at = Location(len(model.pools) + number % len(pools), len(pool), array.nbytes)
+        at = Location(number % len(pools), len(pool), array.nbytes)
         operands[place] = replace(operands[place], lifetime=Lifetime.CONSTANT_REFERENCE, location=at)
         pool += array.tobytes()
-    made = (Memory.from_array(np.frombuffer(pool, np.uint8)) for pool in pools)
-    return replace(model, main=replace(main, operands=tuple(operands)), pools=(*model.pools, *made))
+    made = tuple(Memory.from_array(np.frombuffer(pool, np.uint8)) for pool in pools)
+    return replace(model, main=replace(main, operands=tuple(operands)), pools=made)
 
 
 @singledispatch

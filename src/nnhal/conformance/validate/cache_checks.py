@@ -11,7 +11,7 @@ from nnhal.conformance.differential import arrays_of, model_of, other_constants
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.limits import counted, driver_pid
-from nnhal.conformance.validate.state import DataSet, at_once, data_sets, pooled_sample
+from nnhal.conformance.validate.state import DataSet, at_once, data_sets, pooled_samples
 from nnhal.conformance.validate.trial import PLAIN, NotAccepted, Trial, copies, distinct
 from nnhal.hal.answers import cache_files_by
 from nnhal.hal.cache.files import Cache, CacheFiles
@@ -66,7 +66,7 @@ def restored(trial: Trial) -> int:
             trial.close(prepared)
         if seen == 1:
             _releases(trial, model, cache)
-    pooled = pooled_sample(trial)
+    pooled = next(pooled_samples(trial), None)
     more = [] if pooled is None else [(pooled[0], pooled[2])]
     for call, model, cache in _each_saved(trial, [*more, *_with_other_parameters(trial)]):
         trial.close(trial.prepare(model, replace(PLAIN, cache=cache)))

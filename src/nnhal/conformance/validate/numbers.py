@@ -19,7 +19,8 @@ from nnhal.ops.schema import bind
 ENOUGH = 24  # the least elements of one output and type for a verdict
 HALVES = 0.25  # the greatest share of an output's elements at a half that a driver rounds to the other side
 LEAST_CHANCE = 1e-6  # the greatest probability of failing a driver that rounds
-COARSER = 5.3, 53.0, 530.0, 0.53, 0.053  # scales of an output that are tried, relative to its scale
+# Scales of an output that are tried, relative to its scale: near ones, then others, since results may be a million times it.
+SCALES = 5.3, 53.0, 530.0, 0.53, 0.053, *(5.3 * 10.0**power for power in (3, -3, 4, -4, 5, -5, 6, -6, 7, -7))
 TIE = 1e-3  # of a quantisation step: a value this close to a half may be rounded to either side
 
 
@@ -152,7 +153,7 @@ def _spread(trial: Trial, call: Call) -> tuple[Call, Outputs]:
     (value,) = call.outputs
     size = 0 if best[1][0] is None else best[1][0].size
     most = _count(call, best[1][0])
-    for factor in COARSER:
+    for factor in SCALES:
         if 2 * most >= size:
             break
         outputs = (replace(value, scale=value.scale * factor),)

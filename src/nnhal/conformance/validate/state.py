@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from nnhal.base.errors import NnhalError
@@ -216,24 +216,24 @@ def _read_twice(call: Call) -> Model | None:
 )
 def constants_pools(trial: Trial) -> int:
     trial.fixed()
-    found = pooled_sample(trial)
-    if found is None:
-        return 0
-    call, model, pooled = found
-    wanted = trial.alone(model, arrays_of(call))
-    results = trial.run(trial.prepare(pooled), copies(arrays_of(call)))
-    trial.same(call, wanted, results, "with constants in several memory pools")
-    return 1
+    seen = 0
+    for call, model, pooled in pooled_samples(trial):
+        wanted = trial.alone(model, arrays_of(call))
+        results = trial.run(trial.prepare(pooled), copies(arrays_of(call)))
+        trial.same(call, wanted, results, "with constants in several memory pools")
+        seen += 1
+    return seen
 
 
-def pooled_sample(trial: Trial) -> tuple[Call, Model, Model] | None:
-    """Return the sample with the most constants, and its model with those in memory pools of different sizes.
+def pooled_samples(trial: Trial) -> Iterator[tuple[Call, Model, Model]]:
+    """Yield samples of two constants or more, and their models with those in memory pools of different sizes.
 
-    None if that is not supported, or there are fewer than two.
+    That with the most constants comes first.
     """
-    call, model = max(trial.samples(), key=lambda pair: pair[0].constants)
-    pooled = with_pools(model)
-    return (call, model, pooled) if pooled is not None and trial.verdict(pooled).ok else None
+    for call, model in sorted(trial.samples(), key=lambda pair: -pair[0].constants):
+        pooled = with_pools(model)
+        if pooled is not None and trial.verdict(pooled).ok:
+            yield call, model, pooled
 
 
 # -------------------------------------------------------------------------------------------------------------- threads
