@@ -14,6 +14,11 @@ import numpy as np
 from nnhal.base.operands import Array, Value
 from nnhal.conformance.draw import Call
 
+
+class Unknown(Exception):
+    """The oracle cannot say how far a correct result may be off: rounding on the way changes it much."""
+
+
 ORACLES: dict[str, Callable[[SimpleNamespace], Any]] = {}
 # Of operations that round on the way: how many steps of each output may lie between them and real numbers; with a reason.
 STEPS: dict[str, tuple[int, ...]] = {}
