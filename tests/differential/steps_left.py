@@ -35,6 +35,7 @@ from nnhal.hal.device import Device, Hints
 from nnhal.ops.schema import Q8, Q8S
 from nnhal.runtime import discovery
 from tests.differential import ask
+from tests.differential.oracle import Unknown
 
 RERUNS = 4
 VALUES = "ordinary", "ties"
@@ -138,7 +139,11 @@ def of_model(device: Device, call: Call, hints: Hints, rng: np.random.Generator)
 
 def of_outputs(call: Call, wanted: Sequence[Array | None], actual: Sequence[Array | None]) -> Steps:
     """What differs in one execution."""
-    found, numbers = Steps(), ask(call)
+    found = Steps()
+    try:
+        numbers = ask(call)
+    except Unknown:
+        return found
     masks = open_masks(call, len(wanted))
     for value, w, a, number, left_open in zip(call.outputs, wanted, actual, numbers, masks, strict=True):
         if w is None or a is None or not quantised(value.type) or w.dtype.itemsize != 1:
