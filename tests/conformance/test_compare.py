@@ -80,6 +80,22 @@ def test_integers_may_be_off_by_one_and_not_by_two(kind):
         assert found == f"1 of 2 elements differ, the first at [1]: {20 + off}, must be 20"
 
 
+@pytest.mark.parametrize(
+    ("wanted", "moves", "allowed"),
+    [
+        (Expected(np.int32([10, 20]), (2,), Type.TENSOR_INT32, False), False, 0),
+        (quantised([10, 20]), True, 0),
+        (quantised([10, 20]), False, 1),
+        (real([10, 20]), True, 0),
+    ],
+)
+def test_integers_and_moved_elements_are_exact_in_vectors(wanted, moves, allowed):
+    vector = SimpleNamespace(id="by hand", half_precision=False, moves=moves)
+    for off in (0, 1, 2):
+        problem, _ = compare_all(vector, [wanted.data + np.asarray(off, wanted.data.dtype)], [wanted])
+        assert bool(problem) == (off > allowed)
+
+
 def test_a_float_differs_by_more_than_the_sum_of_both_tolerances():
     limit = 1e-5 + 5 * 2**-23 * 1000
     wanted = real([1000])
@@ -157,7 +173,7 @@ def test_an_output_of_which_no_elements_are_stated_may_have_any():
 
 
 def test_every_output_has_something_expected_of_it():
-    vector = SimpleNamespace(id="by hand", half_precision=False)
+    vector = SimpleNamespace(id="by hand", half_precision=False, moves=False)
     with pytest.raises(ValueError, match=r"is (longer|shorter)"):
         compare_all(vector, [np.float32([1])] * 2, [real([1])])
 

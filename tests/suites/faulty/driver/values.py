@@ -8,6 +8,7 @@ from nnhal.base.codes import operation_name
 from nnhal.base.errors import OperationFailed
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
+from nnhal.conformance.suites.run import VECTORS
 from nnhal.drivers.reference import ReadyOperation
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ops.schema import Bound
@@ -141,3 +142,25 @@ class RequantiseWraps(PairLeftOut):
     def joined(self, a: Bound, kernel: Kernel, x: Array, value: Value, y: Array) -> Array:
         steps = np.rint(y.astype(np.float64) / a.out.scale) + a.out.zero_point
         return steps.astype(np.int64).astype(a.out.dtype)
+
+
+class NextStep(Kernels):
+    """Results are one too high, where their type has the next number."""
+
+    def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
+        result = kernel(a, *arguments)
+        if result.dtype.kind not in "iu":
+            return result
+        return result + (result < np.iinfo(result.dtype).max).astype(result.dtype)
+
+
+@of_engine("index-next", "the index of ARGMAX is one too high", "ARGMAX", (VECTORS, CONTRACT), Every, check="values")
+class IndexNext(NextStep):
+    operation = "ARGMAX"
+
+
+@of_engine(
+    "gathered-next", "integers that GATHER moves are one too high", "GATHER", (VECTORS, CONTRACT), Every, check="values"
+)
+class GatheredNext(NextStep):
+    operation = "GATHER"
