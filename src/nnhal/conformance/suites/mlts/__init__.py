@@ -64,6 +64,10 @@ class Mlts(Suite):
                 raise
         return found
 
+    def notes(self, outcomes: Sequence[CaseOutcome]) -> Sequence[str]:
+        """Return a line for each model: its accuracy and times, beside those of the file's own engine."""
+        return [*report.lines_of(outcomes)]
+
     def finish(self, run: SuiteRun, outcomes: Sequence[CaseOutcome]) -> None:
         """Write mlts.csv, and mlts.html if matplotlib is installed, into the run's folder for reports."""
         if run.report and outcomes:

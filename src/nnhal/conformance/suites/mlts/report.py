@@ -3,7 +3,7 @@
 import csv
 import io
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,13 @@ COLUMNS = (
     ("p99.9 (ms)", "latency", "p99.9_ms"),
     ("SingleStream p90 (ms), non-conforming", "loadgen", "single_stream_ms"),
     ("Offline (samples/s), non-conforming", "loadgen", "offline_samples_per_second"),
+)
+SHOWN = (  # in the lines for people: a figure, its column, and its unit
+    ("top-1", "top-1", ""),
+    ("compile", "compile (ms)", " ms"),
+    ("first", "first (ms)", " ms"),
+    ("p50", "p50 (ms)", " ms"),
+    ("p99", "p99 (ms)", " ms"),
 )
 HEADS = ("model", "engine", *(head for head, _, _ in COLUMNS), "top-1 of", "inputs are", "verdict", "notes")
 COLOURS = {"device": "#4878d0", "engine": "#ee854a", "reference": "#8a8a8a"}
@@ -82,6 +89,14 @@ def rows_of(device: str, outcomes: Iterable[CaseOutcome]) -> list[dict[str, Any]
         for row in [_row(model, side, device, parts)]
         if row is not None
     ]
+
+
+def lines_of(outcomes: Iterable[CaseOutcome]) -> Iterator[str]:
+    """Yield a line for each model and engine with its most important figures."""
+    for row in rows_of("the device", outcomes):
+        figures = [f"{name} {_short(row[head])}{unit}" for name, head, unit in SHOWN if row[head] != ""]
+        if figures:
+            yield f"{row['model']}, {row['engine']}: {', '.join(figures)}"
 
 
 def _row(model: str, side: str, device: str, parts: Mapping[str, CaseOutcome]) -> dict[str, Any] | None:
