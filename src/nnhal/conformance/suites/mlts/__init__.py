@@ -65,7 +65,7 @@ class Mlts(Suite):
         return found
 
     def notes(self, outcomes: Sequence[CaseOutcome]) -> Sequence[str]:
-        """Return a line for each model: its accuracy and times, beside those of the file's own engine."""
+        """Return a line for each model and engine: its accuracy and times."""
         return [*report.lines_of(outcomes)]
 
     def finish(self, run: SuiteRun, outcomes: Sequence[CaseOutcome]) -> None:
