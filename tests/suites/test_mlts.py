@@ -255,7 +255,9 @@ def test_without_matplotlib_the_csv_is_written_and_a_warning_says_what_is_missin
 
 def test_the_lines_for_people_have_accuracy_and_times_of_each_engine() -> None:
     times = timing.summary(2_000_000, [n * 1_000_000 for n in range(1, 1002)])
-    found = {"model": "m", "part": "latency", "device": times, "engine_name": "litert", "engine": times}
+    times["p99_ms"] *= 2
+    engines = dict.fromkeys(("device", "reference", "engine"), times)
+    found = {"model": "m", "part": "latency", "engine_name": "litert", **engines}
     right = {"model": "m", "part": "accuracy", "device": {"top1": 0.5}}
     cases = [
         CaseOutcome("mlts", "m/accuracy", "passed", found=right),
@@ -263,8 +265,8 @@ def test_the_lines_for_people_have_accuracy_and_times_of_each_engine() -> None:
         CaseOutcome("mlts", "n/latency", "unsupported", "no"),
     ]
     assert Mlts().notes(cases) == [
-        "m, the device: top-1 0.5, first 2 ms, p50 501 ms, p99 991 ms",
-        "m, litert called directly: first 2 ms, p50 501 ms, p99 991 ms",
+        "m, the device: top-1 50.0%, first 2 ms, p50 501 ms, p99 1,982 ms",
+        "m, litert called directly: first 2 ms, p50 501 ms, p99 1,982 ms",
     ]
 
 
