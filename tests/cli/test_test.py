@@ -394,3 +394,17 @@ def test_specifications_run_without_a_folder_of_vectors_and_failures_are_repeate
     (suite,) = found["suites"]  # of which some are wrong on purpose
     assert suite["totals"]["passed"] > 20 and suite["totals"]["failed"] > 10 and suite["error"] == ""
     assert all(f"nnhal test vectors --specs {SPECS}/" in group["repeat"] for group in found["groups"])
+
+
+def test_a_specification_that_cannot_be_read_is_an_error_beside_the_cases_of_the_others(tmp_path, capsys):
+    folder = tmp_path / "V1_2"
+    folder.mkdir()
+    relu = (
+        'x, y = Input("x", ("TENSOR_INT32", [2])), Output("y", ("TENSOR_FLOAT32", [2]))\n'
+        'Model().Operation("CAST", x).To(y)\nExample({x: [1, 2], y: [1, 2]})\n'
+    )
+    (folder / "right.mod.py").write_text(relu)
+    (folder / "wrong.mod.py").write_text("x = (")
+    out, err = called(capsys, "test", "vectors", "--specs", str(tmp_path), "--jobs", "1", code=1)
+    assert "2 of 2 cases passed; vectors left cases out" in out
+    assert "1 specification cannot be read:" in " ".join(err.split()) and "wrong.mod.py:1" in "".join(err.split())

@@ -402,7 +402,7 @@ def test_hints_and_options_are_asked_for_as_they_are_told() -> None:
     assert looked(device(prepare=prepare), "hints", ADD)[0] == "passed"
     assert {h.threads for h in seen} == {0, 1, 2}
     assert len({h.preference for h in seen}) == 3 == len({h.priority for h in seen})
-    assert sum(h.deadline is not None for h in seen) == 1
+    assert 10 * sum(h.deadline is not None for h in seen) == len(seen)  # of each sample
     seen.clear()
     assert looked(device(prepare=prepare), "options", QUANTIZE)[0] == "passed"
     assert [dict(h.options) for h in seen if h.options] == [{"an unknown option": value} for value in (1, "text")]

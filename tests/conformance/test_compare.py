@@ -50,13 +50,14 @@ HINTS = {
     "every element is 0: is the output written?": (RAMP * 0, real(RAMP)),
     "every element is NaN": (RAMP * np.nan, real(RAMP)),
     "": (changed(RAMP, (0, 0, 1, 0), (0, 2, 2, 0)), real(RAMP)),  # one of them in the middle
+    " ": (np.uint8([123, 124, 133, 132, 124, 132]), quantised([125, 125, 131, 131, 125, 131], 0.05)),  # 2 differ
 }
 
 
 @pytest.mark.parametrize("wanted", HINTS)
 def test_a_pattern_gives_its_hint(wanted):
     actual, expected = HINTS[wanted]
-    assert found(actual, expected) == wanted
+    assert found(actual, expected) == wanted.strip()
 
 
 def test_bounds_of_activations_are_those_of_the_quantised_numbers():
@@ -78,6 +79,22 @@ def test_integers_may_be_off_by_one_and_not_by_two(kind):
     for off in (2, -2):
         found = compare(data + np.int32([0, off]), wanted, tolerance(kind, False))
         assert found == f"1 of 2 elements differ, the first at [1]: {20 + off}, must be 20"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "moves", "allowed"),
+    [
+        (Expected(np.int32([10, 20]), (2,), Type.TENSOR_INT32, False), False, 0),
+        (quantised([10, 20]), True, 0),
+        (quantised([10, 20]), False, 1),
+        (real([10, 20]), True, 0),
+    ],
+)
+def test_integers_and_moved_elements_are_exact_in_vectors(wanted, moves, allowed):
+    vector = SimpleNamespace(id="by hand", half_precision=False, moves=moves)
+    for off in (0, 1, 2):
+        problem, _ = compare_all(vector, [wanted.data + np.asarray(off, wanted.data.dtype)], [wanted])
+        assert bool(problem) == (off > allowed)
 
 
 def test_a_float_differs_by_more_than_the_sum_of_both_tolerances():
@@ -157,7 +174,7 @@ def test_an_output_of_which_no_elements_are_stated_may_have_any():
 
 
 def test_every_output_has_something_expected_of_it():
-    vector = SimpleNamespace(id="by hand", half_precision=False)
+    vector = SimpleNamespace(id="by hand", half_precision=False, moves=False)
     with pytest.raises(ValueError, match=r"is (longer|shorter)"):
         compare_all(vector, [np.float32([1])] * 2, [real([1])])
 

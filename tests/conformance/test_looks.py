@@ -81,8 +81,8 @@ def of(call: Call, model: Any) -> bool:
 
 # ------------------------------------------------------------------------------------------------------- each sample
 
-OF_ONE = {"growth", "hints", "many-prepared", "options", "allocation-roles", "constants-pools"}
-OF_ALL_CALLS = {"verdicts", "values", "steps"}
+OF_ONE = {"growth", "many-prepared", "options", "allocation-roles", "constants-pools"}
+OF_ALL_CALLS = {"verdicts", "values", "steps", "invalid-values"}
 OF_THE_DEVICE = {"stable-verdicts", "intermediates", "allocation"}  # whose faults are not of what is prepared
 SLOW = {"threads", "deadline", "cancellation"}
 EACH = [
@@ -859,7 +859,7 @@ def counting() -> Any:
 @pytest.mark.parametrize(
     ("name", "opened", "most"),
     [
-        ("prepared-anew", 6, 3), ("prepared-twice", 4, 2), ("many-prepared", 33, 16), ("hints", 10, 1),
+        ("prepared-anew", 6, 3), ("prepared-twice", 4, 2), ("many-prepared", 33, 16), ("hints", 20, 1),
         ("options", 2, 1), ("close", 18, 1), ("interleaved", 8, 2),
     ],
 )  # fmt: skip
@@ -951,7 +951,7 @@ def test_hints_are_told_by_what_differs_and_their_deadline_is_far() -> None:
         return Healthy(model, self)
 
     assert looked(device(prepare=prepare), "hints", ADD)[0] == "passed"
-    assert len(left) == 1 and left[0] > 60e9
+    assert left and min(left) > 60e9
     assert set(differ) == {0, 1}  # one thing at a time
 
 

@@ -34,6 +34,7 @@ def vector(id="by_hand", wanted=(2.0, 4.0), expect_failure=False, operations=("A
         operations=set(operations),
         multinomial=0.0,
         half_precision=False,
+        moves=False,
     )
 
 

@@ -321,6 +321,9 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
         (of("trim-raises"), ADD, r"trim\(\) raised KeyError"),
     ],
     "malformed-request": [(lambda: running(after_none), ADD, "after invalid requests")],
+    "invalid-values": [
+        (of("error-before"), "GATHER", r"with -?\d+ in \w+ gives the results of the execution before, must fail: GATHER")
+    ],
     "deadline": [
         (lambda: running(ignoring), ADD, r"returned 0\.\d s after its deadline"),
         (lambda: running(raising_when(lambda c: c.deadline is not None)), ADD, "must be a result or MissedDeadline"),
@@ -387,6 +390,7 @@ def test_a_broken_promise_is_named_by_its_check_and_says_how(name, place):
 UNSEEN = {
     ("steps", ADD), ("intermediates", QUANTIZE), ("constants-kept", QUANTIZE), ("interleaved", QUANTIZE),
     ("constants-pools", QUANTIZE),
+    ("invalid-values", ADD), ("invalid-values", QUANTIZE),
 }  # fmt: skip
 
 

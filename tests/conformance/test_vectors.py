@@ -139,3 +139,9 @@ def test_a_wrong_value_is_reported_with_its_place():
     assert compare(np.array([1.0], np.float32), wanted, tolerance(wanted.type, False)) == "has shape [1], must be [2]"
     assert compare(np.array([1.0, np.nan], np.float32), wanted, tolerance(wanted.type, False))
     assert tolerance(Type.TENSOR_BOOL8, False) == (0.0, 0.0)
+
+
+def test_a_vector_only_moves_elements_if_all_its_operations_do_and_there_is_one_scale(vectors):
+    specs = {"transpose_quant8_1": True, "avg_pool_quant8_1": False, "concat_mixed_quant": False}
+    found = {(spec, v.moves) for v in read(vectors) if (spec := v.id.split("/")[1]) in specs and "internal" not in v.id}
+    assert found == set(specs.items())

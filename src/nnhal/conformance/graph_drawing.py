@@ -57,11 +57,13 @@ VIEWS = frozenset(("EXPAND_DIMS", "RESHAPE", "SQUEEZE", "TRANSPOSE"))  # results
 ACTIVATIONS = "RELU", "RELU1", "RELU6"  # engines fuse them with the operation before
 # Engines fuse these with neighbours, move them, or leave out two that undo each other.
 NEIGHBOURS = "ADD", "CAST", "CONCATENATION", "DEQUANTIZE", "MUL", "PAD", "PAD_V2", "QUANTIZE", "RESHAPE", "TRANSPOSE"
+CONVERSIONS = "CAST", "DEQUANTIZE", "QUANTIZE"
 TRIES = 60  # for an operation
-FUSED_TRIES = 6  # for a result that an activation changes
+FUSED_TRIES = 6  # for a result that an activation changes, or a conversion back to the type before
 FEW_TRIES = 12  # for an operation that need not be there
 REFUSED = 4  # refused calls of a cell after which it is not drawn any more
 UNWANTED = 0.3  # the share of operations with several results of which nothing needs one, mostly the first
+SCALINGS = 16  # of a result, the most
 NARROW = 0.05  # of the range of a quantised type: the least share that results spread over
 
 Takes = Callable[[Model], bool]
@@ -350,27 +352,36 @@ class GraphDrawing:
                     self.kept.add(result.operand)
                 if link == 0 or changed:
                     break
-        for name in 2 * (operation[0].op.name, *NEIGHBOURS):  # of two types, shapes or orders
-            result = self._result_of(operation, first)
-            if result is not None:
-                self._reader(name, result)
-            other = self._reader(name, first)
+        for saturating, name in product((False, True), (operation[0].op.name, *NEIGHBOURS)):
+            self._pair(operation, name, first, saturating)
+            other = self._reader(name, first, saturating)
             if other is not None:
-                self._result_of([cell for cell in operation if cell.kind == other.value.type], other)
+                cells = [cell for cell in operation if cell.kind == other.value.type]
+                self._result_of(cells, other, saturating)
         return self.count > before + 1
 
-    def _reader(self, name: str, node: DrawnNode) -> DrawnNode | None:
-        """Add an operation on a value."""
-        return self._result_of([cell for cell in by_type(node.value.type) if cell.op.name == name], node)
+    def _pair(self, operation: Sequence[Cell], name: str, first: DrawnNode, saturating: bool) -> None:
+        """Add an operation and one after it; of two conversions, the second is to the type that the first began with."""
+        for _ in range(FUSED_TRIES):
+            result = self._result_of(operation, first, saturating)
+            after = None if result is None else self._reader(name, result, saturating)
+            if result is None or result.value.type == first.value.type or name not in CONVERSIONS:
+                return
+            if after is not None and after.value.type == first.value.type:
+                return
 
-    def _result_of(self, cells: Sequence[Cell], node: DrawnNode) -> DrawnNode | None:
+    def _reader(self, name: str, node: DrawnNode, saturating: bool = False) -> DrawnNode | None:
+        """Add an operation on a value."""
+        return self._result_of([cell for cell in by_type(node.value.type) if cell.op.name == name], node, saturating)
+
+    def _result_of(self, cells: Sequence[Cell], node: DrawnNode, saturating: bool = False) -> DrawnNode | None:
         """Add one of some operations on a value; return its first result, None if none was kept."""
         for _ in range(FEW_TRIES):
             wanted = [cell for cell in cells if self._refused[str(cell)] < REFUSED]
             if not wanted:
                 return None
             before = len(self.made)
-            if self.try_cell(wanted[int(self.rng.integers(len(wanted)))], node):
+            if self.try_cell(wanted[int(self.rng.integers(len(wanted)))], node, saturating=saturating):
                 return self.made[before]
         return None
 
@@ -436,12 +447,16 @@ class GraphDrawing:
         wide: bool = False,
         long: bool = False,
         full_rank: int | None = None,
+        saturating: bool = False,
     ) -> bool:
-        """Draw one call; add it if it suits. soft: results may hide errors, such as all at an end of their type."""
+        """Draw one call; add it if it suits.
+
+        soft: results may hide errors, such as all at an end of their type. saturating: see `scaled`.
+        """
         try:
             fitted = Fitted(cell, self.rng, self.pool, seeded, True, full_rank)
             fitted.widest, fitted.longest = wide, long
-            call = scaled(fitted.call())
+            call = scaled(fitted.call(), saturating=saturating)
         except (InvalidModel, UnknownValue):
             return False
         if (len(call.outputs) > MOST_OUTPUTS or any(v.shape is None for v in call.outputs)) and not soft:
@@ -702,16 +717,19 @@ def quantisation(rng: np.random.Generator, kind: int) -> tuple[float, int]:
     return float(np.float32(2.0 ** rng.uniform(-6, -2))), int(rng.integers(limits.min, limits.max, endpoint=True))
 
 
-def scaled(call: Call) -> Call:
-    """Return a call with a scale of quantised results that spreads them over their type, where the record leaves it."""
+def scaled(call: Call, *, saturating: bool = False) -> Call:
+    """Return a call with a scale of quantised results that spreads them over their type, where the record leaves it.
+
+    saturating: whether a fifth to a half of the results lie beyond their type, so that they are at its ends.
+    """
     record = call.cell.op
     for number, value in enumerate(call.outputs):
         output = output_at(record, number)
         ruled = output.quant is not None or output.name in record.scaled
         if not quantised(value.type) or ruled or record.context:
             continue
-        for _ in range(8):
-            factor = _factor(call, number)
+        for _ in range(SCALINGS):
+            factor = _factor(call, number, saturating)
             if factor == 1:
                 break
             outputs = list(call.outputs)
@@ -721,7 +739,7 @@ def scaled(call: Call) -> Call:
     return call
 
 
-def _factor(call: Call, number: int) -> float:
+def _factor(call: Call, number: int, saturating: bool) -> float:
     try:
         results = applied(call.bound, call.inputs)[1]
     except NnhalError as error:
@@ -733,6 +751,8 @@ def _factor(call: Call, number: int) -> float:
     width = limits.max - limits.min
     at_end = float(np.mean((x == limits.min) | (x == limits.max)))
     spread = int(x.max() - x.min())
+    if saturating:
+        return 1.25 if at_end > 0.5 and spread else 1.0 if 0.2 <= at_end <= 0.5 else 0.5
     if at_end > 0.1 and spread:
         return 2.0
     if x.size > 1 and 0 < spread < width / 6:

@@ -15,6 +15,7 @@ from nnhal.base.operands import Array, ChannelQuant, dtype_of, is_tensor
 from nnhal.base.records import Record
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
+from nnhal.ops import OPS
 
 
 class Expected(Record, frozen=True):
@@ -64,6 +65,18 @@ class Vector(Record, frozen=True):
         """The operation types of all subgraphs."""
         graphs = [self.test["main"], *self.test.get("referenced", ())]
         return {operation["type"] for g in graphs for operation in g["operations"]}
+
+    @property
+    def moves(self) -> bool:
+        """Whether its operations only move elements, between quantised tensors of one scale and zero point."""
+        graphs = [self.test["main"], *self.test.get("referenced", ())]
+        kinds = {
+            (o["scale"], o.get("zeroPoint", 0))
+            for g in graphs
+            for o in g["operands"]
+            if is_tensor(_type(o, False)) and o.get("scale")
+        }
+        return len(kinds) <= 1 and all(name in OPS and OPS[name].moves for name in self.operations)
 
     def model(self, *, dynamic: bool = False, signed: bool = False) -> Model:
         """Return the model. dynamic: with unknown output dimensions; signed: with unsigned 8-bit tensors made signed."""

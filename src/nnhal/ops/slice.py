@@ -12,6 +12,7 @@ from nnhal.ops.schema import F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, O
 OUT = (out("output", T, quant=SAME),)
 ANY, SMALL = arg("input", T), arg("input", T, rank=(1, 4))
 MOST_PICKED = 300  # elements that a drawn TOPK_V2 returns
+ANYWHERE = 0.1  # the share of drawn beginnings and ends that may be any
 MOVED = {F32: V1_2, F16: V1_2, I32: V1_2, Q8: V1_2, Q8S: V1_3}
 
 
@@ -26,9 +27,32 @@ def lengths(d: Draw) -> list[int]:
     return [d.pick(-1, n, int(d.whole(0, n))) for n in left]
 
 
-def places(d: Draw) -> list[int]:
-    """Range: beginnings or ends of a strided slice: also before and after the elements, and counted from the end."""
-    return [int(d.whole(-n - 1, n + 1)) for n in d["input"].known]
+def starts(d: Draw) -> list[int]:
+    """Range: beginnings of a strided slice, counted from either end; some before or after the elements."""
+    return [_place(d, int(d.whole(0, max(0, n - 1))), n) for n in d["input"].known]
+
+
+def stops(d: Draw) -> list[int]:
+    """Range: ends of a strided slice, mostly beyond its beginning: one element, or some; where it shrinks, one."""
+    found = []
+    for i, (n, start, step) in enumerate(
+        zip(d["input"].known, *(d[each].array.tolist() for each in ("begin", "strides")), strict=True)
+    ):
+        first = range(*slice(start, None, step).indices(n))
+        if not first:
+            found.append(int(d.whole(-n - 1, n + 1)))
+            continue
+        count = 1 if d["shrink_mask"] >> i & 1 else int(d.whole(1, len(first)))
+        end = first[count - 1] + (1 if step > 0 else -1)
+        found.append(-n - 1 if end < 0 else _place(d, end, n))
+    return found
+
+
+def _place(d: Draw, place: int, size: int) -> int:
+    """Return a place as it is, or counted from the end; few are any, also before or after the elements."""
+    if d.rng.random() < ANYWHERE:
+        return int(d.whole(-size - 1, size + 1))
+    return int(d.pick(place, place - size)) if place < size else place
 
 
 def steps(d: Draw) -> list[int]:
@@ -173,7 +197,8 @@ register(
         (
             Form(
                 SMALL,
-                *args("begin end", I32, "_", drawn=places),
+                arg("begin", I32, "_", drawn=starts),
+                arg("end", I32, "_", drawn=stops),
                 arg("strides", I32, "_", drawn=steps),
                 *args("begin_mask end_mask shrink_mask", INT32, drawn=mask),
             ),

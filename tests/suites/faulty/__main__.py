@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+from nnhal.base.brief import with_count
 from nnhal.base.cores import usable_cores
 from tests.conftest import DEFAULT_VECTORS
 from tests.suites.faulty.application import COMPILE, Came, isolated
@@ -75,7 +76,7 @@ def main() -> int:
             problems += wrong(whole)
             if options.write:
                 PAGE.write_text(page([whole], PAGE.read_text(), list(every.values())))
-    print("", *(problems or ["all is as it should be"]), f"{len(chosen)} drivers", sep="\n")
+    print("", *(problems or ["all is as it should be"]), with_count(len(chosen), "driver"), sep="\n")
     print(f"{time.monotonic() - begin:.0f} s")
     return 1 if problems else 0
 

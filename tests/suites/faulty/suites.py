@@ -22,6 +22,8 @@ SOME = {  # vectors of each operation: those of its first specifications
     "SUB": "^V1_2/sub_v1_2",
     "CONV_2D": "^V1_0/conv_",
     "QUANTIZE": "^V1_2/quantize",
+    "ARGMAX": "^V1_2/argmax",
+    "GATHER": "^V1_2/gather/.*quant8",
 }
 # Cases of the other suites, with the fault's operation in the place of {0}.
 CASES = {

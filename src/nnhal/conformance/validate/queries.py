@@ -206,12 +206,12 @@ def hints(trial: Trial) -> int:
         *(Hints(threads=threads) for threads in (0, 2)),
         Hints(threads=1, deadline=far),
     ]
-    call, model = trial.samples()[0]
-    wanted = trial.alone(model, arrays_of(call))
-    for each in several:
-        prepared = trial.prepare(model, each)
-        trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), f"with {_told(each)}")
-        trial.close(prepared)
+    for call, model in trial.samples():
+        wanted = trial.alone(model, arrays_of(call))
+        for each in several:
+            prepared = trial.prepare(model, each)
+            trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), f"with {_told(each)}")
+            trial.close(prepared)
     return len(several)
 
 

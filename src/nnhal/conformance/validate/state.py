@@ -2,10 +2,14 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
-from nnhal.base.errors import NnhalError
+import numpy as np
+
+from nnhal.base.errors import ContractBroken, NnhalError, OperationFailed
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.conformance.differential import Outputs, arrays_of, model_of, operands_of, other_constants, with_pools
@@ -24,6 +28,9 @@ SETS = 4  # of inputs
 SECOND = ("stale-output",)  # other checks fail too if a second execution is wrong
 THREADS, EACH = 4, 25  # executions of each thread
 PAUSE = 0.01  # seconds
+TRIES = 4  # calls that are tried with an argument at execution
+INT32_ENDS = -(2**31), 2**31 - 1
+NEED_NOT_CHECK = frozenset(("keys",))  # a driver may search in these without a look at their order
 ALIKE = "its results are the same for all drawn inputs"
 
 DataSet = tuple[Call, list[Array], Outputs]  # a call, its inputs, and its results on a model that runs once
@@ -348,3 +355,84 @@ def malformed_request(trial: Trial) -> int:
 def _survives(trial: Trial, request: Request, run: Run) -> None:
     with trial.stages.enter("run"), suppress(NnhalError):
         request.execute(run, UNLIMITED)
+
+
+# ------------------------------------------------------------------------------------------------------- invalid values
+
+
+class _LateArgument(NamedTuple):
+    """A call that gets an argument at execution, its inputs, and those with a value that breaks a rule, with the rule."""
+
+    call: Call
+    name: str
+    arrays: list[Array]
+    broken: list[tuple[list[Array], int, str]]
+
+
+@check(
+    "invalid-values",
+    "An execution with an argument that breaks a rule of the operation ends in an error, and harms no later one.",
+    SECOND,
+    unseen="no supported call has an argument at execution that changes its results and can break a rule",
+)
+def invalid_values(trial: Trial) -> int:
+    seen = 0
+    for late in _late_arguments(trial):
+        model = model_of(late.call)
+        wanted = trial.alone(model, late.arrays)
+        prepared = trial.prepare(model)
+        for wrong, value, rule in late.broken:
+            results = trial.run(prepared, copies(late.arrays))
+            if not trial.random:
+                trial.same(late.call, wanted, results, "after invalid values")
+            _must_fail(trial, prepared, wrong, results, f"with {value} in {late.name}", rule)
+        seen += len(late.broken)
+    return seen
+
+
+def _late_arguments(trial: Trial) -> Iterator[_LateArgument]:
+    """Yield a supported call for each argument of 32-bit integers that changes results of the declared shapes.
+
+    A driver need not read an argument if the shapes of inputs and outputs leave one value for it.
+    """
+    tries: Counter[str] = Counter()
+    for call, _ in trial.taken():
+        if type(call) is not Call or call.open:
+            continue
+        for place, (argument, value) in enumerate(zip(call.arguments, call.inputs, strict=True)):
+            if value is None or value.array.dtype != np.int32 or not value.array.size:
+                continue
+            if argument.name in NEED_NOT_CHECK or tries[argument.name] >= TRIES:
+                continue
+            tries[argument.name] += 1
+            late = _late_argument(trial, replace(call, given=tuple(sorted({*call.given, place}))), place)
+            if late is not None and trial.verdict(model_of(late.call)).ok:
+                tries[argument.name] = TRIES
+                yield late
+
+
+def _late_argument(trial: Trial, call: Call, place: int) -> _LateArgument | None:
+    """Return the argument with other values of its last element; None if they show nothing."""
+    model, arrays, at = model_of(call), arrays_of(call), call.given.index(place)
+    last = int(arrays[at].reshape(-1)[-1])
+    known, broken = [], []
+    for value in dict.fromkeys((last, last - 1, last + 1, -1, 0, *INT32_ENDS)):
+        changed = copies(arrays)
+        changed[at].reshape(-1)[-1] = np.clip(value, *INT32_ENDS)
+        try:
+            known.append(trial.wanted(model, changed))
+        except OperationFailed as error:
+            broken.append((changed, value, str(error)))
+    shown = broken and broken[0][1] != last and (trial.random or distinct(*known))
+    return _LateArgument(call, call.arguments[place].name, arrays, broken) if shown else None
+
+
+def _must_fail(trial: Trial, prepared: Prepared, wrong: Sequence[Array], before: Outputs, what: str, rule: str) -> None:
+    try:
+        results = trial.run(prepared, copies(wrong))
+    except ContractBroken:
+        raise
+    except NnhalError:
+        return
+    alike = "the results of the execution before" if not distinct(before, results) else "results"
+    trial.unmet(f"{what} gives {alike}, must fail: {rule}")

@@ -118,9 +118,9 @@ def made(name: str) -> Any:
 
 def table() -> Mapping[str, Fault]:
     """All of them, by module, in whatever order those were imported."""
-    from . import clients, ends, graphs, hal, kept, memory, numbers, operations, optimised, queries, runs
+    from . import clients, ends, graphs, hal, kept, memory, numbers, operations, optimised, queries, runs, values
 
-    parts = ends, hal, kept, memory, numbers, queries, runs, graphs, operations, optimised, clients
+    parts = ends, hal, kept, memory, numbers, queries, runs, graphs, operations, optimised, values, clients
     modules = [module.__name__ for module in parts]
     return dict(sorted(FAULTS.items(), key=lambda item: modules.index(item[1].module)))
 

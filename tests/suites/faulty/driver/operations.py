@@ -482,7 +482,13 @@ def of_device(name: str, what: str, seen_by: tuple[str, ...], operation: str = "
     return fault(name, what, seen_by=seen_by, operation=operation, **{"check": "", **settings})
 
 
-@of_device("power-half", "computes as float16 where low power is preferred", (VTS,), numbers=True)
+@of_device(
+    "power-half",
+    "computes as float16 where low power is preferred",
+    (CONTRACT, VTS),
+    check="hints",
+    numbers=True,
+)
 class PowerHalf(Whole):
     class Half(Kernels):
         """Results as of float16."""

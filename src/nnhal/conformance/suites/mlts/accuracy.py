@@ -27,7 +27,8 @@ class Accuracy(Record, frozen=True):
     changed: rows with another class than the reference's, beyond a tie. moved: those of them that the bounds of errors
     do not explain. mse, greatest: mean squared and greatest error of the worst output, as real values. relative: greatest
     error by greatest magnitude, of the worst output of floats; None without one. lsb, lsb_rms: greatest and root of
-    the mean squared error of the worst quantised output, in LSB; None without one.
+    the mean squared error of the worst quantised output, in LSB; None without one. place: numbers of the output and the
+    input with the error that is greatest relative to its bound.
     """
 
     inputs: int
@@ -44,6 +45,7 @@ class Accuracy(Record, frozen=True):
     relative: float | None
     lsb: float | None
     lsb_rms: float | None
+    place: tuple[int, int]
 
     def to_dict(self) -> dict[str, object]:
         """Return all of it by name, with the share of classes that changed."""
@@ -59,6 +61,7 @@ def measure(specs: Sequence[Spec], found: Results, expected: Results, labels: Se
     relative: float | None = None
     lsb: float | None = None
     lsb_rms: float | None = None
+    most, at = 0.0, (0, 0)
     for place in range(min(len(specs), *(len(each) for each in found))):
         spec = specs[place]
         value = value_of(spec)
@@ -70,13 +73,16 @@ def measure(specs: Sequence[Spec], found: Results, expected: Results, labels: Se
         every = np.concatenate(off)
         worst, squared = float(every.max(initial=0.0)), float(np.square(every).mean()) if every.size else 0.0
         mse, greatest = max(mse, squared), max(greatest, worst)
+        bound = STEPS * spec.scale if quantised(spec.type) else size * (RELAXED if relaxed else FLOAT)
+        if worst / bound > most:
+            most, at = worst / bound, (place, int(np.argmax([each.max(initial=0.0) for each in off])))
         if quantised(spec.type):
             lsb = max(lsb or 0.0, worst / spec.scale)
             lsb_rms = max(lsb_rms or 0.0, squared**0.5 / spec.scale)
         else:
             relative = max(relative or 0.0, worst / size)
     classes = _classes(specs[0], found, expected, labels, relaxed)
-    return Accuracy(len(found), *classes, mse, greatest, relative, lsb, lsb_rms)
+    return Accuracy(len(found), *classes, mse, greatest, relative, lsb, lsb_rms, at)
 
 
 def differences(actual: Array, expected: Array) -> Array:
@@ -135,10 +141,13 @@ def problems(device: Accuracy, reference: Accuracy, relaxed: bool) -> Iterator[s
         what = f"{device.moved} of {device.rows} rows have another class than on the reference"
         yield f"{what}, must be at most {_allowed(device.rows)} (near ties are not counted)"
     bound = RELAXED if relaxed else FLOAT
+    output, number = device.place
+    where = f"output {output}, input {number} of {device.inputs}"
     if device.relative is not None and not device.relative <= bound:
-        yield f"greatest error is {device.relative:.3g} of the output's greatest magnitude, must be at most {bound:g}"
+        share = f"{device.relative:.3g} of the output's greatest magnitude ({where})"
+        yield f"greatest error is {share}, must be at most {bound:g}"
     if device.lsb is not None and not device.lsb <= STEPS:
-        yield f"greatest error is {device.lsb:.4g} LSB, must be at most {STEPS:g}"
+        yield f"greatest error is {device.lsb:.4g} LSB ({where}), must be at most {STEPS:g}"
     if device.lsb_rms is not None and not device.lsb_rms <= STEPS_RMS:
         yield f"root of the mean squared error is {device.lsb_rms:.3g} LSB, must be at most {STEPS_RMS:g}"
 

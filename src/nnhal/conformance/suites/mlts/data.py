@@ -1,5 +1,8 @@
 """Labelled data: a user's folder of pictures or arrays, and files of an installed package for the model magika."""
 
+import math
+import zipfile
+import zlib
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -8,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, error_text
-from nnhal.base.operands import Array, Value
+from nnhal.base.operands import Array, Value, fixed
 from nnhal.model.metadata import Metadata, TensorMetadata
 from nnhal.ops.common import encode
 from nnhal.runtime.arguments import Spec
@@ -27,7 +30,7 @@ def labelled(folder: Path, labels: str) -> tuple[list[Path], list[str]]:
 
     Args:
         folder: Pictures, .npy files, or .npz files with an array for each input.
-        labels: A file with a line `name label` for each input; the name may lack the suffix.
+        labels: A file with a line for each input: its name, which may lack the suffix, spaces or a tab, and its label.
 
     Raises:
         InvalidArgument: a file or folder is missing, a line is malformed, or an input has no label.
@@ -36,7 +39,7 @@ def labelled(folder: Path, labels: str) -> tuple[list[Path], list[str]]:
         raise InvalidArgument(f"data is {str(folder)!r}, must be a folder")
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in ARRAYS | PICTURES)
     if not files:
-        raise InvalidArgument(f"data {folder} has no inputs, must have pictures, .npy or .npz files")
+        raise InvalidArgument(f"data {folder} has no inputs, must have pictures, .npy or .npz files, not in folders")
     if not labels:
         return files, []
     try:
@@ -45,11 +48,13 @@ def labelled(folder: Path, labels: str) -> tuple[list[Path], list[str]]:
         raise InvalidArgument(f"labels {labels} cannot be read: {error_text(error)}") from None
     by_name = {}
     for number, line in enumerate(lines, 1):
-        name, _, label = line.strip().partition(" ")
-        if name and not label.strip():
+        name, *label = line.split(maxsplit=1) or [""]
+        if name and not label:
             raise InvalidArgument(f"labels {labels}:{number} is {line!r}, must be a name, a space and a label")
+        if name in by_name:
+            raise InvalidArgument(f"labels {labels}:{number} is {line!r}, must be the only line of {name}")
         if name:
-            by_name[name] = label.strip()
+            by_name[name] = label[0].strip()
     found = [by_name.get(file.name, by_name.get(file.stem, "")) for file in files]
     missing = [file.name for file, label in zip(files, found, strict=True) if not label]
     if missing:
@@ -60,8 +65,21 @@ def labelled(folder: Path, labels: str) -> tuple[list[Path], list[str]]:
     return files, found
 
 
-def indices(labels: Sequence[str], said: Metadata | None) -> list[int]:
-    """Return labels as places in the scores: numbers as they are, words by the labels in the model's metadata."""
+def indices(labels: Sequence[str], said: Metadata | None, scores: Spec) -> list[int]:
+    """Return labels as places in the scores: numbers as they are, words by the labels in the model's metadata.
+
+    Args:
+        labels: The label of each input; empty without a file of them.
+        said: The model's metadata.
+        scores: The first output.
+
+    Raises:
+        InvalidArgument: A label is not the place of a score, or the first output is not one row of scores.
+    """
+    shape = fixed(scores.shape)
+    count = None if shape is None else shape[-1] if shape else 1
+    if labels and shape is not None and (math.prod(shape) != count or count == 1):
+        raise InvalidArgument(f"output 0 has shape {list(shape)}, must be one row of scores to be judged by labels")
     outputs = said.outputs if said is not None else ()
     words = said.labels(outputs[0]) if said is not None and outputs else ()
     found = []
@@ -70,6 +88,8 @@ def indices(labels: Sequence[str], said: Metadata | None) -> list[int]:
             must = "must be the place of its score" + (" or a label of the model's metadata" if words else "")
             raise InvalidArgument(f"label is {label!r}, {must}")
         found.append(words.index(label) if label in words else int(label))
+        if count is not None and found[-1] >= count:
+            raise InvalidArgument(f"label is {label!r}, must be from 0 to {count - 1}: output 0 has {count} scores")
     return found
 
 
@@ -96,9 +116,11 @@ def read(file: Path, specs: Sequence[Spec], said: Metadata | None) -> list[Array
 
 def _arrays(file: Path) -> dict[str, Array]:
     try:
-        found = np.load(file, allow_pickle=False)
-        return {"": found} if isinstance(found, np.ndarray) else dict(found)
-    except (OSError, ValueError, EOFError, KeyError) as error:
+        with file.open("rb") as opened:
+            if file.suffix.lower() == ".npy":
+                return {"": np.lib.format.read_array(opened, allow_pickle=False)}
+            return dict(np.lib.npyio.NpzFile(opened, allow_pickle=False))
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise InvalidArgument(f"{file} cannot be read: {error_text(error)}") from None
 
 

@@ -3,7 +3,7 @@
 import csv
 import io
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ COLUMNS = (
     ("SingleStream p90 (ms), non-conforming", "loadgen", "single_stream_ms"),
     ("Offline (samples/s), non-conforming", "loadgen", "offline_samples_per_second"),
 )
+TIMES = ("compile", "compile (ms)"), ("first", "first (ms)"), ("p50", "p50 (ms)"), ("p99", "p99 (ms)")
+REFERENCE = "reference (CPU)"
 HEADS = ("model", "engine", *(head for head, _, _ in COLUMNS), "top-1 of", "inputs are", "verdict", "notes")
 COLOURS = {"device": "#4878d0", "engine": "#ee854a", "reference": "#8a8a8a"}
 STYLE = """
@@ -84,6 +86,21 @@ def rows_of(device: str, outcomes: Iterable[CaseOutcome]) -> list[dict[str, Any]
     ]
 
 
+def lines_of(outcomes: Iterable[CaseOutcome]) -> Iterator[str]:
+    """Yield a line for each model with the most important figures of the device, and of the file's engine."""
+    for row in rows_of("the device", outcomes):
+        figures = [f"{name} {_milliseconds(row[head])}" for name, head in TIMES if row[head] != ""]
+        if row["top-1"] != "":
+            figures.insert(0, f"top-1 {float(row['top-1']):.1%}")
+        if figures and row["engine"] != REFERENCE:
+            yield f"{row['model']}, {row['engine']}: {', '.join(figures)}"
+
+
+def _milliseconds(value: str) -> str:
+    number = float(value)
+    return f"{number:,.0f} ms" if number >= 1000 else f"{number:.3g} ms"
+
+
 def _row(model: str, side: str, device: str, parts: Mapping[str, CaseOutcome]) -> dict[str, Any] | None:
     found = {part: outcome.found.get(side, {}) for part, outcome in parts.items()}
     if side != "device" and not any(found.values()):
@@ -129,7 +146,7 @@ def name_of(side: str, device: str, outcomes: Iterable[CaseOutcome]) -> str:
     if side == "engine":
         name = next((each.found["engine_name"] for each in outcomes if "engine_name" in each.found), "")
         return f"{name} called directly"
-    return device if side == "device" else "reference (CPU)"
+    return device if side == "device" else REFERENCE
 
 
 def histograms(outcomes: Iterable[CaseOutcome], device: str) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from nnhal.runtime.compiled import Compiled
 
 PERCENTILES = 50.0, 90.0, 99.0, 99.9
 COMPILATIONS = 3
+NO_ENTRY = "there is no entry"  # the reason of a miss if the device saved nothing
 WARMUP, ROUNDS = 3, 5
 SECONDS = 0.8  # of the steady state of each engine, at scale 1
 BINS = 40
@@ -25,13 +26,17 @@ SLOW = 500 * MS  # of a first run, after which an engine has no warm-up
 
 
 class Compilations(NamedTuple):
-    """Times in nanoseconds; size: bytes of the cache's files. states: of the last restore, with reasons."""
+    """Times in nanoseconds; size: bytes of the cache's files. states: of the last restore, with reasons.
+
+    lost: why an entry that the device had saved was not restored, "" if none was.
+    """
 
     plain: int
     saving: int
     restoring: int | None
     size: int
     states: list[str]
+    lost: str
 
     def to_dict(self) -> dict[str, Any]:
         """Return milliseconds and bytes by name."""
@@ -56,7 +61,7 @@ def compilations(
 
     look: called with a restored compilation.
     """
-    plain, saving, restoring, size, states = [], [], [], 0, [""]
+    plain, saving, restoring, size, states, lost = [], [], [], 0, [""], ""
     for _ in range(COMPILATIONS):
         at("prepare")
         with tempfile.TemporaryDirectory(prefix="nnhal-mlts-") as root:
@@ -75,12 +80,14 @@ def compilations(
             with compiled_on(model, device, folder) as restored:
                 taken = time.perf_counter_ns() - start
                 states = [f"{each.device}: {each}" for each in restored.cache]
+                missed = (each for each in restored.cache if each.state == "miss" and NO_ENTRY not in each.reason)
+                lost = lost or next((each.reason for each in missed), "")
                 if all(each.state == "hit" for each in restored.cache):
                     restoring.append(taken)
                     look(restored)
     whole = len(restoring) == COMPILATIONS
     return Compilations(
-        int(median(plain)), int(median(saving)), int(median(restoring)) if whole else None, size, states
+        int(median(plain)), int(median(saving)), int(median(restoring)) if whole else None, size, states, lost
     )
 
 

@@ -122,7 +122,7 @@ def _inputs(name: str, run: SuiteRun, model: Model, reference: Compiled) -> tupl
     if run.data:
         files, classes = data.labelled(Path(run.data), run.labels)
         inputs = [data.read(file, specs, model.metadata) for file in files]
-        labels = data.indices(classes, model.metadata)
+        labels = data.indices(classes, model.metadata, reference.outputs[0])
         return inputs, labels, f"{len(files)} files of {run.data}"
     if name == "magika" and not run.model:
         return data.magika()

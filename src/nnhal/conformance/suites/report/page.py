@@ -83,8 +83,11 @@ def answer_of(report: TestReport) -> str:
         text = f"{report.device}: {count['passed']:,} of {judged:,} cases passed{listed}"
     else:
         text = f"{report.device}: no case was judged"
-    broken = [suite.name for suite in report.suites if suite.error]
-    text += f"; {', '.join(broken)} tested nothing" if broken and judged else ""
+    broken = [suite for suite in report.suites if suite.error]
+    idle = [suite.name for suite in broken if not suite.is_judged]
+    partly = [suite.name for suite in broken if suite.is_judged]
+    text += f"; {', '.join(idle)} tested nothing" if idle and judged else ""
+    text += f"; {', '.join(partly)} left cases out" if partly else ""
     return f"{text}; interrupted, the report is partial" if report.stopped else text
 
 

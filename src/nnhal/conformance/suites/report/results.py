@@ -70,7 +70,7 @@ class SuiteResult(Record, frozen=True):
         name: of the suite.
         results: of its cases.
         seconds: its duration.
-        error: why the suite could not run, or tested nothing; "" otherwise.
+        error: why the suite could not run, left out cases, or tested nothing; "" otherwise.
         left: the number of cases that an interrupt left out, at least; 0 without one.
         unmatched: entries of the file of expected failures that no case matched.
         notes: lines with measurements.
@@ -90,6 +90,11 @@ class SuiteResult(Record, frozen=True):
     def is_bad(self) -> bool:
         """Whether a case is bad, or the suite tested nothing."""
         return bool(self.error) or any(each.is_bad for each in self.results)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether any case was judged."""
+        return any(each.verdict not in ("skipped", "unsupported") for each in self.results)
 
 
 class FailureGroup(Record, frozen=True):
