@@ -78,6 +78,7 @@ def test_a_number_beyond_float32_is_refused():
         compiled(np.array([0, 1e300]))
     with pytest.raises(nnhal.InvalidRequest, match="is float32, must be float64"):
         compiled(np.zeros(2, np.float32))
+    assert repr(compiled.inputs) == "(<Spec: 'x' FLOAT64[2]>,)"
 
 
 def test_constants_stay_finite_and_other_than_zero():
