@@ -316,7 +316,10 @@ def number(value: Any, kind: OperandType) -> Term:
 def number_array(value: Any, kind: int) -> Array:
     """Return one number as an array of a type; Inexpressible if it does not fit."""
     try:
-        array = in_float32(np.asarray(value, np.float64)) if kind in REALS else np.asarray(value, dtype_of(kind))
+        with np.errstate(over="ignore", under="ignore"):
+            array = np.asarray(value, dtype_of(kind))
+        if kind in REALS and (np.isinf(array).any() or not array.any()):  # rare, and takes longer
+            array = in_float32(np.asarray(value, np.float64))
     except (OverflowError, ValueError, TypeError):
         raise UnsupportedOperator(f"{safe_repr(value)} does not fit {type_name(kind)}") from None
     if array.dtype.kind in "iub" and array.size == 1 and array.item() != value:
