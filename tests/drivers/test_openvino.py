@@ -799,3 +799,14 @@ def test_a_function_of_a_maximum_of_a_layer_is_not_computed_in_the_layer(layer: 
     z = b.mul(y, b.relu6(b.add(y, np.full(1, 3, np.float32)))) if " " in curve else getattr(b, curve)(y)
     with nnhal.compile(b.finish([x], [z]), devices="reference") as reference:
         np.testing.assert_allclose(run(b.finish([x], [z]), data)[0], reference(data), 1e-5, 1e-5)
+
+
+def test_sums_that_round_stay_apart_with_filled_constants() -> None:
+    """OpenVINO computes FILL at compilation, before it joins constants."""
+    b = nnhal.Builder()
+    x = given = b.input((1, 4))
+    for number in (2048.0, -2048.0, 0.25):
+        x = b.add(x, b.fill([1, 4], number))
+    small = np.float32([[2**-20, 0.5, 1, -(2**-14)]])
+    expected = ((small + np.float32(2048)) - np.float32(2048)) + np.float32(0.25)
+    np.testing.assert_array_equal(run(b.finish([given], [x]), small)[0], expected)

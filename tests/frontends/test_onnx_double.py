@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import nnhal
-from tests.frontends.onnx_models import by_onnxruntime, check, model, node
+from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node
 from tests.frontends.test_onnx_nodes import CASES
 
 LEAST_COMPARED = 200
@@ -53,6 +53,8 @@ def test_the_model_says_that_it_computes_in_float32():
     )
     known = model([node("Mul", "x c")], {"x": X.astype(np.float32)}, {"c": np.ones(3, np.float32), "unread": X})
     assert nnhal.load(known.SerializeToString()).notes == ()
+    unread = [node("Cast", "x", "d", to=TensorProto.DOUBLE), node("Exp", "d", "e"), node("Neg", "x")]
+    assert nnhal.load(model(unread, {"x": X.astype(np.float32)}).SerializeToString()).notes == ()
 
 
 def test_an_open_batch_fences_and_a_scalar():
@@ -76,6 +78,7 @@ def test_a_number_beyond_float32_is_refused():
         compiled(np.array([0, 1e300]))
     with pytest.raises(nnhal.InvalidRequest, match="is float32, must be float64"):
         compiled(np.zeros(2, np.float32))
+    assert repr(compiled.inputs) == "(<Spec: 'x' FLOAT64[2]>,)"
 
 
 def test_constants_stay_finite_and_other_than_zero():
@@ -110,3 +113,22 @@ def test_conversions():
     whole = np.array([[1, -5, 7]], np.int64)
     nodes = [node("Cast", "x", "d", to=TensorProto.DOUBLE), node("Div", "d k"), node("Cast", "d", "i", to=7)]
     check(model(nodes, {"x": whole}, {"k": np.array(3.0)}, "y i"), {"x": whole})
+
+
+@pytest.mark.parametrize("exponent", [2.0, 0.5, [1.0, 2.0, 3.0]])
+@pytest.mark.parametrize("computed", [False, True])
+@pytest.mark.parametrize("kinds", [(np.float32, np.float64), (np.float64, np.float32)])
+def test_a_power_has_the_type_of_its_base(exponent: Any, computed: bool, kinds: tuple[type[Any], type[Any]]) -> None:
+    base, power = np.abs(X).astype(kinds[0]), {"p": np.array(exponent, kinds[1])}
+    inputs = {"x": base} | (power if computed else {})
+    check(model([node("Pow", "x p")], inputs, {} if computed else power), inputs)
+
+
+@pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
+def test_padding_beyond_float32_is_finite(device: str) -> None:
+    """Such a limit stands for the least number, as a mask does."""
+    constants = {"pads": np.array([0, 1, 0, 0]), "least": np.array(-1.7e308)}
+    nodes = [node("Pad", "x pads least", "padded"), node("ReduceMax", "padded", "y", axes=[1])]
+    check(model(nodes, {"x": X}, constants), {"x": X}, device=device)
+    found = by_nnhal(model(nodes[:1], {"x": X}, constants, outputs="padded"), {"x": X}, device)[0]
+    assert found[:, 0].tolist() == [-float(np.finfo(np.float32).max)] * 2

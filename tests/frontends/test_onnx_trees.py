@@ -277,11 +277,11 @@ def apart(kind: type[Any], modes: str = "BRANCH_LEQ", *, targets: int = 1, **how
 
 
 def near_thirds(kind: type[Any], *, unknown: bool = False) -> dict[str, Any]:
-    """Features of float32 on the limits, or as near as float32 is, in a type."""
-    x = np.random.default_rng(2).choice(np.float32([*THIRDS, 0]), (6, FEATURES))
+    """Features on the limits, or as near as a type is."""
+    x = np.random.default_rng(2).choice(kind([*THIRDS, 0]), (6, FEATURES))
     if unknown:
         x[::2, 1] = x[1, :] = np.nan
-    return {"x": x.astype(kind)}
+    return {"x": x}
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
@@ -290,6 +290,17 @@ def test_tests_of_nodes_apart_from_leaves(kind, modes):
     made = apart(kind, modes)
     check(made, near_thirds(kind))
     check(made, near_thirds(kind, unknown=True))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.int64])
+@pytest.mark.parametrize("modes", [*MODES[:6], "BRANCH_LEQ BRANCH_GT BRANCH_EQ"])
+def test_features_that_become_doubles_are_tested_exactly(kind, modes):
+    """A float32 close to a limit of float64 is not that limit."""
+    made = apart(np.float64, modes)
+    made.graph.node[0].input[0] = "wide"
+    made.graph.node.insert(0, helper.make_node("Cast", ["x"], ["wide"], to=TensorProto.DOUBLE))
+    made.graph.input[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    check(made, near_thirds(kind))
 
 
 @pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
@@ -338,4 +349,4 @@ def test_numbers_of_double_lie_in_tensors(kind):
             attributes.append(helper.make_attribute(f"{each.name}_as_tensor", numpy_helper.from_array(numbers)))
     made.graph.input[0].type.tensor_type.elem_type = TensorProto.DOUBLE
     x = np.random.default_rng(4).integers(-3, 4, (6, FEATURES)) + 0.1
-    check(made, {"x": x.astype(np.float32).astype(np.float64)})
+    check(made, {"x": x})

@@ -14,10 +14,11 @@ def quoted_name(name: object) -> str:
     return text if len(str(name)) <= _NAME and len(text) <= _NAME + 2 else f"{text[: _NAME - 2]}...{text[-1]}"
 
 
-def tensor(name: object, type: int, shape: Sequence[int | None] | None) -> str:
-    """Describe an operand: `'input' FLOAT32[1,?,3]`."""
+def tensor(name: object, type: int | str, shape: Sequence[int | None] | None) -> str:
+    """Describe an operand: `'input' FLOAT32[1,?,3]`. type: its code, or a name."""
+    kind = (type if isinstance(type, str) else type_name(type)).removeprefix("TENSOR_")
     dims = "?" if shape is None else ",".join("?" if d is None else str(d) for d in shape)
-    kind = type_name(type).removeprefix("TENSOR_") + (f"[{dims}]" if shape is None or shape else "")
+    kind += f"[{dims}]" if shape is None or shape else ""
     return f"{quoted_name(name)} {kind}" if name else kind
 
 

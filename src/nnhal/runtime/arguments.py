@@ -59,7 +59,7 @@ class Spec(Record, frozen=True):
         return fixed(self.shape)
 
     def __repr__(self) -> str:
-        return short_repr("Spec", [tensor(self.name, self.type, self.shape)])
+        return short_repr("Spec", [tensor(self.name, self.kind, self.shape)])
 
     def __str__(self) -> str:
         quant = f" scale {self.scale:g} zero point {self.zero_point}" if self.scale else ""

@@ -14,19 +14,19 @@ element. It forgets the dimensions that the constant has more than the reshaped 
 
 **Constants joined** (`keep_constants_apart`). OpenVINO computes `(x + a) * b` as `x * b + a * b`, and `(x + a) + b` as
 `x + (a + b)`. With a great `a * b`, as in the mask `(1 - x) * -3.4e38`, a constant that is added next is lost. So is the
-rounding that `(x + a) - a` is written for. `(x * a) * b` becomes 0 or infinity if `a * b` is.
+rounding that `(x + a) - a` is written for. `(x * a) * b` becomes 0 or infinity if `a * b` is. Longer sequences join too.
 
 **Compilations without an end** (`searches_too_long`). To choose 8-bit kernels, OpenVINO follows the paths from each
 FakeQuantize back to the closest convolutions and matrix products, one after the other. If a tensor has two readers
 whose results meet again, there are twice as many paths. 17 quantised resizes one after the other took hours.
 """
 
+from collections.abc import Collection
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnhal.base.operands import Array
 from nnhal.drivers.openvino.unwritten_memory import CURVES, PAIRS, VIEWS, ComputedNodes, kind, of_float32
 
 ELEMENTWISE = (
@@ -41,8 +41,9 @@ LAYERS = frozenset(
     ("Convolution", "ConvolutionBackpropData", "GroupConvolution", "GroupConvolutionBackpropData", "MatMul")
 )
 SUMS = frozenset(("Add", "Subtract"))
+SAME_NUMBERS = VIEWS | {"Broadcast"}  # their results have the numbers of their first input
 EXACT = 1024.0  # next to a constant of this size, a float32 of 1 keeps four digits
-JOINED = (2.0**-100, 2.0**100)  # the limits of the product of two constants
+LEAST, MOST = 2.0**-100, 2.0**100  # the limits of the product of constants
 MOST_PATHS = 50_000  # about 1.5 s
 DIMENSIONS = 2  # of the products of a fused kernel, at most
 
@@ -90,39 +91,76 @@ def keep_ranks(model: Any, opset: Any) -> None:
                 node.input(number).replace_source_output(opset.unsqueeze(inputs[number], axes).output(0))
 
 
+class _Joined(NamedTuple):
+    """The constants that OpenVINO makes of a sequence of sums and products, as absolute numbers.
+
+    Attributes:
+        least: The least factor other than 0.
+        most: The greatest factor.
+        added: The greatest number that is added; None without a sum.
+    """
+
+    least: float = 1.0
+    most: float = 1.0
+    added: float | None = None
+
+    def then(self, following: "_Joined") -> "_Joined | None":
+        """Return the constants of this sequence and a sum or product behind it.
+
+        None if results would change by more than a rounding.
+        """
+        if following.added is not None:
+            if self.added is not None and max(self.added, following.added) > EXACT:
+                return None
+            return self._replace(added=(self.added or 0.0) + following.added)
+        least, most = self.least * following.least, self.most * following.most
+        added = None if self.added is None else self.added * following.most
+        return None if least < LEAST or most > MOST or (added or 0.0) > EXACT else _Joined(least, most, added)
+
+
 def keep_constants_apart(model: Any, opset: Any) -> None:
-    """Put a copy between two sums or products with constants that OpenVINO must not join.
+    """Put a copy before a sum or product whose constant OpenVINO must not join with those of the sequence before it.
 
     OpenVINO would remove a plain copy. This one is bit-identical: it multiplies the numbers below 0 by 1.
     """
+    sequences: dict[str, _Joined] = {}
     for node in model.get_ordered_ops():
+        own = _constant(node)
+        if own is None:
+            continue
+        sequences[node.get_name()] = own
         for number, source in enumerate(node.input_values()):
-            constant, before = _constant(node), source.get_node()
-            while before.get_type_name() in VIEWS:
-                before = before.input_value(0).get_node()
-            first = _constant(before)
-            if constant is None or first is None or kind(source) == "Constant":
+            before = sequences.get(_node_behind(source, VIEWS).get_name())
+            if before is None:
                 continue
-            if _lose(before.get_type_name() in SUMS, first, node.get_type_name() in SUMS, constant):
+            joined = before.then(own)
+            sequences[node.get_name()] = joined or own
+            if joined is None:
                 node.input(number).replace_source_output(opset.prelu(source, np.ones(1, np.float32)).output(0))
 
 
-def _constant(node: Any) -> Array | None:
-    """Return the absolute values of the constant of a sum or product of float32."""
-    if node.get_type_name() not in SUMS | {"Multiply"} or not of_float32(node.output(0)):
+def _constant(node: Any) -> _Joined | None:
+    """Return the constant of a sum or product of float32; None without one."""
+    name = node.get_type_name()
+    if name not in SUMS | {"Multiply"} or not of_float32(node.output(0)):
         return None
-    known = (source.get_node().data for source in node.input_values() if kind(source) == "Constant")
-    return next((np.abs(np.nan_to_num(array).astype(np.float64)) for array in known), None)
+    sources = (_node_behind(source, SAME_NUMBERS) for source in node.input_values())
+    found = next((each.data for each in sources if each.get_type_name() == "Constant"), None)
+    if found is None:
+        return None
+    numbers = np.abs(np.nan_to_num(found).astype(np.float64))
+    if name in SUMS:
+        return _Joined(added=float(numbers.max(initial=0)))
+    factors = numbers[numbers > 0]
+    return _Joined(float(factors.min()), float(factors.max())) if factors.size else _Joined()
 
 
-def _lose(first_is_sum: bool, first: Array, second_is_sum: bool, second: Array) -> bool:
-    """Whether results change by more than a rounding if OpenVINO makes one constant of two."""
-    if second_is_sum:
-        return first_is_sum and max(first.max(initial=0), second.max(initial=0)) > EXACT
-    if first_is_sum:
-        return bool(first.max(initial=0) * second.max(initial=0) > EXACT)
-    both = np.outer([first[first > 0].min(initial=1), first.max(initial=1)], second[second > 0])
-    return bool(((both < JOINED[0]) | (both > JOINED[1])).any())
+def _node_behind(source: Any, kinds: Collection[str]) -> Any:
+    """Return the node of a tensor, or the one behind it if nodes of some kinds lie between."""
+    node = source.get_node()
+    while node.get_type_name() in kinds:
+        node = node.input_value(0).get_node()
+    return node
 
 
 def searches_too_long(model: Any) -> bool:

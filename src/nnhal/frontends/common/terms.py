@@ -73,7 +73,7 @@ class Term(Struct, eq=False):
         graph: The graph of a SUBGRAPH operand.
         made: Whether the importer made this constant, and its cost is not charged yet.
         parts: The real and imaginary parts of complex numbers, which NNAPI lacks.
-        reals: For numbers of a type that NNAPI lacks, a float tensor of the same integers, or of rounded doubles.
+        reals: For integers of a type that NNAPI lacks, a float tensor of the same numbers.
     """
 
     value: Value

@@ -20,6 +20,7 @@ from nnhal.frontends.common.terms import (
     UnsupportedOperator,
     WrittenGraph,
     constant,
+    in_float32,
     shaped,
 )
 from nnhal.model.graph import EdgeForm
@@ -27,6 +28,7 @@ from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, Arg, Op, T, bind, types_for
 
 FLOATS, ASYMMETRIC = (F32, F16), (Q8, Q8S)
+REALS = F32, OperandType.FLOAT32
 MOST_FILLED = 1024  # elements of a constant with one value
 MOST_DIMENSIONS = 4  # of many NNAPI operations
 MOST_PLACES = 1 << 20  # numbers of a constant with source indices of elements
@@ -314,7 +316,10 @@ def number(value: Any, kind: OperandType) -> Term:
 def number_array(value: Any, kind: int) -> Array:
     """Return one number as an array of a type; Inexpressible if it does not fit."""
     try:
-        array = np.asarray(value, dtype_of(kind))
+        with np.errstate(over="ignore", under="ignore"):
+            array = np.asarray(value, dtype_of(kind))
+        if kind in REALS and (np.isinf(array).any() or not array.any()):  # rare, and takes longer
+            array = in_float32(np.asarray(value, np.float64))
     except (OverflowError, ValueError, TypeError):
         raise UnsupportedOperator(f"{safe_repr(value)} does not fit {type_name(kind)}") from None
     if array.dtype.kind in "iub" and array.size == 1 and array.item() != value:

@@ -39,7 +39,7 @@ from nnhal.frontends.common.inputs import (
     unsupported,
     validated,
 )
-from nnhal.frontends.common.terms import Term
+from nnhal.frontends.common.terms import Term, WrittenGraph
 from nnhal.frontends.common.write import ModelWriter
 from nnhal.frontends.external_data import BESIDE
 from nnhal.frontends.onnx.file import DTYPES, OnnxEdge, OnnxFile, OnnxTensor
@@ -85,7 +85,7 @@ def load_opened(
         raise unsupported(file.label, context.problems, ONE_BRANCH if branch else emptied)
     for term, edge in zip(graph.outputs, file.graph.outputs, strict=True):
         term.value = replace(term.value, name=edge.name)
-    notes = [*open_notes(left), *[DOUBLES] * context.doubles]
+    notes = [*open_notes(left), *[DOUBLES] * has_doubles(graph)]
     release_file(graph, file)
     writer = ModelWriter(file.memories, file.budget, bounded_text(os.path.splitext(os.path.basename(label))[0]))
     metadata = metadata_of(file, [context.labels.get(id(term)) for term in graph.outputs])
@@ -118,11 +118,19 @@ def imported(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> tuple[
             value = Value(kind, shape or (1,), PLAIN.get(edge.kind, 0.0), name=edge.name)
         term = graph.give(edge.name, value, edge.kind, scalar=shape == ())
         context.trials.names[id(term)] = edge.shape or ()
-        context.doubles |= edge.kind == "DOUBLE"
         if kind is None:
             graph.terms[edge.name].doubtful = True
     lower(graph)
     return context, graph
+
+
+def has_doubles(graph: WrittenGraph) -> bool:
+    """Whether an input, or a result of an operation, is of DOUBLE, also in graphs inside."""
+    results = [term for operation in graph.operations for term in operation.outputs]
+    if any(term.kind == "DOUBLE" for term in (*graph.inputs, *results)):
+        return True
+    read = (term for operation in graph.operations for term in operation.inputs if isinstance(term, Term))
+    return any(term.graph is not None and has_doubles(term.graph) for term in read)
 
 
 def release_file(graph: NodeGraph, file: OnnxFile) -> None:

@@ -163,13 +163,13 @@ def raised(t: NodeTask) -> None:
             x, y = require_integers(t, x, y), t.make("ABS", y)
         t.result(0, power(t, x, y), x.kind)
     elif exponent == 2:
-        t.give("MUL", x, x, activation=0)
+        t.result(0, t.make("MUL", x, x, activation=0), x.kind)
     else:
         if exponent is not None:
             y = t.scalar(exponent, x)
         elif y.value.type == I32:
             y = t.make("CAST", y, like=Value(x.value.type))
-        t.give("POW", x, y)
+        t.result(0, t.make("POW", x, y), x.kind)
 
 
 def require_integers(t: NodeTask, x: Term, y: Term) -> Term:

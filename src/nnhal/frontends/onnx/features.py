@@ -9,9 +9,8 @@ from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import broadcast
 from nnhal.frontends.common.folding import require_foldable
 from nnhal.frontends.common.integer_ranges import of_all, of_first
-from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.terms import Term, constant, in_float32
 from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS, check_count, either, filled
-from nnhal.frontends.onnx.dynamic import hold
 from nnhal.frontends.onnx.graph import fit_int32
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import B8, F32, I32
@@ -88,7 +87,7 @@ def binarizer(t: NodeTask) -> None:
     x = t.x(0)
     t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT")
     above = t.make("GREATER", x, t.scalar(t.attr("threshold", 0.0), x), like=Value(B8))
-    t.result(0, either(t, above, 1, 0, F32))
+    t.result(0, either(t, above, 1, 0, F32), x.kind)
 
 
 @operator("ai.onnx.ml.Imputer", becomes="EQUAL, or NOT_EQUAL to itself for NaN; SELECT", span=of_all)
@@ -122,14 +121,9 @@ def extracted(t: NodeTask, x: Array) -> Array:
 @operator("ai.onnx.ml.ArrayFeatureExtractor", inputs=2, becomes="GATHER along the last dimension", moves=extracted,
           span=of_first)  # fmt: skip
 def array_feature_extractor(t: NodeTask) -> None:
-    """Gather features of each row; a vector is one row. Constants of DOUBLE are held as reals, for a Cast to FLOAT."""
-    source, indices = t.raw(0), t.index(1, "indices")
-    kind = source.kind
-    if kind == "DOUBLE" and source.data is not None:
-        with np.errstate(over="ignore"):
-            x = constant(Value(F32), source.data.astype(np.float32))
-    else:
-        x = t.x(0)
+    """Gather features of each row; a vector is one row."""
+    x, indices = t.x(0), t.index(1, "indices")
+    kind = x.kind
     if t.rank(x) == 1:
         x = t.reshaped(x, (1, *t.shape(x)))
     size = t.known(x)[-1]
@@ -139,11 +133,7 @@ def array_feature_extractor(t: NodeTask) -> None:
         flat = constant(Value(I32), numbers.astype(np.int32))
     else:
         flat = t.reshaped(indices, (math.prod(t.known(indices)),))
-    found = t.make("GATHER", x, t.rank(x) - 1, flat)
-    if kind == "DOUBLE":
-        hold(t, 0, kind, found, scalar=False)
-    else:
-        t.result(0, found, kind, scalar=False)
+    t.result(0, t.make("GATHER", x, t.rank(x) - 1, flat), kind, scalar=False)
 
 
 # ------------------------------------------------------------------------------------------------------------- categories
@@ -165,13 +155,14 @@ def numbers_of(t: NodeTask, name: str) -> Array:
         found = t.attr.floats(f"{name}_floats")
     elif f"{name}_tensor" in t.node.attributes:
         data = t.graph.array(t.attr.tensor(f"{name}_tensor"))
-        t.require(data is not None and data.dtype in (np.int64, np.float32), f"has other {name} than numbers")
+        known = data is not None and data.dtype in (np.int64, np.float32, np.float64)
+        t.require(known, f"has other {name} than numbers")
         found = np.asarray(data).reshape(-1)
     t.require(found.size, f"has no {name} that are numbers, and NNAPI has no type for texts")
     if found.dtype == np.int64:
         small = INT32_RANGE.min <= found.min() and found.max() <= INT32_RANGE.max
         t.require(small, f"has {name} of more than the 32 bits that NNAPI's integers have")
-    return found.astype(np.int32 if found.dtype == np.int64 else np.float32)
+    return found.astype(np.int32) if found.dtype == np.int64 else in_float32(found)
 
 
 @operator("ai.onnx.ml.OneHotEncoder", becomes="EQUAL, SELECT")
@@ -215,7 +206,8 @@ def label_encoder(t: NodeTask) -> None:
         "ARGMAX", t.make("CONCATENATION", at_least, found, len(sizes), like=found), len(sizes), like=Value(I32)
     )
     table = constant(Value(kinds[values.dtype]), np.array([default, *values], values.dtype))
-    t.result(0, t.make("GATHER", table, 0, place), "STRING" if texts else "INT64" if whole else "FLOAT")
+    real = t.attr.tensor("values_tensor").kind if "values_tensor" in t.node.attributes else "FLOAT"
+    t.result(0, t.make("GATHER", table, 0, place), "STRING" if texts else "INT64" if whole else real)
     if texts:
         t.graph.context.note_labels(t.results[0], "value labels", [t.attr("default_string", "_Unused"), *texts])
 

@@ -49,7 +49,6 @@ class FileContext(Struct, eq=False):
     trials: Trials = field(default_factory=Trials)
     rectified: set[int] = field(default_factory=set)  # real terms whose stored ones come after the RELU behind them
     aliased: set[int] = field(default_factory=set)  # terms with several names
-    doubles: bool = False  # whether numbers of DOUBLE are computed
     derived: dict[Any, Any] = field(
         default_factory=dict
     )  # results from constants, by their derivation, so that each is made once

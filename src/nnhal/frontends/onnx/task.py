@@ -186,7 +186,6 @@ class NodeTask(OperationWriter):
             wide = {"INT32": "INT64", "FLOAT": "" if self.node.domain else "DOUBLE"}.get(kind)
             if wide and any(self.raw(n).kind == wide for n in range(len(self.node.inputs)) if self.given(n)):
                 kind = wide
-        self.graph.context.doubles |= kind == "DOUBLE"
         one = self.is_scalar(scalar) and term.value.shape == (1,)
         other = (term.kind and term.kind != kind) or term.scalar != one or term.data is not None
         if other and not any(term is out for made in self.emitted for out in made.outputs):

@@ -17,6 +17,7 @@ from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import B8, F32, I32
 
 MOST_LEVELS = 256
+EXACT_KINDS = frozenset(("FLOAT", "FLOAT16", "INT32", "INT64"))  # a Cast to DOUBLE of these keeps them
 TESTS = {
     "BRANCH_LEQ": "LESS_EQUAL",
     "BRANCH_LT": "LESS",
@@ -62,7 +63,8 @@ class Ensemble:
         )
         self.features = np.where(leaf, 0, nodes.features)
         self.missing = np.where(leaf, 0, nodes.missing).astype(np.int32)
-        self.limits = np.where(leaf, 0, limits_of_float32(modes, nodes.limits)).astype(np.float32)
+        limits = in_float32(nodes.limits) if has_rounded_features(t) else limits_of_float32(modes, nodes.limits)
+        self.limits = np.where(leaf, 0, limits).astype(np.float32)
         self.levels = self.depth(leaf)
 
     def depth(self, leaf: Array) -> int:
@@ -121,6 +123,14 @@ class Ensemble:
         found = t.make("GATHER", constant(Value(F32), weights), 0, self.leaves(x))
         total = t.make("REDUCE_SUM", t.reshaped(found, (rows, trees, count)), t.integers([1]), False)
         return t.make("MUL", total, t.scalar(1 / trees, total), activation=0) if how == "AVERAGE" else total
+
+
+def has_rounded_features(t: NodeTask) -> bool:
+    """Whether features of DOUBLE were rounded to float32. Limits are rounded alike then, so that equal ones stay equal."""
+    producer = t.graph.producer(t.raw(0))
+    source = producer.inputs[0] if producer is not None else None
+    is_cast = isinstance(source, Term) and source.kind in EXACT_KINDS
+    return t.raw(0).kind == "DOUBLE" and not is_cast
 
 
 def limits_of_float32(modes: Array, limits: Array) -> Array:

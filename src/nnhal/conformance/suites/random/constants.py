@@ -57,11 +57,17 @@ def _small_behind_great(rng: np.random.Generator) -> list[SumOrProduct]:
     return _sequence([("ADD", great, False), ("ADD", -great, False), ("ADD", rng.choice([0.25, 0.5, -0.25]), False)])
 
 
+def _long_mask(rng: np.random.Generator) -> list[SumOrProduct]:
+    """Return a mask whose great number is the product of several, and a small number that is added to it."""
+    factors = rng.choice([10.0, 100.0, 1000.0], 6)
+    return _sequence([("ADD", -1, False), *(("MUL", factor, False) for factor in factors), ("ADD", 0.125, False)])
+
+
 def _sequence(given: Sequence[tuple[str, float | Array, bool]]) -> list[SumOrProduct]:
     return [SumOrProduct(name, np.atleast_1d(np.asarray(number, np.float32)), first) for name, number, first in given]
 
 
-KINDS = _mask, _rounding, _small_behind_great
+KINDS = _mask, _rounding, _small_behind_great, _long_mask
 
 
 def drawn(rng: np.random.Generator, number: int) -> list[SumOrProduct]:
