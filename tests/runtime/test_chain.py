@@ -498,7 +498,7 @@ def test_bytes_in_which_a_later_step_reads_an_output_are_filled_here(monkeypatch
 
 def test_wide_integers_are_converted_here(monkeypatch):
     compiled = formed(WIDE)
-    assert compiled.execute_fenced(N).way == "in the background: 64-bit integers are converted before and after it"
+    assert compiled.execute_fenced(N).way == "in the background: 64-bit numbers are converted before and after it"
     out = [np.zeros(3, np.int64), None]
     assert compiled.execute_fenced(N, out=out).way.endswith("converted before and after it")
 
