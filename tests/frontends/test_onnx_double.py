@@ -90,6 +90,12 @@ def test_constants_stay_finite_and_other_than_zero():
     assert found.tolist() == [[tiny, tiny, tiny]] * 2
 
 
+def test_a_signalling_nan_is_nan():
+    nan = np.array([0x7FF0000000000001], np.uint64).view(np.float64)
+    made = model([node("Add", "x c")], {"x": X}, {"c": nan})
+    assert np.isnan(nnhal.compile(nnhal.load(made.SerializeToString()), devices="reference")(X)).all()
+
+
 def test_constants_are_computed_in_64_bits():
     constants = {"a": np.array([2.0**40 + 1]), "b": np.array([2.0**40])}
     made = model([node("Sub", "a b", "c"), node("Mul", "x c")], {"x": X}, constants)

@@ -134,7 +134,7 @@ def constant(value: Value, data: Array | None, kind: str = "", blob: Blob | None
 
 def in_float32(numbers: Array) -> Array:
     """Round numbers to float32. A finite one remains finite, one that is not 0 remains so: limits are often constants."""
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # a signalling NaN is invalid
         rounded = numbers.astype(np.float32)
     limits = np.finfo(np.float32)
     rounded = np.where(np.isinf(rounded) & np.isfinite(numbers), np.copysign(limits.max, rounded), rounded)
