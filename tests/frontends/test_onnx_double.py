@@ -30,7 +30,7 @@ def test_nodes_of_double_give_what_onnx_runtime_gives():
         made = model(nodes, given, known, outputs, opset)
         try:
             by_onnxruntime(made, given)
-        except Exception as error:  # of its own kinds: it has no kernel of DOUBLE, or the node takes FLOAT alone
+        except Exception as error:  # ONNX Runtime has no kernel of DOUBLE for the node
             assert type(error).__module__.startswith("onnxruntime")
             lacking += 1
             continue

@@ -349,7 +349,7 @@ def conv_3d(**options) -> bytes:
 
 @pytest.mark.parametrize("name", ["CONV_3D", "CONV_3D_TRANSPOSE"])
 def test_a_filter_of_five_dimensions_may_be_float16(name):
-    """As converters write it: constants of float16 become float32 in operators of their own."""
+    """As converters write it: a DEQUANTIZE converts a constant of float16 to float32."""
     w, x = Writer(), RANDOM.uniform(-2, 2, (1, 3, 4, 4, 2)).astype("f4")
     given, stored = w.tensor([*x.shape]), RANDOM.uniform(-2, 2, (2, 2, 2, 2, 2)).astype("f2")
     narrow, wide, y = w.tensor([*stored.shape], "f2", stored), w.tensor([*stored.shape]), w.tensor([*x.shape])

@@ -26,10 +26,7 @@ VIEWS = frozenset(("Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 
 
 def copy_shared_transpose_inputs(model: Any, opset: Any) -> None:
-    """Give a Transpose a copy of its input if another reader may hold that in place.
-
-    OpenVINO would remove a plain copy. This one is bit-identical: it multiplies the numbers below 0 by 1.
-    """
+    """Give a Transpose a copy of its input if another reader may hold that in place."""
     lift_conversions(model, opset)
     keep_behind_pools(model, opset)
     nodes = ComputedNodes(model)
@@ -42,8 +39,16 @@ def copy_shared_transpose_inputs(model: Any, opset: Any) -> None:
         if order(node) not in orders:
             orders.append(order(node))
         for _ in range(orders.index(order(node)) + 1):  # a copy of a copy is a different tensor
-            source = opset.prelu(source, np.ones(1, np.float32)).output(0)
+            source = copied(source, opset)
         node.input(0).replace_source_output(source)
+
+
+def copied(source: Any, opset: Any) -> Any:
+    """Return a copy of a tensor of float32.
+
+    OpenVINO would remove a plain copy. This one is bit-identical: it multiplies the numbers below 0 by 1.
+    """
+    return opset.prelu(source, np.ones(1, np.float32)).output(0)
 
 
 def keep_behind_pools(model: Any, opset: Any) -> None:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnhal.drivers.openvino.unwritten_memory import CURVES, PAIRS, VIEWS, ComputedNodes, kind, of_float32
+from nnhal.drivers.openvino.unwritten_memory import CURVES, PAIRS, VIEWS, ComputedNodes, copied, kind, of_float32
 
 ELEMENTWISE = (
     CURVES
@@ -119,10 +119,7 @@ class _Joined(NamedTuple):
 
 
 def keep_constants_apart(model: Any, opset: Any) -> None:
-    """Put a copy before a sum or product whose constant OpenVINO must not join with those of the sequence before it.
-
-    OpenVINO would remove a plain copy. This one is bit-identical: it multiplies the numbers below 0 by 1.
-    """
+    """Put a copy before a sum or product whose constant OpenVINO must not join with those of the sequence before it."""
     sequences: dict[str, _Joined] = {}
     for node in model.get_ordered_ops():
         own = _constant(node)
@@ -136,7 +133,7 @@ def keep_constants_apart(model: Any, opset: Any) -> None:
             joined = before.then(own)
             sequences[node.get_name()] = joined or own
             if joined is None:
-                node.input(number).replace_source_output(opset.prelu(source, np.ones(1, np.float32)).output(0))
+                node.input(number).replace_source_output(copied(source, opset))
 
 
 def _constant(node: Any) -> _Joined | None:

@@ -201,10 +201,10 @@ class KeyedNodes:
 def reals_of(t: NodeTask, name: str) -> Array:
     """Return an attribute of floats, or the attribute that has them as a tensor; empty if neither is set."""
     tensor = f"{name}_as_tensor"
-    return numbers_of(t, tensor, "f") if tensor in t.node.attributes else t.attr.floats(name)
+    return tensor_of(t, tensor, "f") if tensor in t.node.attributes else t.attr.floats(name)
 
 
-def numbers_of(t: NodeTask, name: str, kinds: str) -> Array:
+def tensor_of(t: NodeTask, name: str, kinds: str) -> Array:
     """Return an attribute that is a tensor as a vector. kinds: NumPy's kinds of its type."""
     found = t.graph.array(t.attr.tensor(name))
     t.require(found is not None and found.dtype.kind in kinds, f"{name} is {t.attr.tensor(name).kind}, must be numbers")
@@ -287,8 +287,8 @@ AGGREGATES = "AVERAGE", "SUM", "MIN", "MAX"
 
 def nodes_and_leaves(t: NodeTask, count: int, leaves: int) -> TreeNodes:
     """Return the nodes of a TreeEnsemble, then its leaves."""
-    numbers = numbers_of(t, "nodes_modes", "u")
-    limits = numbers_of(t, "nodes_splits", "f")
+    numbers = tensor_of(t, "nodes_modes", "u")
+    limits = tensor_of(t, "nodes_splits", "f")
     missing = t.attr.ints("nodes_missing_value_tracks_true") or [0] * count
     ends = {name: t.attr.ints(f"nodes_{name}") for name in ("truenodeids", "trueleafs", "falsenodeids", "falseleafs")}
     features, roots = t.attr.ints("nodes_featureids"), t.attr.ints("tree_roots")
@@ -321,7 +321,7 @@ def nodes_and_leaves(t: NodeTask, count: int, leaves: int) -> TreeNodes:
 def tree_ensemble(t: NodeTask) -> None:
     """Sum, or average, the weights of the leaves."""
     x, targets = features_of(t), t.attr("n_targets", 1)
-    weights, ids = numbers_of(t, "leaf_weights", "f"), np.array(t.attr.ints("leaf_targetids"))
+    weights, ids = tensor_of(t, "leaf_weights", "f"), np.array(t.attr.ints("leaf_targetids"))
     count, how = len(t.attr.ints("nodes_featureids")), t.attr("aggregate_function", 1)
     t.require(weights.size and count, "has no leaves or nodes, must have them")
     t.require(
