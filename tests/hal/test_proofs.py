@@ -206,5 +206,5 @@ def test_a_wrapped_device_has_the_choices_of_the_device_itself() -> None:
 def test_choices_that_are_none_are_the_drivers_fault(given: Any) -> None:
     device = Reference()
     device.proofs = Choosing(given)
-    with pytest.raises(ContractBroken, match="must be at most 4096 FormChoice"):
+    with pytest.raises(ContractBroken, match="must be at most 4096 VariantChoice"):
         choices_of(device)

@@ -164,7 +164,7 @@ class Calibration:
         return best
 
     def _slope(self, compiled: Sequence[Compiled], links: tuple[int, int], macs: int) -> float:
-        """Returns the seconds of one more link. Raises Implausible if no processor is that fast."""
+        """Returns the seconds of one more link. Raises ImplausibleRate if no processor is that fast."""
         for _ in range(AGAIN):
             few, many = map(self._took, compiled)
             slope = max(many - few, UNSURE * many) / (links[1] - links[0])

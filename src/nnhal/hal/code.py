@@ -8,7 +8,7 @@ A cache entry is valid for one state of a driver's code. The identity of a devic
 - nnhal's code, which the driver may use.
 
 A unit has the files that its code names: modules, and libraries or data files by their file names. Modules of a driver
-under development are identified by the bytes that the loader ran (`DriverUnit.ran`). Any other file is read when the
+under development are identified by the bytes that the loader ran (`CodeUnit.ran`). Any other file is read when the
 identity is first needed. It counts as loaded if it has not changed since this process, or the load, began. If the code
 is not known, the identity has the reason and is equal to no other.
 """

@@ -46,7 +46,7 @@ def choices_of(device: Device) -> Sequence[VariantChoice]:
         or not all(isinstance(c, VariantChoice) for c in choices)
     ):
         raise ContractBroken(
-            f"device {device.name}: choices() gave {safe_repr(choices)}, must be at most {MOST} FormChoice"
+            f"device {device.name}: choices() gave {safe_repr(choices)}, must be at most {MOST} VariantChoice"
         )
     return choices
 

@@ -398,7 +398,7 @@ class Bound:
     """One operation with its arguments decoded: each argument is an attribute, and so is each named dimension.
 
     Scalars are Python values or enum members. A tensor is a `Value`, a variadic argument a tuple of them, an omitted one
-    None. Reading a value that is not known yet raises Unknown, which defers the rule that reads it.
+    None. Reading a value that is not known yet raises UnknownValue, which defers the rule that reads it.
     """
 
     def __init__(self, op: Op, form: Form, name: str, outs: Sequence[Value | None]) -> None:

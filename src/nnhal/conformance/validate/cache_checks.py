@@ -127,7 +127,7 @@ def interleaved(trial: Trial) -> int:
 
 
 def _independent(trial: Trial, prepared: Sequence[Prepared], sets: Sequence[Sequence[DataSet]]) -> None:
-    """Raise Unmet if one of several models, each with its inputs and results, affects another."""
+    """Raise RequirementNotMet if one of several models, each with its inputs and results, affects another."""
     runs = [(which, *each) for several in zip(*sets, strict=True) for which, each in enumerate(several)]
     for which, call, arrays, wanted in (*runs, *runs[::-1]):
         results = trial.run(prepared[which], copies(arrays))
@@ -143,7 +143,7 @@ def _independent(trial: Trial, prepared: Sequence[Prepared], sets: Sequence[Sequ
 
 
 def _releases(trial: Trial, model: Model, cache: Cache) -> None:
-    """Raise Unmet if each restored and closed model keeps a descriptor, thread or process."""
+    """Raise RequirementNotMet if each restored and closed model keeps a descriptor, thread or process."""
     before = _held(trial)
     for _ in range(RESTORES):
         trial.close(_restored(trial, model, cache))
@@ -159,7 +159,7 @@ def _held(trial: Trial) -> dict[str, int]:
 
 
 def _require_released(trial: Trial, before: dict[str, int], count: int, what: str) -> None:
-    """Raise Unmet if each of `count` calls since `before` has kept a descriptor, thread or process."""
+    """Raise RequirementNotMet if each of `count` calls since `before` has kept a descriptor, thread or process."""
     after = _held(trial)
     for name, number in before.items():
         kept = after.get(name, 0) - number
@@ -221,7 +221,7 @@ def _other_tokens(token: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _saved(trial: Trial) -> Iterator[tuple[Call, Model, Cache]]:
-    """Yield the samples, each with empty files for it. NotTaken if the driver has no compilation cache."""
+    """Yield the samples, each with empty files for it. NotAccepted if the driver has no compilation cache."""
     trial.fixed()
     yield from _each_saved(trial, _samples(trial))
 
@@ -244,7 +244,7 @@ def _each_saved(trial: Trial, calls: Iterable[tuple[Call, Model]]) -> Iterator[t
 
 
 def _restored_now(trial: Trial, model: Model, cache: Cache) -> Prepared:
-    """Restore from files that the driver has just saved; raise Unmet if they are a miss."""
+    """Restore from files that the driver has just saved; raise RequirementNotMet if they are a miss."""
     try:
         return _restored(trial, model, cache)
     except NnhalError as error:
@@ -262,7 +262,7 @@ def _computes(trial: Trial, call: Call, model: Model, prepared: Prepared, what: 
 
 
 def _missed(trial: Trial, call: Call, model: Model, cache: Cache, what: str, *, at_all: bool = False) -> bool:
-    """Return whether files are a miss; raise Unmet if they do harm.
+    """Return whether files are a miss; raise RequirementNotMet if they do harm.
 
     at_all: already if they are accepted, whatever they compute.
     """

@@ -16,7 +16,7 @@ BASIC = ("prepared-twice",)
 class ContractCheck(Record, frozen=True):
     """A rule of the driver contract, in one sentence, and its check.
 
-    look: returns how often it saw the rule kept; raises Unmet if the rule is broken, NotAsked if it cannot be checked.
+    look: returns how often it saw the rule kept; RequirementNotMet if the rule is broken, NotAsked if it cannot be checked.
     A check that saw nothing is skipped. unseen: the reason then. needs: checks of the same operation that must not have
     failed before. inside: whether it needs the driver in this process. whole: whether it checks the driver once, not
     each operation. only: the operations that it checks, empty for all.

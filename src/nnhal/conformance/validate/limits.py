@@ -155,7 +155,7 @@ def _cancelled(trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, en
 def _bounded(
     trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, control: Control, allowed: type[NnhalError]
 ) -> bool:
-    """Whether an execution raised the allowed error; Unmet if it raised another one, or returned a wrong result."""
+    """Whether an execution raised the allowed error; RequirementNotMet for another one, or a wrong result."""
     try:
         actual = trial.run(prepared, copies(arrays_of(call)), control)
     except allowed:
@@ -272,7 +272,7 @@ def _whole_life(trial: Trial, call: Call, model: Model) -> None:
 
 
 def _look(trial: Trial, pid: int, what: str, once: Callable[[], object]) -> None:
-    """Raise Unmet if a resource grows in each block of iterations."""
+    """Raise RequirementNotMet if a resource grows in each block of iterations."""
     begin = time.monotonic()
     for _ in range(LEAST_ROUNDS):
         once()

@@ -194,7 +194,7 @@ def _within(call: Call, value: Value, wanted: Array) -> Array:
 
 
 def _exact(trial: Trial, call: Call, wanted: Array | None, actual: Array | None) -> int:
-    """Count the elements of QUANTIZE that are clearly between two halves; Unmet if one of them is not exact."""
+    """Count the elements of QUANTIZE that are clearly between two halves; RequirementNotMet if one of them is not exact."""
     source, target = call.inputs[0], call.outputs[0]
     if source is None or wanted is None or actual is None or wanted.shape != actual.shape:
         return 0

@@ -189,7 +189,7 @@ def allocation_roles(trial: Trial) -> int:
 
 def _since(trial: Trial, what: str, level: Level, way: str = "") -> None:
     """Raise NotAsked if the device's HAL version lacks the feature, or if nnhal does not use the driver's."""
-    trial.taken()  # NotTaken has precedence
+    trial.taken()  # NotAccepted has precedence
     if trial.device.level < level:
         raise NotAsked(f"{what} exist since HAL {level}, the device has HAL {trial.device.level}")
     unused = not_used(trial.device, way)

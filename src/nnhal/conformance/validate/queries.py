@@ -44,7 +44,7 @@ def status(trial: Trial) -> int:
 
 
 def _stable(trial: Trial, what: str, ask: Callable[[Device], Any]) -> int:
-    """Count the answers that equal the first one; Unmet if one differs."""
+    """Count the answers that equal the first one; RequirementNotMet if one differs."""
     answers = []
     for _ in range(TIMES):
         with trial.stages.enter(what):

@@ -82,7 +82,7 @@ def same_memory(trial: Trial) -> int:
 
 
 def _own_results(trial: Trial, call: Call, wanted: Outputs, before: Outputs, actual: Outputs, what: str) -> None:
-    """Raise Unmet if these are not the results of the call, and note if they are those of the previous execution."""
+    """Raise RequirementNotMet if these are not the call's results, and note if the previous execution had them."""
     problem = trial.differs(call, wanted, actual)
     if problem and all(
         b is not None and a is not None and b.tobytes() == a.tobytes() for b, a in zip(before, actual, strict=True)

@@ -246,7 +246,7 @@ class Trial:
     def fixed(self) -> None:
         """Raise NotAsked if the results are random."""
         if self.random:
-            self.taken()  # NotTaken has precedence
+            self.taken()  # NotAccepted has precedence
             raise NotAsked("its results are random")
 
     def wanted(self, model: Model, arrays: Sequence[Array]) -> Outputs:
@@ -322,7 +322,7 @@ class Trial:
         return results
 
     def same(self, call: Call, wanted: Outputs, actual: Outputs, what: str) -> None:
-        """Raise Unmet if results differ from those of `alone` by more than the definition leaves open."""
+        """Raise RequirementNotMet if results differ from those of `alone` by more than the definition leaves open."""
         problem = self.differs(call, wanted, actual)
         if problem:
             self.unmet(f"{what}: {problem}")
@@ -334,7 +334,7 @@ class Trial:
         return compare_outputs(call, wanted, actual, self.device.relaxations)
 
     def unmet(self, text: str) -> NoReturn:
-        """Raise Unmet."""
+        """Raise RequirementNotMet."""
         raise RequirementNotMet(text, self.place())
 
     def place(self, what: str = "run") -> str:

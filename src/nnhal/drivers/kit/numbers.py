@@ -38,7 +38,7 @@ def window(a: Bound, axis: str) -> Window:
         axis: "h" or "w".
 
     Raises:
-        Unknown: A scheme pads an input whose size is known only at execution.
+        UnknownValue: A scheme pads an input whose size is known only at execution.
     """
     before, after = padding(a, axis)
     return Window(getattr(a, f"filter_{axis}"), dilation_of(a, axis), getattr(a, f"stride_{axis}"), before, after)
@@ -51,7 +51,7 @@ def bounds(a: Bound) -> tuple[float, float]:
         a: The operation.
 
     Raises:
-        Unknown: The activation is known only at execution.
+        UnknownValue: The activation is known only at execution.
     """
     return ACTIVATION_RANGE[fused(a)]
 
@@ -63,7 +63,7 @@ def stored_bounds(a: Bound) -> tuple[int, int]:
         a: The operation.
 
     Raises:
-        Unknown: The activation is known only at execution.
+        UnknownValue: The activation is known only at execution.
     """
     low, high = encode(a.out, np.array(bounds(a), np.float32)).tolist()
     return low, high

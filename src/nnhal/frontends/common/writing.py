@@ -302,7 +302,7 @@ def filled(t: OperationWriter, shape: Sequence[int], value: float, kind: Operand
 def number(value: Any, kind: OperandType) -> Term:
     """Return a scalar argument with the type of a tensor's elements, if the record allows several.
 
-    Raises Inexpressible if NNAPI has no such scalars.
+    Raises UnsupportedOperator if NNAPI has no such scalars.
     """
     scalars = {F32: OperandType.FLOAT32, F16: OperandType.FLOAT16, I32: OperandType.INT32}
     if kind not in scalars:
@@ -314,7 +314,7 @@ def number(value: Any, kind: OperandType) -> Term:
 
 
 def number_array(value: Any, kind: int) -> Array:
-    """Return one number as an array of a type; Inexpressible if it does not fit."""
+    """Return one number as an array of a type; UnsupportedOperator if it does not fit."""
     try:
         with np.errstate(over="ignore", under="ignore"):
             array = np.asarray(value, dtype_of(kind))

@@ -27,7 +27,7 @@ MOST_NESTED = 64
 
 
 def inner_graph(t: NodeTask, source: OnnxFileGraph, given: Sequence[tuple[str, Value, str, bool]]) -> NodeGraph:
-    """Lower a graph for inputs (name, value, kind, scalar); Inexpressible without a reason if that fails."""
+    """Lower a graph for inputs (name, value, kind, scalar); UnsupportedOperator without a reason if that fails."""
     t.require(t.graph.depth < MOST_NESTED, f"graphs are nested deeper than {MOST_NESTED}")
     t.budget.spend(Cost.ELEMENTS, len(source.nodes) + 1, t.label)
     graph = NodeGraph(t.graph.context, source, t.graph)

@@ -409,7 +409,7 @@ class StoredLayer(NamedTuple):
 
 
 def with_matching_weights(layer: StoredLayer) -> StoredLayer:
-    """Return the layer with weights of the input's type; Inexpressible if NNAPI has no such type."""
+    """Return the layer with weights of the input's type; UnsupportedOperator if NNAPI has no such type."""
     if layer.x.value.type not in ASYMMETRIC or layer.weights.value.type not in (Q8, Q8S, Q8PC):
         raise UnsupportedOperator
     if layer.weights.value.data is None:

@@ -111,7 +111,7 @@ def encode_files(content: CacheContent, token: bytes, identity: bytes, key: byte
 def parse_files(
     model: Sequence[Section], data: Sequence[Section], token: bytes, identity: bytes, key: bytes
 ) -> tuple[CacheContent, bytes]:
-    """Return the content of the files and their hash; Damaged names the file and the reason.
+    """Return the content of the files and their hash; DamagedCacheFile names the file and the reason.
 
     The content refers to the given bytes.
     """
@@ -132,7 +132,7 @@ def written_by(file: Section) -> bytes | None:
 def read(fd: int) -> bytes:
     """Return a copy of the whole file. OSError.
 
-    Damaged if the size is not that in its header, which is checked first, or if there is not enough memory.
+    DamagedCacheFile if the size is not that in its header, which is checked first, or if there is not enough memory.
     """
     size = os.fstat(fd).st_size
     if size > LARGEST:

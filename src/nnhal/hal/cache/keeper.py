@@ -75,7 +75,7 @@ def store_content(content: CacheContent, cache: Cache, driver: str, identity: by
 
 
 def load_content(cache: Cache, pools: Sequence[Memory], driver: str, identity: bytes) -> CacheContent:
-    """Read and verify the content of the files. OperationFailed (or Damaged) has the reason why it cannot be used."""
+    """Read and verify the content of the files. OperationFailed (or DamagedCacheFile) has the reason if that fails."""
     content = _known(*_contents(cache), cache.token, _store(driver), identity)
     content.pools = pools
     return content

@@ -68,7 +68,7 @@ class CacheFolder:
     # ------------------------------------------------------------------------------------------------------ entries
 
     def entry(self, key: str, count: CacheFiles, *, used: bool = True) -> OpenFiles:
-        """Return the files of an entry. Missing has the reason if it cannot be used. used: whether this counts as a use.
+        """Return the files of an entry. NoEntry has the reason if it cannot be used. used: whether this counts as a use.
 
         They are open for writing if the disk and the rights permit.
         """
@@ -104,7 +104,7 @@ class CacheFolder:
         raise NoEntry("damaged: a file of the entry is missing")
 
     def _refuse_for_now(self, manifest: Manifest) -> None:
-        """Raise Blamed until as many starts have gone without the entry as its deaths require."""
+        """Raise EntryBlocked until as many starts have gone without the entry as its deaths require."""
         _, uses, refused = self._uses.of(manifest.key)
         if refused < manifest.pause:
             with contextlib.suppress(OSError):

@@ -47,7 +47,7 @@ class NewEntry:
 
         Raises:
             OSError: The previous entry, if any, remains.
-            NothingSaved: The files are empty; the text has the reason.
+            NothingCached: The files are empty; the text has the reason.
         """
         cache = self.files.cache(token)
         if cache.unwritten and not unwritten:

@@ -45,7 +45,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def unpacked(cls, data: bytes, key: str) -> "Manifest":
-        """Parse a description; Missing if it is damaged, of another format, or of another entry."""
+        """Parse a description; NoEntry if it is damaged, of another format, or of another entry."""
         try:
             found = msgspec.json.decode(data, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

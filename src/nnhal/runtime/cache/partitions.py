@@ -210,7 +210,7 @@ class _Step(Record, frozen=True):
         return self.key.hex()
 
     def restore_in(self, lane: DeadlineExecutor) -> tuple[str, EntryBeingWritten | None]:
-        """Prepare from the entry; return why that failed, or "". Blamed if it may not be replaced either.
+        """Prepare from the entry; return why that failed, or "". EntryBlocked if it may not be replaced either.
 
         The second result is the entry, if its driver has yet to fill it, for `prepare_in`.
         """

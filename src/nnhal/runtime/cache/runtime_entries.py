@@ -49,7 +49,7 @@ class RuntimeEntries(Record, frozen=True):
     folder: CacheFolder
 
     def found(self, key: bytes) -> Mapping[str, memoryview]:
-        """Return the sections of an entry; Missing, OSError or an NnhalError has the reason if there are none."""
+        """Return the sections of an entry; NoEntry, OSError or an NnhalError has the reason if there are none."""
         files = self.folder.entry(key.hex(), _ONE)
         try:
             return load_content(files.cache(key), (), OWN, _identity()).model[0]
@@ -128,7 +128,7 @@ def cached_import(
 
 
 def _beside(section: memoryview, folder: str | None, label: str, cache_: CacheFolder) -> list[Memory]:
-    """Return the external weight files of a model, which must be unchanged; Missing if one is not."""
+    """Return the external weight files of a model, which must be unchanged; NoEntry if one is not."""
     files = []
     for name, digest in _named(section):
         if folder is None:

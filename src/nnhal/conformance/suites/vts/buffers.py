@@ -97,13 +97,13 @@ class _Domain:
         return request
 
     def empty(self, buffer: Buffer, when: str) -> None:
-        """Raise Unmet unless a buffer has no contents."""
+        """Raise RequirementNotMet unless a buffer has no contents."""
         self.probe.refused(f"a copy out of a buffer {when}", OperationFailed, lambda: self.contents(buffer))
         if buffer.shape is not None:
             raise RequirementNotMet(f"a buffer {when} has shape {list(buffer.shape)}, must have no contents")
 
     def right(self, buffer: Buffer, when: str) -> None:
-        """Raise Unmet unless a buffer has the first result."""
+        """Raise RequirementNotMet unless a buffer has the first result."""
         self.probe.same(self.call, [self.result, *self.wanted[1:]], [self.contents(buffer), *self.wanted[1:]], when)
 
 

@@ -53,7 +53,7 @@ def elsewhere(
     The process has ended then; one with a task of `TO_THE_END` by itself.
 
     Raises:
-        Unmet: The task, or the process after it, does not end in time.
+        RequirementNotMet: The task, or the process after it, does not end in time.
         DeadObject: The process ends before it answers.
         NnhalError: The driver's error there, as OperationFailed.
     """

@@ -69,7 +69,7 @@ class _Fenced:
         return status
 
     def right(self, launched: FencedExecution, request: Request, what: str) -> None:
-        """Raise Unmet unless it ends with its results."""
+        """Raise RequirementNotMet unless it ends with its results."""
         status = self.ended(launched)
         if status != ErrorStatus.NONE:
             raise RequirementNotMet(f"{what}: its fence signals {status.name}, must be NONE", self.probe.place())
@@ -78,7 +78,7 @@ class _Fenced:
         self.probe.same(self.call, self.wanted, request.results, what)
 
     def still_right(self, when: str) -> None:
-        """Raise Unmet unless a plain execution is right."""
+        """Raise RequirementNotMet unless a plain execution is right."""
         self.probe.right(self.call, self.wanted, self.prepared, when)
 
 

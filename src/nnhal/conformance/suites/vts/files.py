@@ -53,7 +53,7 @@ class _KeptFiles:
             return self.probe.opened(restored_from(self.probe.device, self.model, replace(PLAIN, cache=cache)))
 
     def missed_or_right(self, what: str, cache: Cache | None = None, *, may_restore: bool = True) -> bool:
-        """Return whether files were restored; raise Unmet if that is wrong, or its results are."""
+        """Return whether files were restored; raise RequirementNotMet if that is wrong, or its results are."""
         try:
             prepared = self.restored(cache or self.cache)
         except NnhalError:
@@ -69,7 +69,7 @@ class _KeptFiles:
 
 
 def _counted(probe: Probe) -> CacheFiles:
-    """Return the driver's number of files; NotTaken if it has no compilation cache."""
+    """Return the driver's number of files; NotAccepted if it has no compilation cache."""
     with probe.stages.enter("number_of_cache_files"):
         count = cache_files_by(probe.device)
     if not count:

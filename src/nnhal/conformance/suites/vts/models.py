@@ -58,7 +58,7 @@ def _chained(probe: Probe) -> Model | None:
 
 
 def _judged(probe: Probe, mutant: Mutant) -> None:
-    """Raise Unmet if a driver accepts an invalid mutant, or cannot prepare a valid one that it accepts.
+    """Raise RequirementNotMet if a driver accepts an invalid mutant, or cannot prepare a valid one that it accepts.
 
     A prepare() after a negative verdict is outside the contract of a driver, so only a service has to refuse it.
     """

@@ -88,7 +88,7 @@ class Probe(Trial):
             raise NotAsked(f"{what} exist since HAL {level}, the device has HAL {self.device.level}")
 
     def right(self, call: Call, wanted: Outputs, prepared: Prepared, when: str) -> None:
-        """Raise Unmet if an execution fails, or gives other results than wanted."""
+        """Raise RequirementNotMet if an execution fails, or gives other results than wanted."""
         try:
             results = self.run(prepared, copies(arrays_of(call)))
         except NnhalError as error:
@@ -100,7 +100,7 @@ class Probe(Trial):
     def refused(
         self, what: str, allowed: type[NnhalError] | tuple[type[NnhalError], ...], act: Callable[[], Any]
     ) -> None:
-        """Raise Unmet unless a call of the driver raises one of the allowed errors."""
+        """Raise RequirementNotMet unless a call of the driver raises one of the allowed errors."""
         names = " or ".join(each.__name__ for each in (allowed if isinstance(allowed, tuple) else (allowed,)))
         try:
             act()
@@ -154,7 +154,7 @@ def promise(
 
 
 def chosen(probe: Probe) -> Iterator[Probe]:
-    """Yield probes of a few operations that the driver supports; NotTaken if there are none."""
+    """Yield probes of a few operations that the driver supports; NotAccepted if there are none."""
     if CHOSEN not in probe.lists:
         probe.lists[CHOSEN] = list(islice(_shown(probe), FEW))
     if not probe.lists[CHOSEN]:

@@ -1,4 +1,4 @@
-"""A driver's process for one case alone, without the restarts of `Resilient`."""
+"""A driver's process for one case alone, without the restarts of `ReconnectingDevice`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

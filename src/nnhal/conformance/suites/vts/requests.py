@@ -51,7 +51,7 @@ def _shapes(arrays: list[Array]) -> Iterator[tuple[str, Given]]:
 
 
 def _looked(probe: Probe, mutations: Mutations) -> int:
-    """Execute mutated requests; raise Unmet for one that is accepted by a driver's process, or harms a later one."""
+    """Execute mutated requests; RequirementNotMet for one that a driver's process accepts, or that harms a later one."""
     call, model = probe.closed()
     wanted = probe.alone(model, arrays_of(call))
     prepared = probe.prepare(model)

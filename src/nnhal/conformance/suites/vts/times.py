@@ -70,7 +70,7 @@ def _noting(noted: list[tuple[int, int, int]]) -> Callable[[int, int, int], None
 
 
 def _judged(probe: Probe, measured: _Measured, where: str = "") -> int:
-    """Raise Unmet for impossible times; return the number of possible ones."""
+    """Raise RequirementNotMet for impossible times; return the number of possible ones."""
     seen = 0
     driver_of, spent_of = 0, 0
     for spent, timing in zip(measured.spent, measured.given, strict=True):
