@@ -62,20 +62,28 @@ def test_an_index_beyond_the_depth_hits_nothing_also_where_all_is_known():
 # ------------------------------------------------------------------------------------------------------------ functions
 
 FAR = [-80.0, -30.0, -20.0, -17.0, -16.0, -1.0, -1e-6, 1e-6, 0.3, 1.0, 17.0, 80.0, 88.9, 89.3, 90.0]
+INSIDE = [-0.9999, -0.7072, -0.334, -0.333, -1e-6, 1e-30, 0.2, 0.5, 0.7071, 0.99]  # -1 and 1
 FUNCTIONS = {
-    "Softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
-    "Mish": lambda x: x * np.tanh(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))),
-    "Sinh": np.sinh,
-    "Cosh": np.cosh,
+    "Softplus": (lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))), FAR),
+    "Mish": (lambda x: x * np.tanh(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))), FAR),
+    "Sinh": (np.sinh, FAR),
+    "Cosh": (np.cosh, FAR),
+    "Atan": (np.arctan, [*FAR, -3e38, 3e38, 1e-30, 0.4999]),
+    "Asin": (np.arcsin, INSIDE),
+    "Acos": (np.arccos, INSIDE),
+    "Asinh": (np.arcsinh, [*FAR, -3e38, 3e38, 1e-30, 0.4999, 0.5001, 1e4]),
+    "Acosh": (np.arccosh, [1.0, 1.0000001, 1.0001, 1.2499, 1.2501, 3.0, 1e4, 1e19, 3e38]),
+    "Atanh": (np.arctanh, INSIDE),
 }
 
 
 @pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_keeps_its_digits_where_its_parts_are_tiny_or_huge(name, device):
-    inputs = {"x": np.float32(FAR)}
+    function, values = FUNCTIONS[name]
+    inputs = {"x": np.float32(values)}
     found = by_nnhal(model([node(name, "x")], inputs, opset=18), inputs, device)[0]
-    exact = FUNCTIONS[name](inputs["x"].astype(np.float64))
+    exact = function(inputs["x"].astype(np.float64))
     fits = np.abs(exact) <= np.finfo(np.float32).max
     np.testing.assert_allclose(found[fits], exact[fits], 1e-6)
     np.testing.assert_array_equal(found[~fits], np.copysign(np.inf, exact[~fits]))

@@ -187,6 +187,8 @@ for n in (
     "Softsign",
     "Sinh",
     "Cosh",
+    "Atan",
+    "Asinh",
     "Identity",
     "Reciprocal",
 ):
@@ -197,6 +199,9 @@ for n in ("Mish", "Gelu"):
     case(n, node(n, "x"), {"x": real(3, 4, 5) * 2}, opset=20)
 case("Gelu far", node("Gelu", "x"), {"x": np.float32([np.inf, np.nan, 3e38, 41, 13, -13, -41, -3e38])}, opset=20)
 case("Gelu tanh", node("Gelu", "x", approximate="tanh"), {"x": real(3, 4, 5) * 2}, opset=20)
+for n in ("Asin", "Acos", "Atanh"):
+    case(n, node(n, "x"), {"x": np.float32([-1.2, -1, -0.999, -0.4, -1e-4, 0, 1e-4, 0.4, 0.999, 1, 1.2])})
+case("Acosh", node("Acosh", "x"), {"x": np.float32([0.9, 1, 1.0001, 1.3, 4, 1e20])})
 for n in ("Log", "Sqrt"):
     case(n, node(n, "x"), {"x": np.abs(real(3, 4))})
 case("PRelu", node("PRelu", "x s"), {"x": x}, {"s": real(6, 1, 1)})

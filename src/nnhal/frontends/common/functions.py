@@ -71,6 +71,10 @@ class RealArithmetic:
         """Return which elements are below 0 or are -0.0, whose reciprocal is below 0."""
         return self.t.make("LOGICAL_OR", self.test("LESS", x, 0.0), self.test("LESS", self.over(1.0, x), 0.0))
 
+    def like_sign(self, x: Term, size: Term) -> Term:
+        """Return size, or -size where x is below 0."""
+        return self.choose(self.test("LESS", x, 0.0), self.t.make("NEG", size), size)
+
     def choose(self, condition: Term, x: Term, y: Term) -> Term:
         """Return x where the condition holds, otherwise y."""
         return self.t.make("SELECT", condition, x, y, like=x)
@@ -81,6 +85,15 @@ def cosine_of(t: OperationWriter, x: Term) -> Term:
     r = RealArithmetic(t)
     half = t.make("SIN", r("MUL", x, 0.5))
     return r.less(1.0, r("MUL", r("MUL", half, half), 2.0))
+
+
+def angle_of(t: OperationWriter, height: Term, width: Term | float) -> Term:
+    """Return the angle from 0 to pi / 2 whose tangent is height / width, of numbers that are not below 0."""
+    r = RealArithmetic(t)
+    long = r("MAXIMUM", r("MAXIMUM", height, width), TINY)
+    slope = r("DIV", r("MINIMUM", height, width), long)
+    flat = r("MUL", r.polynomial(ATAN, r("MUL", slope, slope)), slope)
+    return r.choose(r.test("GREATER", height, width), r.less(math.pi / 2, flat), flat)
 
 
 def sign_of(t: OperationWriter, x: Term) -> Term:

@@ -5,7 +5,9 @@ import math
 import numpy as np
 
 from nnhal.frontends.common.functions import (
+    LOG_RATIO,
     RealArithmetic,
+    angle_of,
     cosine_of,
     gelu_of,
     log_of_one_and,
@@ -14,6 +16,7 @@ from nnhal.frontends.common.functions import (
     sign_of,
 )
 from nnhal.frontends.common.integer_ranges import sign as sign_range
+from nnhal.frontends.common.terms import Term
 from nnhal.frontends.onnx.elementwise import floats, in_own_type, plain, single_floats
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import I32
@@ -28,7 +31,7 @@ def erf(t: NodeTask) -> None:
     square = r("MUL", x, x)
     near = r("MUL", size, r.polynomial(ERF, r("MINIMUM", square, 1.0)))
     found = r.choose(r.test("LESS", size, 0.5), near, far)
-    t.result(0, r.choose(r.test("LESS", x, 0.0), t.make("NEG", found), found))
+    t.result(0, r.like_sign(x, found))
 
 
 ERF = (1.1283791670955126, -0.37612638903183754, 0.11283791670955126, -0.026866170645131252, 0.005223977625442188,
@@ -54,6 +57,64 @@ def tangent(t: NodeTask) -> None:
     x, r = floats(t), RealArithmetic(t)
     half = t.make("SIN", r("MUL", x, 0.5))
     t.result(0, r("DIV", t.make("SIN", x), r.less(1.0, r("MUL", r("MUL", half, half), 2.0))))
+
+
+@operator("Atan", single=True, fold=plain(np.arctan), becomes="DIV and a polynomial, in the eighth of the circle")
+def arctangent(t: NodeTask) -> None:
+    x, r = single_floats(t), RealArithmetic(t)
+    t.result(0, in_own_type(t, r.like_sign(x, angle_of(t, t.make("ABS", x), 1.0))))
+
+
+@operator("Asin", "Acos", single=True, becomes="SQRT, DIV and a polynomial, in the eighth of the circle")
+def arcsine(t: NodeTask) -> None:
+    """Write the angle of |x| and sqrt(1 - x²), or of these the other way round; NaN, as the root is, beyond 1."""
+    x, r = single_floats(t), RealArithmetic(t)
+    size = t.make("ABS", x)
+    root = t.make("SQRT", r("MUL", r.less(1.0, size), r("ADD", size, 1.0)))
+    if t.name == "Asin":
+        angle = r.like_sign(x, angle_of(t, size, root))
+    else:
+        first = angle_of(t, root, size)
+        angle = r.choose(r.test("LESS", x, 0.0), r.less(math.pi, first), first)
+    t.result(0, in_own_type(t, r.choose(r.test("LESS_EQUAL", size, 1.0), angle, root)))
+
+
+@operator("Asinh", single=True, fold=plain(np.arcsinh), becomes="SQRT, DIV, LOG; a polynomial near 0")
+def inverse_hyperbolic_sine(t: NodeTask) -> None:
+    """Write log(|x| + sqrt(x² + 1)) with the sign of x, as sums that neither overflow nor cancel."""
+    x, r = single_floats(t), RealArithmetic(t)
+    size = t.make("ABS", x)
+    small = r("MINIMUM", size, 0.5)
+    square = r("MUL", small, small)
+    root = t.make("SQRT", r("ADD", square, 1.0))
+    near = log_of_one_and(r, r("ADD", small, r("DIV", square, r("ADD", root, 1.0))))
+    far = log_of_sum(r, size, 1.0)
+    t.result(0, in_own_type(t, r.like_sign(x, r.choose(r.test("LESS", size, 0.5), near, far))))
+
+
+@operator("Acosh", single=True, fold=plain(np.arccosh), becomes="SQRT, DIV, LOG; a polynomial near 1")
+def inverse_hyperbolic_cosine(t: NodeTask) -> None:
+    """Write log(x + sqrt(x² - 1)), as sums that neither overflow nor cancel; NaN, as the root is, below 1."""
+    x, r = single_floats(t), RealArithmetic(t)
+    more = r("SUB", x, 1.0)
+    near = log_of_one_and(r, r("ADD", more, t.make("SQRT", r("MUL", more, r("ADD", x, 1.0)))))
+    t.result(0, in_own_type(t, r.choose(r.test("LESS", x, 1.25), near, log_of_sum(r, x, -1.0))))
+
+
+def log_of_sum(r: RealArithmetic, x: Term, square: float) -> Term:
+    """Return log(x + sqrt(x² + square)) for x from 0.5, of which no square is taken."""
+    part = r.over(1.0, x)
+    root = r.t.make("SQRT", r("ADD", r("MUL", r("MUL", part, part), square), 1.0))
+    return r("ADD", r.t.make("LOG", x), r.t.make("LOG", r("ADD", root, 1.0)))
+
+
+@operator("Atanh", single=True, fold=plain(np.arctanh), becomes="DIV, LOG; a polynomial near 0")
+def inverse_hyperbolic_tangent(t: NodeTask) -> None:
+    """Write half the logarithm of (1 + x) / (1 - x)."""
+    x, r = single_floats(t), RealArithmetic(t)
+    near = r("MUL", x, r.polynomial([half / 2 for half in LOG_RATIO], r("MINIMUM", r("MUL", x, x), 1.0)))
+    far = r("MUL", t.make("LOG", r("DIV", r("ADD", x, 1.0), r.less(1.0, x))), 0.5)
+    t.result(0, in_own_type(t, r.choose(r.test("LESS", t.make("ABS", x), 1 / 3), near, far)))
 
 
 @operator("Sign", single=True, fold=plain(np.sign), span=sign_range, becomes="GREATER, LESS, SELECT, ABS")
@@ -110,8 +171,7 @@ def hyperbolic(t: NodeTask) -> None:
     if t.name == "Sinh":
         small = r("MUL", x, r.polynomial([1.0, 1 / 6, 1 / 120, 1 / 5040], r("MINIMUM", r("MUL", x, x), 1.0)))
         size = r("SUB", up, down)
-        far = r.choose(r.test("LESS", x, 0.0), t.make("NEG", size), size)
-        t.result(0, r.choose(r.test("LESS", t.make("ABS", x), 0.5), small, far))
+        t.result(0, r.choose(r.test("LESS", t.make("ABS", x), 0.5), small, r.like_sign(x, size)))
     else:
         t.result(0, r("ADD", up, down))
 

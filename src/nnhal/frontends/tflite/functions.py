@@ -10,10 +10,9 @@ from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import NOWHERE, moved
 from nnhal.frontends.common.folding import numbers, require_foldable
 from nnhal.frontends.common.functions import (
-    ATAN,
-    TINY,
     TOP,
     RealArithmetic,
+    angle_of,
     cosine_of,
     gelu_of,
     parity,
@@ -66,11 +65,7 @@ def gelu(t: OperatorTask) -> None:
 def angle(t: OperatorTask) -> None:
     """Write atan2 of equal shapes."""
     y, x, r = real(t, 0), real(t, 1), RealArithmetic(t)
-    height, width = t.make("ABS", y), t.make("ABS", x)
-    long = r("MAXIMUM", r("MAXIMUM", height, width), TINY)
-    slope = r("DIV", r("MINIMUM", height, width), long)
-    flat = r("MUL", r.polynomial(ATAN, r("MUL", slope, slope)), slope)
-    first = r.choose(r.test("GREATER", height, width), r.less(math.pi / 2, flat), flat)
+    first = angle_of(t, t.make("ABS", y), t.make("ABS", x))
     left = r.choose(r.negative(x), r.less(math.pi, first), first)
     t.result(0, r.choose(r.negative(y), t.make("NEG", left), left))
 
