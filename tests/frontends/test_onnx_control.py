@@ -10,6 +10,7 @@ import nnhal
 from nnhal.base.errors import ShapeNeeded
 from nnhal.frontends.onnx.outline import refused_outline
 from nnhal.frontends.source import open_source
+from nnhal.model.file import write_model
 from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node, operations
 
 RNG = np.random.default_rng(9)
@@ -124,7 +125,7 @@ def test_a_loop_with_a_list_and_unknown_steps_is_refused_by_name():
 
 
 def test_the_outline_of_a_refused_file_names_what_a_loop_holds():
-    body = graph([node("Acos", "v", "w"), node("Identity", "go", "goes")], [info("goes", TensorProto.BOOL, []), info("w")],
+    body = graph([node("Det", "v", "w"), node("Identity", "go", "goes")], [info("goes", TensorProto.BOOL, []), info("w")],
                  [info("i", TensorProto.INT64, []), info("go", TensorProto.BOOL, []), info("v", shape=[3])])  # fmt: skip
     made = model([node("Neg", "x", "z"), node("Loop", "n - z", body=body)], {"x": real(3)}, {"n": np.array(1 << 20)})
     label, memory = open_source(made.SerializeToString())
@@ -132,7 +133,7 @@ def test_the_outline_of_a_refused_file_names_what_a_loop_holds():
         nnhal.load(made.SerializeToString())
     found = refused_outline(label, memory, None, refused.value)
     assert [bool(each.refused) for each in found.nodes] == [False, True]
-    assert "holds Acos #0 of node 1 (Loop)" in found.nodes[1].refused
+    assert "holds Det #0 of node 1 (Loop)" in found.nodes[1].refused
 
 
 def counting_body(limit):
@@ -276,9 +277,35 @@ def test_an_input_of_64_bits_is_taken_where_it_fits_and_refused_where_not():
         compiled(np.array([2**40, 0]))
 
 
+@pytest.mark.parametrize(
+    ("nodes", "bits"),
+    [
+        ([node("Identity", "x")], 0),
+        ([node("Add", "x x")], 30),
+        ([node("Add", "x x", "s"), node("Mul", "s c")], 24),
+        ([node("Mul", "x x", "m"), node("Add", "m x")], 15),
+    ],
+)
+def test_an_input_of_64_bits_is_taken_as_far_as_sums_of_it_fit_32_bits(nodes, bits, tmp_path):
+    most = (1 << bits) - 1 if bits else 2**31 - 1
+    inputs = {"x": np.array([1, -5, most, -most], np.int64)}
+    made = model(nodes, inputs, {"c": np.array(60)})
+    check(made, inputs)
+    read = nnhal.load(made.SerializeToString())
+    told = f"values of x must be from -{most} to {most}, so that sums and products fit 32 bits"
+    assert read.notes == ((told,) if bits else ())
+    write_model(read, tmp_path / "saved.nnhal")
+    saved = nnhal.load(tmp_path / "saved.nnhal")
+    for each in (read, saved):
+        compiled = nnhal.compile(each, devices=["reference"])
+        for beyond in (most + 1, -most - 2):
+            with pytest.raises(nnhal.InvalidRequest, match=f"{beyond}, must be"):
+                compiled(np.array([0, 1, 2, beyond]))
+
+
 def test_sums_that_may_need_64_bits_are_refused_by_name():
-    made = model([node("Mul", "x x", "m"), node("Add", "m x")], {"x": np.array([1, -5], np.int64)})
-    with pytest.raises(nnhal.UnsupportedModel, match=r"Mul #0: is of INT64 and may need more than the 32 bits"):
+    made = model([node("Mul", "x x", "m"), node("Mul", "m m")], {"x": np.array([1, -5], np.int64)})
+    with pytest.raises(nnhal.UnsupportedModel, match=r"Mul #1: is of INT64 and may need more than the 32 bits"):
         nnhal.load(made.SerializeToString())
 
 

@@ -508,6 +508,10 @@ def test_an_edge_is_as_the_operand_where_nothing_is_said_and_no_number_changes()
     assert EdgeForm(wide=True).outside(np.int32([1, 2])).shape == (2,)
     with pytest.raises(InvalidRequest, match="here"):
         EdgeForm(wide=True).inside(np.int64([2**31]), "here")
+    for beyond in (-8, 8):
+        with pytest.raises(InvalidRequest, match=f"here has {beyond}, must be from -7 to 7, so that"):
+            EdgeForm(wide=True, most=7).inside(np.int64([-7, 7, beyond]), "here")
+    assert EdgeForm(wide=True, most=7).inside(np.int64([]), "here").size == 0
 
 
 def test_a_model_is_equal_to_its_copies_and_those_carry_what_is_known(model: Model) -> None:

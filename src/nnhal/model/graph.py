@@ -96,10 +96,12 @@ class EdgeForm(Record, frozen=True):
     Attributes:
         scalar: The application's array has no dimensions; the operand has one dimension of 1.
         wide: The application's array has 64-bit integers or floats; the operand has 32 bits.
+        most: The greatest magnitude of integers of an input, if the model takes less than 32 bits; else 0.
     """
 
     scalar: bool = False
     wide: bool = False
+    most: int = 0
 
     def dtype(self, inside: np.dtype[Any]) -> np.dtype[Any]:
         """Return the application's element type for the operand's."""
@@ -117,11 +119,18 @@ class EdgeForm(Record, frozen=True):
             where: Its name in messages.
 
         Raises:
-            InvalidRequest: A number does not fit into 32 bits.
+            InvalidRequest: A number does not fit into 32 bits, or is of a greater magnitude than `most`.
         """
         if self.scalar:
             array = array.reshape(1)
-        return convert_value(array, f"{array.dtype.kind}4", where, InvalidRequest) if self.wide else array
+        if not self.wide:
+            return array
+        found = convert_value(array, f"{array.dtype.kind}4", where, InvalidRequest)
+        if self.most and found.size and not (-self.most <= found.min() and found.max() <= self.most):
+            worst = found.max() if found.max() > self.most else found.min()
+            must = f"must be from {-self.most} to {self.most}, so that the model's sums and products fit 32 bits"
+            raise InvalidRequest(f"{where} has {worst}, {must}")
+        return found
 
     def outside(self, array: Array) -> Array:
         """Convert an operand's value to the application's type.

@@ -2,7 +2,8 @@
 
 Each call checks the application's values, constants are known, and operators that only move, select or compare integers
 make no greater ones. For sums and products, the importer computes the least and greatest value. If these may exceed 32
-bits, the operator is refused.
+bits, the importer tries again with smaller inputs, whose values each call checks. If that does not help, the operator is
+refused.
 """
 
 import math
@@ -15,6 +16,7 @@ from nnhal.frontends.common.terms import Term, UnsupportedOperator, fits
 
 Span = tuple[int, int]
 ANY: Span = (-(1 << 31), (1 << 31) - 1)
+TOO_WIDE = "is of INT64 and may need more than the 32 bits that NNAPI's integers have"
 EVERY: Span = (-(1 << 63), (1 << 63) - 1)
 
 
@@ -43,7 +45,7 @@ def span_of(rule: SpanRule | None, result: Term, terms: Sequence[Term], spans: S
     if not fits(found):
         if any(term.doubtful for term in terms):
             raise UnsupportedOperator  # their operator was refused
-        raise UnsupportedOperator("is of INT64 and may need more than the 32 bits that NNAPI's integers have")
+        raise UnsupportedOperator(TOO_WIDE)
     return found
 
 

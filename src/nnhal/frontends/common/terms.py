@@ -39,7 +39,7 @@ class WrittenGraph:
     @property
     def edge(self) -> "list[tuple[Term, EdgeForm]]":
         """Its inputs and outputs, with their types in the file."""
-        given = [EdgeForm(term.scalar, term.kind in WIDE_KINDS) for term in self.inputs]
+        given = [EdgeForm(t.scalar, t.kind in WIDE_KINDS, t.span[1] if t.span else 0) for t in self.inputs]
         return list(zip([*self.inputs, *self.outputs], [*given, *self.forms], strict=True))
 
 

@@ -39,6 +39,7 @@ from nnhal.frontends.common.inputs import (
     unsupported,
     validated,
 )
+from nnhal.frontends.common.integer_ranges import TOO_WIDE
 from nnhal.frontends.common.terms import Term, WrittenGraph
 from nnhal.frontends.common.write import ModelWriter
 from nnhal.frontends.external_data import BESIDE
@@ -50,6 +51,7 @@ from nnhal.model.graph import Model
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 
 DOUBLES = "numbers of DOUBLE are computed in float32: NNAPI has no 64-bit floats"
+FEWER_BITS = 30, 24, 15  # of inputs of INT64, where operators may exceed 32
 ONE_BRANCH = "where an input decides the If, --value NAME=N, or values={NAME: N}, leaves one branch"
 
 
@@ -74,6 +76,12 @@ def load_opened(
     file, sizes = with_constants(file, arrays(values))
     wanted, left = settled(file, shapes, sizes)
     context, graph = imported(file, wanted)
+    most = 0
+    for bits in FEWER_BITS:
+        if not context.problems or any(why != TOO_WIDE for _, why in context.problems):
+            break
+        most = (1 << bits) - 1
+        context, graph = imported(file, wanted, most)
     if context.problems and left:
         look_for_the_cause(context, file, wanted, left)
     if context.problems:
@@ -86,6 +94,9 @@ def load_opened(
     for term, edge in zip(graph.outputs, file.graph.outputs, strict=True):
         term.value = replace(term.value, name=edge.name)
     notes = [*open_notes(left), *[DOUBLES] * has_doubles(graph)]
+    if most:
+        names = ", ".join(short(edge.name) for edge in file.graph.inputs if edge.kind == "INT64")
+        notes.append(f"values of {names} must be from {-most} to {most}, so that sums and products fit 32 bits")
     release_file(graph, file)
     writer = ModelWriter(file.memories, file.budget, bounded_text(os.path.splitext(os.path.basename(label))[0]))
     metadata = metadata_of(file, [context.labels.get(id(term)) for term in graph.outputs])
@@ -104,8 +115,8 @@ def open_inputs(
     return OpenInputs(dims, alike(file, wanted))
 
 
-def imported(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> tuple[FileContext, NodeGraph]:
-    """Return the graph for inputs of these shapes."""
+def imported(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]], most: int = 0) -> tuple[FileContext, NodeGraph]:
+    """Return the graph for inputs of these shapes. most: the greatest magnitude of inputs of INT64; 0 for 32 bits."""
     context = FileContext(file, lower, lower_open)
     graph = NodeGraph(context, file.graph)
     for edge, shape in zip(file.graph.inputs, wanted, strict=True):
@@ -117,6 +128,8 @@ def imported(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> tuple[
         else:
             value = Value(kind, shape or (1,), PLAIN.get(edge.kind, 0.0), name=edge.name)
         term = graph.give(edge.name, value, edge.kind, scalar=shape == ())
+        if most and edge.kind == "INT64":
+            term.span = -most, most
         context.trials.names[id(term)] = edge.shape or ()
         if kind is None:
             graph.terms[edge.name].doubtful = True

@@ -11,6 +11,7 @@ from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import Struct, field, replace
 from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.integer_ranges import TOO_WIDE
 from nnhal.frontends.common.terms import (
     PLAIN_SCALE,
     UNTYPED,
@@ -226,7 +227,7 @@ class NodeGraph(ImportedGraph):
             if self.is_unusable(term, term.kind or "nothing", short(name)):
                 continue
             if term.span is not None and not fits(term.span):
-                self.problem(f"output {short(name)!r}", WIDE)
+                self.problem(f"output {short(name)!r}", TOO_WIDE)
                 continue
             if kind and kind != term.kind:
                 self.problem(
@@ -262,9 +263,6 @@ class NodeGraph(ImportedGraph):
                 kept.append(operation)
                 needed.update(id(term) for term in operation.inputs if isinstance(term, Term))
         self.operations = OperationList(kept[::-1])
-
-
-WIDE = "is of INT64 and may need more than the 32 bits that NNAPI's integers have"
 
 
 def fit_int32(numbers: Sequence[int]) -> bool:
