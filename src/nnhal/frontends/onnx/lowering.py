@@ -14,6 +14,7 @@ from nnhal.frontends.common.folding import FAILURES, CannotFold, as_stored
 from nnhal.frontends.common.lowering import attempt, check_counts, is_deep
 from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator
 from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table)
+    attention,
     control,
     dynamic,
     elementwise,
@@ -28,6 +29,7 @@ from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table
     recurrent,
     reduction,
     resize,
+    sampling,
     shapes,
     trees,
 )

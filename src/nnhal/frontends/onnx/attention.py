@@ -1,0 +1,125 @@
+"""Entries of attention: products of queries, keys and values, and rotation by positions."""
+
+import math
+
+import numpy as np
+
+from nnhal.base.codes import OperandType
+from nnhal.base.operands import Value
+from nnhal.frontends.common.element_moves import joined, part_of, transposed
+from nnhal.frontends.common.functions import RealArithmetic
+from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.writing import either
+from nnhal.frontends.onnx.elementwise import floats
+from nnhal.frontends.onnx.task import NodeTask, operator
+from nnhal.ops.schema import B8
+
+RAW, CAPPED, MASKED, SHARES = range(4)  # what qk_matmul_output is
+
+
+@operator("Attention", inputs=(3, 6), outputs=(1, 4), becomes="MUL, BATCH_MATMUL, ADD, SOFTMAX, BATCH_MATMUL")
+def attention(t: NodeTask) -> None:
+    """Sum values by the softmax of queries times keys. The queries of heads that share a key are rows of one product."""
+    flat = t.rank(t.x(0)) == 3
+    q, k, v = (by_heads(t, place, "q_num_heads" if place == 0 else "kv_num_heads") for place in range(3))
+    t.require(t.given(4) == t.given(5), "has a past key or value without the other")
+    past = t.known(t.x(4))[2] if t.given(4) else 0
+    if past:
+        k, v = joined(t, [t.x(4), k], 2), joined(t, [t.x(5), v], 2)
+    (batch, heads, rows, size), (_, shared, columns, depth) = t.known(q), t.known(v)
+    t.require(
+        t.known(k) == (batch, shared, columns, size), f"has keys of {list(t.known(k))} for values of {list(t.known(v))}"
+    )
+    t.require(heads % shared == 0, f"has {heads} heads of queries, must be a multiple of the {shared} of keys")
+    r, groups = RealArithmetic(t), (batch * shared, heads // shared * rows)
+    q = r("MUL", q, t.attr("scale", 0.0) or 1 / math.sqrt(size))
+    keys, values = t.reshaped(k, (batch * shared, columns, size)), t.reshaped(v, (batch * shared, columns, depth))
+    products = t.make("BATCH_MATMUL", t.reshaped(q, (*groups, size)), keys, like=q, adj_x=False, adj_y=True)
+    scores = [t.reshaped(products, (batch, heads, rows, columns))]
+    cap = t.attr("softcap", 0.0)
+    scores.append(r("MUL", t.make("TANH", r("MUL", scores[RAW], 1 / cap)), cap) if cap else scores[RAW])
+    scores.append(masked(t, scores[CAPPED], past))
+    scores.append(shares_of(t, scores[MASKED]))
+    shares = t.reshaped(scores[SHARES], (*groups, columns))
+    found = t.make("BATCH_MATMUL", shares, values, like=q, adj_x=False, adj_y=False)
+    found = t.reshaped(found, (batch, heads, rows, depth))
+    if flat:
+        found = t.reshaped(transposed(t, found, (0, 2, 1, 3)), (batch, rows, heads * depth))
+    t.result(0, found)
+    for number, term in enumerate((k, v, scores[t.attr("qk_matmul_output_mode", RAW)]), 1):
+        if t.is_output_used(number):
+            t.result(number, term)
+
+
+def by_heads(t: NodeTask, place: int, count: str) -> Term:
+    """Return an input as [batch, heads, positions, size]. count: the attribute with the number of heads of rows."""
+    x = floats(t, place)
+    shape = t.known(x)
+    if len(shape) == 4:
+        return x
+    t.require(len(shape) == 3, f"has inputs of {len(shape)} dimensions, must be of 3 or 4")
+    heads = t.attr(count, 0)
+    t.require(heads > 0 and shape[2] % heads == 0, f"{count} is {heads}, must divide {shape[2]}")
+    return transposed(t, t.reshaped(x, (*shape[:2], heads, shape[2] // heads)), (0, 2, 1, 3))
+
+
+def masked(t: NodeTask, scores: Term, past: int) -> Term:
+    """Add the mask, and minus infinity where a query would read a later position."""
+    r, kind = RealArithmetic(t), scores.value.type
+    _, _, rows, columns = t.known(scores)
+    if t.attr("is_causal", 0):
+        later = np.triu(np.full((1, 1, rows, columns), -np.inf, scores.value.dtype), past + 1)
+        scores = r("ADD", scores, constant(Value(kind), later))
+    if not t.given(3):
+        return scores
+    mask = t.x(3)
+    shape = t.known(mask)
+    t.require(shape[-1] in (1, columns), f"has a mask of {shape[-1]} positions, must be of {columns}")
+    if mask.value.type == B8:
+        mask = either(t, mask, 0.0, -math.inf, OperandType(kind))
+    return r("ADD", scores, t.reshaped(mask, (*[1] * (4 - len(shape)), *shape)))
+
+
+def shares_of(t: NodeTask, scores: Term) -> Term:
+    """Return the softmax of each row; a row of minus infinities, as a mask may leave, has shares of 0."""
+    if not t.given(3):
+        return t.make("SOFTMAX", scores, 1.0, -1)
+    r, kind = RealArithmetic(t), scores.value.type
+    shares = t.make("SOFTMAX", r("MAXIMUM", scores, float(np.finfo(scores.value.dtype).min)), 1.0, -1)
+    return r("MUL", shares, either(t, r.test("GREATER", scores, -math.inf), 1.0, 0.0, OperandType(kind)))
+
+
+@operator("RotaryEmbedding", inputs=(3, 4), becomes="GATHER of positions, MUL, SUB, ADD, CONCATENATION")
+def rotary_embedding(t: NodeTask) -> None:
+    """Rotate pairs of elements by the angles of their position, whose sines and cosines are given."""
+    x, r = floats(t), RealArithmetic(t)
+    whole = t.known(x)
+    heads_first = len(whole) == 4
+    heads = t.attr("num_heads", 0)
+    t.require(heads_first or heads > 0, "has rows without heads, must have num_heads")
+    shape = whole if heads_first else (*whole[:2], heads, whole[2] // heads)
+    x = t.reshaped(x, shape)
+    turned = t.attr("rotary_embedding_dim", 0) or shape[3]
+    half, count = turned // 2, math.prod(shape[:3])
+    axis, pairs = (2, (count, half, 2)) if t.attr("interleaved", 0) else (1, (count, 2, half))
+    cosine, sine = (angles(t, place, heads_first, half) for place in (1, 2))
+    front = t.reshaped(part_of(t, x, 3, 0, turned), pairs)
+    first, second = (t.reshaped(part_of(t, front, axis, n, 1), (*shape[:3], half)) for n in (0, 1))
+    made = [
+        r("SUB", r("MUL", cosine, first), r("MUL", sine, second)),
+        r("ADD", r("MUL", sine, first), r("MUL", cosine, second)),
+    ]
+    made = [t.reshaped(each, (*pairs[:axis], 1, *pairs[axis + 1 :])) for each in made]
+    rotated = t.reshaped(joined(t, made, axis), (*shape[:3], turned))
+    rest = [part_of(t, x, 3, turned, shape[3] - turned)] if turned < shape[3] else []
+    t.result(0, t.reshaped(joined(t, [rotated, *rest], 3) if rest else rotated, whole))
+
+
+def angles(t: NodeTask, place: int, heads_first: bool, half: int) -> Term:
+    """Return the cosines or sines of each position, to be multiplied with all heads."""
+    found = floats(t, place)
+    if t.given(3):
+        ids = t.x(3)
+        found = t.reshaped(t.make("GATHER", found, 0, ids), (*t.known(ids), half))
+    batch, count, _ = t.known(found)
+    return t.reshaped(found, (batch, 1, count, half) if heads_first else (batch, count, 1, half))

@@ -1,0 +1,72 @@
+"""GridSample and AffineGrid, as ONNX Runtime computes them."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+import nnhal
+from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node
+
+RNG = np.random.default_rng(3)
+DEVICES = "reference", "litert", "onnxruntime", "openvino"
+
+
+def real(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+PICTURES = real(2, 3, 6, 7)
+GRID = RNG.uniform(-2.3, 2.3, (2, 5, 4, 2)).astype(np.float32)  # also far outside
+GRID[0, 0] = [[-1, -1], [1, 1], [0, -1], [500, -500]]
+WAYS = list(product(["linear", "nearest"], ["zeros", "border", "reflection"], [0, 1]))
+
+
+def sampled(pictures, grid, opset=20, **how):
+    inputs = {"x": pictures, "g": grid}
+    return model([node("GridSample", "x g", **how)], inputs, opset=opset), inputs
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("mode", "padding", "align"), WAYS)
+def test_samples_are_those_of_onnx_runtime(mode, padding, align, device):
+    made, inputs = sampled(PICTURES, GRID, mode=mode, padding_mode=padding, align_corners=align)
+    np.testing.assert_allclose(by_nnhal(made, inputs, device)[0], by_onnxruntime(made, inputs)[0], atol=1e-5)
+
+
+def test_the_mode_of_version_16_has_another_name():
+    check(*sampled(PICTURES, GRID, 16, mode="bilinear"))
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("align", [0, 1])
+def test_a_picture_of_one_pixel_is_sampled(padding, align):
+    check(*sampled(real(1, 2, 1, 1), GRID[:1, 1:], padding_mode=padding, align_corners=align))
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"mode": "cubic"}, "mode is cubic, must be one of linear, bilinear, nearest"),
+        ({}, "of rank 5 has no operation"),
+    ],
+)
+def test_what_has_no_operation_is_refused_by_name(how, why):
+    pictures, grid = (PICTURES, GRID) if how else (real(1, 2, 3, 4, 5), real(1, 2, 2, 2, 3))
+    with pytest.raises(nnhal.UnsupportedModel, match=f"GridSample #0: {why}"):
+        nnhal.load(sampled(pictures, grid, **how)[0].SerializeToString())
+
+
+@pytest.mark.parametrize("align", [0, 1])
+@pytest.mark.parametrize("size", [(2, 3, 4, 5), (2, 3, 4, 5, 6)])
+def test_a_grid_of_an_affine_map_is_that_of_onnx_runtime(size, align):
+    inputs = {"t": real(2, len(size) - 2, len(size) - 1)}
+    check(model([node("AffineGrid", "t s", align_corners=align)], inputs, {"s": np.array(size)}, opset=20), inputs)
+
+
+def test_the_corners_of_one_pixel_are_refused():
+    made = model(
+        [node("AffineGrid", "t s", align_corners=1)], {"t": real(2, 2, 3)}, {"s": np.array([2, 3, 1, 5])}, opset=20
+    )
+    with pytest.raises(nnhal.UnsupportedModel, match="AffineGrid #0: aligns the corners of one pixel"):
+        nnhal.load(made.SerializeToString())
