@@ -14,7 +14,7 @@ from nnhal.frontends.onnx.elementwise import floats
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import B8
 
-RAW, CAPPED, MASKED, SHARES = range(4)  # what qk_matmul_output is
+RAW, CAPPED, MASKED, SHARES = range(4)  # the modes of qk_matmul_output
 
 
 @operator("Attention", inputs=(3, 6), outputs=(1, 4), becomes="MUL, BATCH_MATMUL, ADD, SOFTMAX, BATCH_MATMUL")

@@ -14,7 +14,7 @@ from nnhal.frontends.onnx.elementwise import in_own_type, single_floats
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import F32, I32
 
-MOST_PIXELS = 1 << 24  # whose numbers are exact in float32
+MOST_PIXELS = 1 << 24  # float32 counts them exactly
 MODES = {"linear": "linear", "bilinear": "linear", "nearest": "nearest"}
 
 
