@@ -45,6 +45,9 @@ within float rounding. Quantised results of one node are within one LSB.
   numbers of 30, 24 or 15 bits, with a note. If that does not suffice, nnhal refuses the node.
 - **DOUBLE** is computed in float32, with a note. Applications give and get float64, and nnhal computes
   constants at import in 64 bits. Limits beyond float32 become its greatest and least numbers.
+- **Optimised files** of ONNX Runtime have nodes of `com.microsoft` in place of several of `ai.onnx`. nnhal
+  expands those of the levels "basic" and "extended", and those for transformers without past keys. The
+  level "all" writes layouts for one processor, which nnhal refuses.
 - **Open dimensions** count as 1, with a note, or nnhal asks for them. Dimensions of one name have one
   size: an execution with different ones is refused.
 - **Weights** stay in the file, or in files beside it in the model's folder, if their order and alignment

@@ -77,6 +77,15 @@ def by_onnxruntime(made: Any, inputs: Mapping[str, Array]) -> list[Array]:
     return list(session.run(None, dict(inputs)))
 
 
+def optimised(made: Any, path: Path) -> Any:
+    """The model that ONNX Runtime's optimiser writes to a file."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(path)
+    onnxruntime.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnx.load(path)
+
+
 def by_nnhal(made: Any, inputs: Mapping[str, Array], device: str = "reference", **how: Any) -> list[Array]:
     """What a device computes of the imported model."""
     imported = nnhal.load(made.SerializeToString(), **how)

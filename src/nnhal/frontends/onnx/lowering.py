@@ -21,6 +21,7 @@ from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table
     estimators,
     features,
     functions,
+    fused,
     indexing,
     layers,
     movement,
@@ -94,7 +95,7 @@ def _lower_all(graph: NodeGraph, nodes: tuple[OnnxNode, ...], opsets: Mapping[st
         if function is not None:
             _expand(graph, node, function, depth)
         elif not _constant(graph, node) and not _folded(graph, node, version):
-            _lower(graph, node, version)
+            _lower(graph, node, version, depth)
 
 
 # -------------------------------------------------------------------------------------------------------------- functions
@@ -127,9 +128,15 @@ def _expand(graph: NodeGraph, node: OnnxNode, function: OnnxFunction, depth: int
         inputs, outputs = tuple(map(renamed, each.inputs)), tuple(map(renamed, each.outputs))
         place = f"{node.place}/{each.place.split(' ')[0]}"
         made.append(OnnxNode(place, each.name, each.op, each.domain, inputs, outputs, found, each.overload))
-        graph.uses.update(filter(None, inputs))
-        graph.written.update(outputs)
-    _lower_all(graph, tuple(made), function.opsets, depth + 1)
+    _lower_in_place(graph, made, function.opsets, depth)
+
+
+def _lower_in_place(graph: NodeGraph, nodes: Sequence[OnnxNode], opsets: Mapping[str, int], depth: int) -> None:
+    """Lower nodes that replace one of the file."""
+    for node in nodes:
+        graph.uses.update(filter(None, node.inputs))
+        graph.written.update(node.outputs)
+    _lower_all(graph, tuple(nodes), opsets, depth + 1)
 
 
 # -------------------------------------------------------------------------------------------------------- constants, folds
@@ -224,7 +231,7 @@ def _same(node: OnnxNode, terms: list[Term]) -> Any:
 # ---------------------------------------------------------------------------------------------------------------- entries
 
 
-def _lower(graph: NodeGraph, node: OnnxNode, version: int) -> None:
+def _lower(graph: NodeGraph, node: OnnxNode, version: int, depth: int) -> None:
     name = f"{node.domain}.{node.op}" if node.domain else node.op
     facts = OPERATORS.get(name)
     if facts is None or facts.lower is None:
@@ -232,6 +239,14 @@ def _lower(graph: NodeGraph, node: OnnxNode, version: int) -> None:
         return
     check_counts(facts, len(node.inputs), len(node.outputs), f"{graph.file.label}: {node.label}")
     graph.file.budget.spend(Cost.OPERATIONS, 1, node.place)
+    if facts.task is fused.FusedNode:
+        whole = fused.FusedNode(graph, node, version)
+        why = attempt(lambda: whole, facts.lower, UNFIT)
+        if why is None:
+            _lower_in_place(graph, whole.nodes, {"": fused.VERSION}, depth)
+        else:
+            _give_up(graph, node, why, report=bool(why))
+        return
     found = None
     for task, lower in _ways(graph, node, facts, facts.lower, version):
         why = attempt(task, lower, UNFIT)

@@ -1,0 +1,161 @@
+"""Nodes that ONNX Runtime's optimiser writes in place of several, one by one, and whole optimised models."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+import nnhal
+from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node, optimised
+
+RNG = np.random.default_rng(3)
+DEVICES = "reference", "litert", "onnxruntime", "openvino"
+CASES = {}
+
+
+def real(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def fused(op, names, outputs="y", **attributes):
+    return node(op, names, outputs, "com.microsoft", **attributes)
+
+
+def case(name, made, inputs, constants=None, outputs="y"):
+    CASES[name] = made, inputs, constants or {}, outputs
+
+
+X, W = {"x": real(1, 4, 6, 6)}, {"w": real(5, 4, 3, 3), "b": real(5)}
+SAME = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+for activation, values in {
+    "Relu": None,
+    "Tanh": None,
+    "Sigmoid": None,
+    "LeakyRelu": [0.2],
+    "Clip": [-0.5, 3.0],
+    "HardSigmoid": [0.3, 0.4],
+}.items():
+    how = {"activation": activation, "activation_params": values, **SAME}
+    case(f"FusedConv {activation}", fused("FusedConv", "x w b", **how), X, W)
+case("FusedConv of a sum", fused("FusedConv", "x w b z", activation="Relu", **SAME), X | {"z": real(1, 5, 6, 6)}, W)
+case("FusedConv without bias", fused("FusedConv", "x w", activation="Relu", kernel_shape=[3, 3]), X, {"w": W["w"]})
+gemm = fused("FusedGemm", "x w b", activation="LeakyRelu", activation_alpha=0.3, transB=1, alpha=0.5)
+case("FusedGemm", gemm, {"x": real(3, 4)}, {"w": real(5, 4), "b": real(5)})
+for a in (0, 1):
+    for b in (0, 1):
+        sides = {"x": real(2, 4, 3) if a else real(2, 3, 4), "z": real(2, 5, 4) if b else real(2, 4, 5)}
+        case(f"FusedMatMul {a} {b}", fused("FusedMatMul", "x z", transA=a, transB=b, alpha=0.7), sides)
+for bits in (4, 8):
+    packed = {"b": RNG.integers(0, 256, (6, 4, 2 * bits), np.uint8), "s": np.abs(real(6, 4))}
+    how = {"K": 50, "N": 6, "bits": bits, "block_size": 16}
+    rows = {"x": real(2, 3, 50)}
+    case(f"MatMulNBits {bits}", fused("MatMulNBits", "x b s", **how), rows, packed)
+    case(f"MatMulNBits {bits}, bias", fused("MatMulNBits", "x b s - - c", **how), rows, packed | {"c": real(6)})
+    zeros = packed | {"z": RNG.integers(0, 256, 6 * bits // 2, np.uint8), "s": packed["s"].reshape(-1)}
+    case(f"MatMulNBits {bits}, zero points", fused("MatMulNBits", "x b s z", **how), rows, zeros)
+signed = {"b": RNG.integers(-128, 127, (8, 5)).astype(np.int8), "s": np.float32([0.01]), "z": np.int8([0])}
+case("DynamicQuantizeMatMul", fused("DynamicQuantizeMatMul", "x b s z c"), {"x": real(3, 8)}, signed | {"c": real(5)})
+unsigned = {"b": RNG.integers(0, 255, (8, 5)).astype(np.uint8), "s": np.float32([0.01]), "z": np.uint8([120])}
+case("DynamicQuantizeMatMul, unsigned", fused("DynamicQuantizeMatMul", "x b s z"), {"x": real(3, 8)}, unsigned)
+for op, how in (("Gelu", {}), ("FastGelu", {}), ("QuickGelu", {"alpha": 1.5}), ("QuickGelu", {})):
+    case(f"{op} {how}", fused(op, "x", **how), {"x": real(3, 8)})
+for op in ("FastGelu", "BiasGelu"):
+    case(f"{op} of a sum", fused(op, "x c"), {"x": real(3, 8)}, {"c": real(8)})
+two, eight = {"x": real(2, 3, 8), "k": real(2, 3, 8)}, {"g": real(8), "b": real(8), "c": real(8)}
+skip = fused("SkipLayerNormalization", "x k g b c", "y a d s", epsilon=1e-5)
+case("SkipLayerNormalization", skip, two, eight, "y s")
+case("SkipLayerNormalization of two", fused("SkipLayerNormalization", "x k g"), two, {"g": real(8)})
+skip = fused("SkipSimplifiedLayerNormalization", "x k g", "y a d s")
+case("SkipSimplifiedLayerNormalization", skip, two, {"g": real(8)}, "y s")
+simple = node("SimplifiedLayerNormalization", "x g", epsilon=1e-5, axis=-1)
+case("SimplifiedLayerNormalization", simple, {"x": real(2, 3, 8)}, {"g": real(8)})
+words = {"i": np.int32([[1, 2, 3], [4, 5, 6]]), "j": np.int32([[0, 0, 1], [1, 0, 1]])}
+tables = {"w": real(10, 8), "p": real(7, 8), "q": real(2, 8), "g": real(8), "b": real(8)}
+case("EmbedLayerNormalization", fused("EmbedLayerNormalization", "i j w p q g b", "y m"), words, tables)
+at = {"i": words["i"], "n": np.int32([[2, 1, 0], [3, 4, 5]])}
+tables = {name: table for name, table in tables.items() if name != "q"}
+case("EmbedLayerNormalization at positions", fused("EmbedLayerNormalization", "i - w p - g b - n", "y m"), at, tables)
+row, packed = {"x": real(2, 3, 8)}, {"w": real(8, 24), "b": real(24)}
+case("Attention", fused("Attention", "x w b", num_heads=2), row, packed)
+masks = np.int32([[1, 1, 0], [1, 1, 1]]), RNG.integers(0, 2, (2, 3, 3)).astype(np.int32)
+for mask in masks:
+    case(f"Attention, mask of {mask.ndim}", fused("Attention", "x w b m", num_heads=2), row | {"m": mask}, packed)
+case("Attention, added", fused("Attention", "x w b - - a", num_heads=2), row | {"a": real(2, 2, 3, 3)}, packed)
+case("Attention, causal", fused("Attention", "x w b", num_heads=2, unidirectional=1), row, packed)
+sizes = fused("Attention", "x w b", num_heads=2, qkv_hidden_sizes=[8, 8, 6])
+case("Attention, sizes", sizes, row, {"w": real(8, 22), "b": real(22)})
+three, keys = {"q": real(2, 3, 8), "k": real(2, 5, 8), "v": real(2, 5, 6)}, np.int32([[1, 1, 0, 1, 0], [1] * 5])
+case("MultiHeadAttention", fused("MultiHeadAttention", "q k v", num_heads=2), three)
+case("MultiHeadAttention, bias", fused("MultiHeadAttention", "q k v b", num_heads=2), three, {"b": real(22)})
+case("MultiHeadAttention, mask", fused("MultiHeadAttention", "q k v - m", num_heads=2), three | {"m": keys})
+both = fused("MultiHeadAttention", "q k v - m a", num_heads=2, scale=0.4)
+case("MultiHeadAttention, mask, added", both, three | {"m": keys, "a": real(1, 2, 3, 5)})
+places = np.array([[0, 3, 2], [4, 5, 7]])
+for turned in (0, 1):
+    rotate = fused("RotaryEmbedding", "x i c s", interleaved=turned)
+    case(f"RotaryEmbedding {turned}", rotate, row | {"i": places}, {"c": real(9, 2), "s": real(9, 2)})
+    heads = {"x": real(2, 2, 3, 8), "i": places}
+    case(f"RotaryEmbedding {turned} of heads", rotate, heads, {"c": real(9, 4), "s": real(9, 4)})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CASES)
+def test_a_fused_node_is_computed_as_by_onnx_runtime(name, device):
+    fused_node, inputs, constants, outputs = CASES[name]
+    check(model([fused_node], inputs, constants, outputs), inputs, device=device)
+
+
+BYTES = {"x": RNG.integers(0, 255, (1, 3, 6, 6)).astype(np.uint8)}
+
+
+@pytest.mark.parametrize(
+    ("op", "how"),
+    [
+        ("QLinearAveragePool", {"kernel_shape": [2, 2], "strides": [2, 2]}),
+        ("QLinearAveragePool", {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1}),
+        ("QLinearSoftmax", {"axis": -1, "opset": 13}),
+    ],
+)
+def test_a_quantised_node_is_one_step_off_at_most(op, how):
+    steps = {"a": np.float32(0.02), "b": np.uint8(120), "c": np.float32(1 / 128), "d": np.uint8(100)}
+    made = model([fused(op, "x a b c d", **how)], BYTES, steps, otherwise=TensorProto.UINT8)
+    check(made, BYTES, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("made", "inputs", "why"),
+    [
+        (fused("FusedConv", "x w b", activation="Elu", **SAME), X, "FusedConv #0: has the activation Elu"),
+        (fused("FusedMatMul", "x x", transBatchA=1), X, "FusedMatMul #0: transBatchA is 1, must be 0"),
+        (
+            fused("MatMulNBits", "x w w", K=4, N=5, bits=2, block_size=16),
+            X,
+            "MatMulNBits #0: bits is 2, must be 4 or 8",
+        ),
+        (fused("SkipLayerNormalization", "x x w", "y m"), X, "SkipLayerNormalization #0: output 1 is read"),
+    ],
+)
+def test_what_a_fused_node_has_beyond_others_is_refused_by_name(made, inputs, why):
+    outputs = " ".join(made.output)
+    with pytest.raises(nnhal.UnsupportedModel, match=why):
+        nnhal.load(model([made], inputs, W, outputs, infer=False).SerializeToString())
+
+
+def test_an_optimised_model_is_what_it_was(tmp_path):
+    """The optimiser of ONNX Runtime fuses these nodes itself."""
+    names = ["g", "b", "h", "k"]
+    constants = {"w": real(8, 16), "v": real(16, 8), **{name: real(8) for name in names}, "c": real(16)}
+    nodes = [
+        node("LayerNormalization", "x g b", "n", epsilon=1e-5),
+        node("MatMul", "n w", "m"),
+        node("Add", "m c", "s"),
+        node("Sigmoid", "s", "e"),
+        node("Mul", "s e", "q"),
+        node("MatMul", "q v", "o"),
+        node("Add", "o x", "r"),
+        node("LayerNormalization", "r h k", epsilon=1e-5),
+    ]
+    inputs = {"x": real(2, 3, 8)}
+    made = model(nodes, inputs, constants)
+    found = optimised(made, tmp_path / "optimised.onnx")
+    assert {each.op_type for each in found.graph.node if each.domain} == {"QuickGelu", "SkipLayerNormalization"}
+    np.testing.assert_allclose(by_nnhal(found, inputs)[0], by_onnxruntime(made, inputs)[0], atol=1e-5)
