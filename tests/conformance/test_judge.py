@@ -147,6 +147,7 @@ def test_only_sums_have_the_room_of_sums():
             *("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM"),
             *("RNN", "UNIDIRECTIONAL_SEQUENCE_RNN", "BIDIRECTIONAL_SEQUENCE_RNN"),
             *("SVDF", "AVERAGE_POOL_2D", "RESIZE_BILINEAR", "ROI_ALIGN", "MEAN", "REDUCE_SUM"),
+            "INSTANCE_NORMALIZATION",
         },
     }
     call = added([1e7], [-1e7])

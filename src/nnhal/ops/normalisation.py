@@ -179,6 +179,7 @@ register(
         ),
         (out("output", T, layout=True),),
         nhwc(real(instance_normalization)),
+        sums="terms",
         cost="softmax",
         doc="(x - mean) * gamma / sqrt(variance + epsilon) + beta, over height and width.",
         example=example([[[[-5], [15]]]], input=[[[[1], [3]]]], gamma=10, beta=5, epsilon=0, nchw=False),

@@ -310,8 +310,9 @@ class Op(Record, frozen=True, dict=True):
         where: Computes names in an output's `dims` that no input binds, from the bound arguments.
         infer: Computes all output shapes at once, if `dims` cannot; returns one shape for each output.
         checks: The rules; each calls `a.require`, and may raise the required HAL version with `a.since`.
-        sums: "terms" if outputs are sums, in any order; "products" if they are sums of products of tensors, which are
-            defined if all inputs are finite and the sum of the products' magnitudes is within the type's range.
+        sums: "terms" if outputs are, or are divided by, sums in any order; "products" if they are sums of products of
+            tensors, which are defined if all inputs are finite and the sum of the products' magnitudes is within the
+            type's range.
         moves: Whether results are elements of the inputs, or those with another sign: exact unless the scale changes.
         jumps: Whether a small error of an input may change real results by any amount.
         nonnegative: Whether no real result is below 0.
