@@ -26,7 +26,8 @@ def grid_sample(t: NodeTask) -> None:
     mode, padding = t.attr("mode", "linear"), t.attr("padding_mode", "zeros")
     t.require(mode in MODES, f"mode is {mode}, must be one of {', '.join(MODES)}")
     t.require(padding in ("zeros", "border", "reflection"), f"padding_mode is {padding}, must be one of ONNX")
-    (batch, depth, *sizes), (_, height, width, _) = t.known(x), t.known(grid)
+    (batch, depth, *sizes), (grids, height, width, _) = t.known(x), t.known(grid)
+    t.require(batch == grids, f"has {batch} images and {grids} grids, must have as many")
     pixels, count = math.prod(sizes), batch * height * width
     t.require(batch * pixels <= MOST_PIXELS, f"has {batch * pixels} pixels, must have at most {MOST_PIXELS}")
     check_count(count * depth)
