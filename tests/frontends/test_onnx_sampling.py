@@ -49,10 +49,12 @@ def test_a_picture_of_one_pixel_is_sampled(padding, align):
     [
         ({"mode": "cubic"}, "mode is cubic, must be one of linear, bilinear, nearest"),
         ({}, "of rank 5 has no operation"),
+        ({"align_corners": 1}, "has 2 images and 1 grids, must have as many"),
     ],
 )
 def test_what_has_no_operation_is_refused_by_name(how, why):
     pictures, grid = (PICTURES, GRID) if how else (real(1, 2, 3, 4, 5), real(1, 2, 2, 2, 3))
+    grid = grid[:1] if "align_corners" in how else grid
     with pytest.raises(nnhal.UnsupportedModel, match=f"GridSample #0: {why}"):
         nnhal.load(sampled(pictures, grid, **how)[0].SerializeToString())
 

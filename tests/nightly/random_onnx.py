@@ -22,7 +22,7 @@ MOST_ELEMENTS = 4000
 MOST_MAGNITUDE = 1e3
 ROOM = 5e-4  # of the greatest magnitude of a result
 UNARY = ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid", "HardSwish", "Elu", "Neg", "Abs", "Softplus", "Erf",
-         "Identity", "Floor")  # fmt: skip
+         "Identity", "Floor", "Atan", "Asinh")  # fmt: skip
 
 Recipe = Callable[["Graph", str], Any]
 
