@@ -501,6 +501,16 @@ def test_an_edge_may_be_a_scalar_and_of_64_bits(data: Any) -> None:
     assert outside.shape == () and outside.dtype == np.int64 and outside == 5
 
 
+def test_an_edge_may_be_of_16_bits_with_a_scale() -> None:
+    form = EdgeForm(scale=0.5)
+    inside = form.inside(np.int16([-32768, 3]), "input 0")
+    assert inside.dtype == np.float32 and inside.tolist() == [-16384, 1.5]
+    outside = form.outside(np.float32([0.25, -0.25, 0.74, 1e9, -np.inf]))
+    assert outside.dtype == np.int16 and outside.tolist() == [1, -1, 1, 32767, -32768]
+    one = EdgeForm(scalar=True, scale=0.5).outside(np.float32([2.5]))
+    assert one.shape == () and one == 5
+
+
 def test_an_edge_is_as_the_operand_where_nothing_is_said_and_no_number_changes() -> None:
     x = np.float32([[1.5]])
     assert EdgeForm().inside(x, "") is x and EdgeForm().outside(x) is x

@@ -40,6 +40,7 @@ class _Edge(msgspec.Struct, array_like=True, frozen=True):
     operand: _Number
     scalar: bool
     wide: bool
+    scale: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class _Head(msgspec.Struct, array_like=True, frozen=True):
@@ -82,7 +83,7 @@ def head_of(model: Model) -> bytes:
     states = tuple(
         _StoredState(s.input, s.output, s.initial.dtype.str, s.initial.shape, s.initial.tobytes()) for s in model.states
     )
-    edges = tuple(_Edge(index, form.scalar, form.wide) for index, form in model.edge.items())
+    edges = tuple(_Edge(index, form.scalar, form.wide, form.scale) for index, form in model.edge.items())
     return msgspec.msgpack.encode(
         _Head(pack_device_view(model), tuple(pool.size for pool in model.pools), states, edges)
     )
@@ -141,7 +142,7 @@ def model_of(
         found = _decode(head)
         pools = tuple(pool(number, size) for number, size in enumerate(found.pools))
         states = tuple(_state(each) for each in found.states)
-        edge = {each.operand: EdgeForm(each.scalar, each.wide) for each in found.edges}
+        edge = {each.operand: EdgeForm(each.scalar, each.wide, each.scale) for each in found.edges}
         model = whole(replace(unpack_device_view(found.model, pools), states=states, edge=edge))
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         if isinstance(error, BadFile):
