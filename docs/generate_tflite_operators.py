@@ -47,6 +47,7 @@ TFLite_Detection_PostProcess. You can define others: see
   - Numbers are rounded only where they leave the model. LiteRT rounds after each layer.
   - Numbers are limited to the range of INT16 at QUANTIZE, at DEQUANTIZE and at the outputs.
     LiteRT also limits the result of each layer to its calibrated range. nnhal does not.
+  - A bias has its scale in the file. LiteRT uses the scales of the input and the weights.
   - LiteRT's RESIZE_BILINEAR, EXP and GELU of INT16 are approximations.
   - Operators on the stored integers, such as CAST and BITWISE_XOR, are refused.
 - **INT16 without a scale and INT4 weights** are refused. The quantised recurrent operators below

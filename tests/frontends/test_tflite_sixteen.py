@@ -10,6 +10,7 @@ import pytest
 import nnhal
 from nnhal.frontends.tflite import load
 from nnhal.model.file import write_model
+from nnhal.model.serialized import pack_model, unpack_model
 from tests.frontends.cases import RANDOM, Case, X, b, c, channels, f, file_of, out, q
 from tests.frontends.flat import Writer, litert
 from tests.frontends.test_tflite_quantised import Cell
@@ -166,6 +167,7 @@ def test_every_way_to_run_gives_the_same_16_bits(tmp_path: Path) -> None:
     assert compiled.execute_fenced(x).result(20).tolist() == wanted.tolist()
     with compiled.burst() as burst:
         assert burst(x).tolist() == wanted.tolist()
+    assert unpack_model(pack_model(model), model.pools, {}).edge == model.edge
     kept = nnhal.compile(nnhal.load(tmp_path / "model.nnhal"), devices="reference")
     assert kept(x).dtype == np.int16 and kept(x).tolist() == wanted.tolist()
     assert kept.inputs == compiled.inputs and kept.outputs == compiled.outputs

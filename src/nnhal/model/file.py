@@ -5,6 +5,7 @@ of the pools, the states and the types at the edges. The pools follow, each at a
 of an importer are left out.
 """
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from nnhal.base.codes import type_name
 from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
@@ -22,6 +24,7 @@ from nnhal.base.sealed import sealed
 from nnhal.model.graph import EdgeForm, Model, State
 from nnhal.model.stored import pack_device_view, unpack_device_view
 from nnhal.model.validate import validate
+from nnhal.ops.schema import F32, I32
 
 MAGIC = b"\x00NNHAL\x01\n"
 ALIGNMENT = 64
@@ -156,6 +159,11 @@ def model_of(
         raise InvalidModel(
             f"{label}: a state or edge names an operand that the model lacks, must be an input or output"
         )
+    for index, form in edge.items():
+        kinds = (F32,) if form.scale else (F32, I32)
+        if form.converts and not (main.operands[index].type in kinds and math.isfinite(form.scale)):
+            wanted = " or ".join(map(type_name, kinds))
+            raise InvalidModel(f"{label}: edge of operand {index} is {form}, must be of {wanted}, with a finite scale")
     return model
 
 
