@@ -81,6 +81,7 @@ CASES: dict[str, Case] = {
     "SELECT_V2": ("SELECT_V2", [b(2, 3), s(2, 3), s(2, 3)], [o(2, 3)]),
     "GREATER": ("GREATER", [s(4, 5), s(4, 5)], [out(4, 5, kind="b1")]),
     "QUANTIZE of floats": ("QUANTIZE", [f(3, 4, low=-5, high=5)], [o(3, 4)]),
+    "QUANTIZE of five dimensions": ("QUANTIZE", [f(2, 1, 3, 1, 2, low=-5, high=5)], [o(2, 1, 3, 1, 2)]),
     "QUANTIZE of 16 bits": ("QUANTIZE", [s(3, 4)], [o(3, 4, scale=5e-5)]),
     "QUANTIZE of 8 bits": ("QUANTIZE", [q(3, 4)], [o(3, 4)]),
     "QUANTIZE to 8 bits": ("QUANTIZE", [s(3, 4)], [out(3, 4, kind="i1", scale=0.02, zero=-5)]),
@@ -272,6 +273,43 @@ def test_real_values_of_constants_are_paid_for_even_if_their_operators_are_refus
     w.ends([], [y])
     with pytest.raises(nnhal.BadFile, match=r"needs more than \d+ bytes of constants"):
         load(w.bytes())
+
+
+@pytest.mark.parametrize("truth", [True, False])
+def test_branches_have_16_bits(truth: bool) -> None:
+    w = Writer()
+    condition, x, y = w.tensor([1], "b1"), w.tensor([4], "i2", scale=1e-4), w.tensor([4], "i2", scale=1e-4)
+    w.operator("IF", [condition, x], [y], "If", thenSubgraphIndex=1, elseSubgraphIndex=2)
+    w.ends([condition, x], [y])
+    for name in ("ABS", "RELU"):
+        w.subgraph()
+        given, made = (w.tensor([4], "i2", scale=1e-4) for _ in range(2))
+        w.operator(name, [given], [made], "Abs" if name == "ABS" else "")
+        w.ends([given], [made])
+    assert off(w.bytes(), [np.array([truth]), np.array([-5, 7, -32767, 1], "i2")]) == 0
+
+
+def test_a_variable_has_16_bits():
+    """It begins with a constant, and the application gives what is added at each call."""
+    w = Writer()
+
+    def handle() -> int:
+        made = w.tensor([], "resource")
+        w.operator("VAR_HANDLE", [], [made], "VarHandle", container="", sharedName="v")
+        return made
+
+    w.operator("CALL_ONCE", [], [], "CallOnce", initSubgraphIndex=1)
+    x, kept, total = (w.tensor([3], "i2", scale=1e-4) for _ in range(3))
+    variable = handle()
+    w.operator("READ_VARIABLE", [variable], [kept])
+    w.operator("ADD", [x, kept], [total], "Add")
+    w.operator("ASSIGN_VARIABLE", [variable, total], [])
+    w.ends([x], [total])
+    w.subgraph()
+    w.operator("ASSIGN_VARIABLE", [handle(), w.tensor([3], "i2", [100, -200, 300], scale=1e-4)], [])
+    w.ends([], [])
+    stream, given = nnhal.compile(load(w.bytes()), devices="reference").stream(), np.array([1, 2, -3], "i2")
+    assert stream(given).tolist() == [101, -198, 297] and stream(given).tolist() == [102, -196, 294]
 
 
 def test_an_input_may_become_a_constant():

@@ -12,10 +12,10 @@ def in_float32(source: FileSubgraph) -> FileSubgraph:
     Operators of 8 bits with states or weights of INT16 keep them, and so do those of integers.
     """
     tensors = source.tensors
-    kept = {index for operator in source.operators if _keeps(tensors, operator) for index in _tensors_of(operator)}
-    changed = {n for n, tensor in enumerate(tensors) if n not in kept and _has_real_values(tensor)}
+    changed = {n for n, tensor in enumerate(tensors) if _has_real_values(tensor)}
     if not changed:
         return source
+    changed.difference_update(*(_tensors_of(o) for o in source.operators if _keeps(tensors, o)))
     beside = [o for o in source.operators if not changed.isdisjoint(_tensors_of(o))]
     changed |= {index for operator in beside for index in _tensors_of(operator) if _is_bias(tensors[index])}
     new = [t._replace(type="FLOAT32", stored=t.type) if n in changed else t for n, t in enumerate(tensors)]
