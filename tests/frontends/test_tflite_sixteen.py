@@ -275,6 +275,11 @@ def test_real_values_of_constants_are_paid_for_even_if_their_operators_are_refus
         load(w.bytes())
 
 
+def test_a_constant_beyond_float32_stays_finite():
+    content, fed = file_of("MINIMUM", [s(2), X(np.array([32767, -1], "i2"), "i2", 1e37, 0, True)], [o(2)])
+    assert nnhal.compile(load(content), devices="reference")(*fed).tolist() == [fed[0][0], -32768]
+
+
 @pytest.mark.parametrize("truth", [True, False])
 def test_branches_have_16_bits(truth: bool) -> None:
     w = Writer()

@@ -42,7 +42,7 @@ from nnhal.frontends.tflite.graph import ImportContext, ImportGraph, typed
 from nnhal.frontends.tflite.lowering import lower
 from nnhal.frontends.tflite.metadata import metadata_of
 from nnhal.frontends.tflite.reader import read
-from nnhal.frontends.tflite.sixteen import in_float32
+from nnhal.frontends.tflite.sixteen import with_real_values
 from nnhal.frontends.tflite.state import settle
 from nnhal.model.graph import Model
 
@@ -129,7 +129,7 @@ def _entry(
     results = _names(subgraph, subgraph.outputs, entries[1])
     if values is not None:
         file, subgraph, names = _with_constants(file, subgraph, names, arrays(values))
-    file = file._replace(subgraphs=tuple(map(in_float32, file.subgraphs)))
+    file = file._replace(subgraphs=tuple(map(with_real_values, file.subgraphs)))
     return file, file.subgraphs[subgraph.index], names, results
 
 

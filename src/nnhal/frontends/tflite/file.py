@@ -7,7 +7,7 @@ import numpy as np
 from nnhal.base.operands import Array
 from nnhal.base.records import Record
 from nnhal.frontends.common.budget import Budget
-from nnhal.frontends.common.terms import Blob
+from nnhal.frontends.common.terms import Blob, in_float32
 from nnhal.frontends.tflite.sparse import Sparsity
 
 OMITTED = -1  # the index of an omitted input
@@ -30,7 +30,7 @@ class TensorQuant(NamedTuple):
         if len(self.scales) > 1:  # otherwise the axis has no meaning
             sizes[self.axis] = -1
         scales, zeros = (np.reshape(n, sizes) for n in (self.scales, self.zero_points))
-        return np.asarray(scales * (stored.astype(np.float64) - zeros), np.float32)
+        return in_float32(scales * (stored.astype(np.float64) - zeros))
 
 
 class FileTensor(NamedTuple):

@@ -6,7 +6,7 @@ from nnhal.frontends.tflite.reader import BIASES
 from nnhal.frontends.tflite.task import OPERATORS, UNKNOWN
 
 
-def in_float32(source: FileSubgraph) -> FileSubgraph:
+def with_real_values(source: FileSubgraph) -> FileSubgraph:
     """Return a subgraph whose tensors of INT16 are FLOAT32, and so are the biases beside them.
 
     Operators of 8 bits with states or weights of INT16 keep them, and so do those of integers.
