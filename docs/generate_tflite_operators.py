@@ -42,8 +42,16 @@ TFLite_Detection_PostProcess. You can define others: see
 - **Dynamic-range quantisation**: integer weights stay integers in the model, behind DEQUANTIZE. Devices
   compute with their real values. LiteRT quantises the activations as well. For the same bits, use the
   [driver option](driver-options.md) `dynamic_range` of `litert`.
-- **INT16** is TENSOR_QUANT16_SYMM, which NNAPI has only within its quantised LSTMs. nnhal refuses models
-  with 16-bit activations, and with INT4 weights.
+- **16-bit activations** (INT16 with a scale, beside INT8 weights) are computed in float32, with a
+  note: NNAPI has no layers for them. The application gives and gets int16, with the file's scale.
+  - Numbers are rounded only where they leave the model. LiteRT rounds after each layer.
+  - Numbers are limited to the range of INT16 at QUANTIZE, at DEQUANTIZE and at the outputs.
+    LiteRT also limits the result of each layer to its calibrated range. nnhal does not.
+  - A bias has its scale in the file. LiteRT uses the scales of the input and the weights.
+  - LiteRT's RESIZE_BILINEAR, EXP and GELU of INT16 are approximations.
+  - Operators on the stored integers, such as CAST and BITWISE_XOR, are refused.
+- **INT16 without a scale and INT4 weights** are refused. The quantised recurrent operators below
+  keep their states of INT16.
 - **Quantised recurrent operators**: LSTM and UNIDIRECTIONAL_SEQUENCE_LSTM of INT8 give exactly LiteRT's
   numbers. LSTM's basic kernel of UINT8 and SVDF of INT8 are within one LSB.
 - **QUANTIZE** between two scales gives the nearest LSB, as LiteRT's built-in kernel does. XNNPACK is

@@ -53,6 +53,9 @@ def given_by(tmp_path, model: str, *options: str) -> tuple[np.ndarray, dict]:
         ("u1", {"scale": 1 / 64, "zero": 64}, ["--range=0,1"], lambda p: p / 255 * 64 + 64),
         ("u1", {"scale": 1 / 64, "zero": 64}, ["--raw"], lambda p: p),
         ("i1", {"scale": 1 / 64, "zero": 5}, ["--raw"], lambda p: p - 128),
+        ("i2", {"scale": 2**-14}, [], lambda p: p / 255 * 2**14),
+        ("i2", {"scale": 2**-14}, ["--range=-1,1"], lambda p: (p / 127.5 - 1) * 2**14),
+        ("i2", {"scale": 2**-14}, ["--raw"], lambda p: p),
     ],
 )
 def test_a_picture_is_quantised_by_the_scale_of_the_input(tmp_path, picture, kind, quant, options, steps):

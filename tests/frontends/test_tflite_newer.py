@@ -284,12 +284,6 @@ def test_padding_without_a_value_is_a_bad_file():
         load(content)
 
 
-def test_activations_of_16_bits_are_refused_with_the_reason():
-    content, _ = file_of("ABS", [X(np.zeros(3, "i2"), "i2", 0.001)], [out(3, kind="i2", scale=0.001)], "Abs")
-    with pytest.raises(nnhal.UnsupportedModel, match="ABS #0: is of INT16, which NNAPI supports only for states"):
-        load(content)
-
-
 UNRUN_NAMES = [name for name in NUMBERS if name not in OPERATORS and why_refused(name) == UNRUN]
 
 

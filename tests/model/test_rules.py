@@ -1,8 +1,10 @@
 """The rules of a whole model at their edges: what is just fine, what is one too many, and what is said of it."""
 
 import copy
+import math
 import pickle  # noqa: TID251 (as applications do)
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from nnhal.base.levels import FL6, FL7, V1_0, V1_1, V1_2, V1_3
 from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant, SubgraphFacts
 from nnhal.model.builder import ModelBuilder
+from nnhal.model.file import write_model
 from nnhal.model.graph import EdgeForm, Location, Model, Operand, State, consumers, describe, operation_label
 from nnhal.model.parts import extract_part, live_operands, without_defaults
 from nnhal.model.validate import level_needed, release_constants, shape_of, validate, validate_outline
@@ -499,6 +502,33 @@ def test_an_edge_may_be_a_scalar_and_of_64_bits(data: Any) -> None:
     assert inside.shape == (1,) and inside.dtype == np.int32
     outside = form.outside(inside)
     assert outside.shape == () and outside.dtype == np.int64 and outside == 5
+
+
+def test_an_edge_may_be_of_16_bits_with_a_scale() -> None:
+    form = EdgeForm(scale=0.5)
+    inside = form.inside(np.int16([-32768, 3]), "input 0")
+    assert inside.dtype == np.float32 and inside.tolist() == [-16384, 1.5]
+    outside = form.outside(np.float32([0.25, -0.25, 0.74, 1e9, -np.inf]))
+    assert outside.dtype == np.int16 and outside.tolist() == [1, -1, 1, 32767, -32768]
+    one = EdgeForm(scalar=True, scale=0.5).outside(np.float32([2.5]))
+    assert one.shape == () and one == 5
+
+
+@pytest.mark.parametrize(
+    ("type", "form"),
+    [
+        (Type.TENSOR_INT32, EdgeForm(scale=0.5)),
+        (Type.TENSOR_FLOAT16, EdgeForm(wide=True)),
+        (Type.TENSOR_FLOAT32, EdgeForm(scale=math.inf)),
+    ],
+)
+def test_a_file_whose_edge_does_not_fit_its_operand_is_refused(type: Type, form: EdgeForm, tmp_path: Path) -> None:
+    b = ModelBuilder()
+    x, y = b.operand(type, (2,)), b.operand(type, (2,))
+    b.operation("ABS", [x], [y])
+    write_model(b.finish([x], [y], edge={x: form}), tmp_path / "model.nnhal")
+    with pytest.raises(InvalidModel, match=r"edge of operand 0 is .*, must be of TENSOR_FLOAT32"):
+        nnhal.load(tmp_path / "model.nnhal")
 
 
 def test_an_edge_is_as_the_operand_where_nothing_is_said_and_no_number_changes() -> None:

@@ -499,6 +499,38 @@ def test_numbers_go_in_and_come_out_as_such(form, type):
     assert np.shares_memory(y, room) and (y.shape, int(room)) == ((), 14)
 
 
+def sixteen() -> Any:
+    """y = x + x and z = y · y of floats, of which the application has x and y as 16-bit integers."""
+    b = ModelBuilder()
+    x, y, z = (b.operand(OperandType.TENSOR_FLOAT32, (3,), name=n) for n in "xyz")
+    none = b.constant(OperandType.INT32, 0)
+    b.operation("ADD", [x, x, none], [y])
+    b.operation("MUL", [y, y, none], [z])
+    form = EdgeForm(scale=0.5)
+    return nnhal.compile(b.finish([x], [y, z], edge={x: form, y: form}), devices="reference")
+
+
+@pytest.mark.parametrize("room", [lambda: np.zeros(3, np.int16), lambda: np.zeros(6, np.uint8)])
+@pytest.mark.parametrize("way", ["call", "bind", "submit", "fenced"])
+def test_integers_of_16_bits_stand_for_real_values(way, room):
+    compiled = sixteen()
+    assert [str(s) for s in (*compiled.inputs, *compiled.outputs)] == [
+        "x: TENSOR_QUANT16_SYMM[3] scale 0.5 zero point 0",
+        "y: TENSOR_QUANT16_SYMM[3] scale 0.5 zero point 0",
+        "z: TENSOR_FLOAT32[3]",
+    ]
+    given, out, other = np.array([1, -2, 20000], np.int16), room(), np.zeros(3, np.float32)
+    ways = {
+        "call": lambda: compiled(given, out=[out, other]),
+        "bind": compiled.bind(given, out=[out, other]),
+        "submit": lambda: compiled.submit(given, out=[out, other]).result(20),
+        "fenced": lambda: compiled.execute_fenced(given, out=[out, other]).result(20),
+    }
+    found, real = ways[way]()
+    assert found.dtype == np.int16 and np.shares_memory(found, out) and found.tolist() == [2, -4, 32767]
+    assert real.tolist() == [1, 4, 4e8]
+
+
 def test_an_allocation_is_as_the_operand_is():
     compiled = formed(WIDE)
     given, taken = nnhal.allocate([(compiled, "input", 0)]), nnhal.allocate([(compiled, "output", 0)])

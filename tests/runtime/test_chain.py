@@ -21,7 +21,7 @@ from nnhal.runtime import fenced as chains
 from tests.hal.devices import OwnBuffer
 from tests.runtime.devices import Fake, for_nothing
 from tests.runtime.graphs import SHAPE, sums
-from tests.runtime.test_arguments import WIDE, N, formed
+from tests.runtime.test_arguments import WIDE, N, formed, sixteen
 from tests.runtime.test_execution import add, relued, two_outputs, wait_until
 from tests.waiting import Clock, pass_time
 
@@ -496,11 +496,15 @@ def test_bytes_in_which_a_later_step_reads_an_output_are_filled_here(monkeypatch
     assert way(compiled, X, out=[np.empty(16, np.uint8), None]) == CHAIN
 
 
-def test_wide_integers_are_converted_here(monkeypatch):
+def test_integers_of_other_sizes_are_converted_here():
     compiled = formed(WIDE)
-    assert compiled.execute_fenced(N).way == "in the background: 64-bit numbers are converted before and after it"
+    assert (
+        compiled.execute_fenced(N).way
+        == "in the background: numbers of 16 or 64 bits are converted before and after it"
+    )
     out = [np.zeros(3, np.int64), None]
     assert compiled.execute_fenced(N, out=out).way.endswith("converted before and after it")
+    assert sixteen().execute_fenced(N.astype(np.int16)).way.endswith("converted before and after it")
 
 
 def test_one_driver_with_fences_is_enough(monkeypatch):

@@ -5,6 +5,7 @@ of the pools, the states and the types at the edges. The pools follow, each at a
 of an importer are left out.
 """
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from nnhal.base.codes import type_name
 from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
@@ -22,6 +24,7 @@ from nnhal.base.sealed import sealed
 from nnhal.model.graph import EdgeForm, Model, State
 from nnhal.model.stored import pack_device_view, unpack_device_view
 from nnhal.model.validate import validate
+from nnhal.ops.schema import F32, I32
 
 MAGIC = b"\x00NNHAL\x01\n"
 ALIGNMENT = 64
@@ -40,6 +43,7 @@ class _Edge(msgspec.Struct, array_like=True, frozen=True):
     operand: _Number
     scalar: bool
     wide: bool
+    scale: Annotated[float, Meta(ge=0)] = 0.0
     most: _Number = 0
 
 
@@ -83,7 +87,7 @@ def head_of(model: Model) -> bytes:
     states = tuple(
         _StoredState(s.input, s.output, s.initial.dtype.str, s.initial.shape, s.initial.tobytes()) for s in model.states
     )
-    edges = tuple(_Edge(index, form.scalar, form.wide, form.most) for index, form in model.edge.items())
+    edges = tuple(_Edge(index, form.scalar, form.wide, form.scale, form.most) for index, form in model.edge.items())
     return msgspec.msgpack.encode(
         _Head(pack_device_view(model), tuple(pool.size for pool in model.pools), states, edges)
     )
@@ -142,7 +146,7 @@ def model_of(
         found = _decode(head)
         pools = tuple(pool(number, size) for number, size in enumerate(found.pools))
         states = tuple(_state(each) for each in found.states)
-        edge = {each.operand: EdgeForm(each.scalar, each.wide, each.most) for each in found.edges}
+        edge = {each.operand: EdgeForm(each.scalar, each.wide, each.scale, each.most) for each in found.edges}
         model = whole(replace(unpack_device_view(found.model, pools), states=states, edge=edge))
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         if isinstance(error, BadFile):
@@ -156,6 +160,11 @@ def model_of(
         raise InvalidModel(
             f"{label}: a state or edge names an operand that the model lacks, must be an input or output"
         )
+    for index, form in edge.items():
+        kinds = (F32,) if form.scale else (F32, I32)
+        if form.converts and not (main.operands[index].type in kinds and math.isfinite(form.scale)):
+            wanted = " or ".join(map(type_name, kinds))
+            raise InvalidModel(f"{label}: edge of operand {index} is {form}, must be of {wanted}, with a finite scale")
     return model
 
 

@@ -11,11 +11,13 @@ from nnhal.base.errors import ContractBroken, InvalidRequest
 from nnhal.base.extensions import canonical, converted_code, local_prefixes
 from nnhal.base.lazy import cached_property
 from nnhal.base.memory import Memory
-from nnhal.base.operands import Array, ChannelQuant, dtype_of
+from nnhal.base.operands import Array, ChannelQuant, Value, dtype_of
 from nnhal.base.records import PartlyCompared, Record, field, replace
 from nnhal.base.sealed import sealed
 from nnhal.base.values import convert_value
 from nnhal.model.metadata import Metadata
+from nnhal.ops.common import encode
+from nnhal.ops.schema import Q16S
 
 CONSTANTS = frozenset((Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE))
 
@@ -96,20 +98,32 @@ class EdgeForm(Record, frozen=True):
     Attributes:
         scalar: The application's array has no dimensions; the operand has one dimension of 1.
         wide: The application's array has 64-bit integers or floats; the operand has 32 bits.
+        scale: If it is not 0, the application's array has 16-bit integers of this scale; the operand has their real
+            values in float32.
         most: The greatest magnitude of integers of an input, if the model takes less than 32 bits; else 0.
     """
 
     scalar: bool = False
     wide: bool = False
+    scale: float = 0.0
     most: int = 0
+
+    @property
+    def converts(self) -> bool:
+        """Whether the application's elements have another type than the operand's."""
+        return self.wide or self.scale != 0
 
     def dtype(self, inside: np.dtype[Any]) -> np.dtype[Any]:
         """Return the application's element type for the operand's."""
-        return np.dtype(f"{inside.kind}8") if self.wide else inside
+        return np.dtype(np.int16) if self.scale else np.dtype(f"{inside.kind}8") if self.wide else inside
+
+    def operand_dtype(self, outside: np.dtype[Any]) -> np.dtype[Any]:
+        """Return the operand's element type for the application's."""
+        return np.dtype(np.float32) if self.scale else np.dtype(f"{outside.kind}4") if self.wide else outside
 
     def named(self, type: str) -> str:
         """Return the name of the application's type for that of the operand's."""
-        return type.replace("32", "64") if self.wide else type
+        return "TENSOR_QUANT16_SYMM" if self.scale else type.replace("32", "64") if self.wide else type
 
     def inside(self, array: Array, where: str) -> Array:
         """Convert an application's array to the operand's type.
@@ -123,6 +137,8 @@ class EdgeForm(Record, frozen=True):
         """
         if self.scalar:
             array = array.reshape(1)
+        if self.scale:
+            return array * np.float32(self.scale)
         if not self.wide:
             return array
         found = convert_value(array, f"{array.dtype.kind}4", where, InvalidRequest)
@@ -133,11 +149,13 @@ class EdgeForm(Record, frozen=True):
         return found
 
     def outside(self, array: Array) -> Array:
-        """Convert an operand's value to the application's type.
+        """Convert an operand's value to the application's type. Integers with a scale are rounded and saturate.
 
         Args:
             array: The value.
         """
+        if self.scale:
+            array = encode(Value(Q16S, None, self.scale), array)
         array = array.astype(self.dtype(array.dtype), copy=False)
         return array.reshape(()) if self.scalar else array
 

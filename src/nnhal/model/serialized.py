@@ -15,12 +15,12 @@ from nnhal.model.validate import StoredValidation, stored_validation, validated_
 
 
 class _KeptModel(msgspec.Struct, array_like=True, frozen=True):
-    """states: input, output, type, shape and bytes of each. edge: scalar, wide and most, by operand."""
+    """states: input, output, type, shape and bytes of each. edge: scalar, wide, scale and most, by operand."""
 
     model: bytes
     known: StoredValidation
     states: tuple[tuple[int, int, str, tuple[int, ...], bytes], ...]
-    edge: dict[int, tuple[bool, bool, int]]
+    edge: dict[int, tuple[bool, bool, float, int]]
     metadata: Metadata | None
     notes: tuple[str, ...]
     alike: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
@@ -32,7 +32,7 @@ _decode = msgspec.msgpack.Decoder(_KeptModel).decode
 def pack_model(model: Model) -> bytes:
     """Return the bytes of a model, without the contents of its pools and of the files in its metadata."""
     states = tuple((s.input, s.output, s.initial.dtype.str, s.initial.shape, s.initial.tobytes()) for s in model.states)
-    edge = {n: (form.scalar, form.wide, form.most) for n, form in model.edge.items()}
+    edge = {n: (form.scalar, form.wide, form.scale, form.most) for n, form in model.edge.items()}
     metadata = None if model.metadata is None else replace(model.metadata, contents=NOTHING)
     found = _KeptModel(
         pack_device_view(model), stored_validation(model), states, edge, metadata, model.notes, model.alike

@@ -37,7 +37,8 @@ AS_IS = EdgeForm()
 class Spec(Record, frozen=True):
     """An input or output as the application sees it: name, shape (None: open), numpy element type.
 
-    type: of the operand (an extension's is a number). form: how the application's shape and element type differ.
+    type: of the operand (an extension's is a number), or of the integers that the application has for its values. form:
+    how the application's shape and element type differ.
     """
 
     name: str
@@ -283,4 +284,5 @@ def spec_of(model: Model, index: int) -> Spec:
     form = model.edge.get(index, AS_IS)
     dtype, shape = form.dtype(dtype), () if form.scalar else shape
     kind = operand.type if is_extension(operand.type) else OperandType(operand.type)
-    return Spec(operand.name or f"operand {index}", kind, shape, dtype, operand.scale, operand.zero_point, form)
+    scale, kind = (form.scale, OperandType.TENSOR_QUANT16_SYMM) if form.scale else (operand.scale, kind)
+    return Spec(operand.name or f"operand {index}", kind, shape, dtype, scale, operand.zero_point, form)

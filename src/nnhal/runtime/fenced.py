@@ -237,8 +237,8 @@ def launch(
 def _why_not_a_chain(caller: Caller, job: Job, whole: Request, wait_for: Sequence[Fence], after: int | None) -> str:
     """Return why partitions are not launched one behind the other, or "" if they are."""
     steps = caller.plan.steps
-    if any(crossing.form.wide for crossing in (*job.taken.values(), *job.left.values())):
-        return "64-bit numbers are converted before and after it"
+    if any(crossing.form.converts for crossing in (*job.taken.values(), *job.left.values())):
+        return "numbers of 16 or 64 bits are converted before and after it"
     if not any(step.prepared.fenced_by_driver for step in steps):
         return "no driver supports fences"
     if any(step.inside for step in steps):

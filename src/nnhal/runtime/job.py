@@ -102,20 +102,20 @@ class EdgeConversion:
     def __init__(self, form: EdgeForm, outer: Array, where: str) -> None:
         self.form, self.outer, self._where = form, outer, where
         self.inner = outer.reshape(1) if form.scalar and not outer.shape else outer
-        if form.wide and outer.dtype == np.uint8:  # a size in bytes
-            self.inner = np.empty(outer.size // 2, np.uint8)
-        elif form.wide:
-            self.inner = np.empty(self.inner.shape, f"{outer.dtype.kind}4")
+        if form.converts and outer.dtype == np.uint8:  # a size in bytes
+            self.inner = np.empty(outer.size * 2 if form.scale else outer.size // 2, np.uint8)
+        elif form.converts:
+            self.inner = np.empty(self.inner.shape, form.operand_dtype(outer.dtype))
 
     def enter(self) -> None:
         """Copy outer to inner, before each run."""
-        if self.form.wide:
+        if self.form.converts:
             self.inner[...] = self.form.inside(self.outer, self._where)
 
     def leave(self, result: Array) -> None:
         """Copy a result to outer, after each run."""
-        if self.form.wide:
-            self.result(result)[...] = result
+        if self.form.converts:
+            self.result(result)[...] = self.form.outside(result)
 
     def result(self, result: Array) -> Array:
         """Return the application's result for one in inner: an array over outer."""

@@ -39,7 +39,7 @@ class WrittenGraph:
     @property
     def edge(self) -> "list[tuple[Term, EdgeForm]]":
         """Its inputs and outputs, with their types in the file."""
-        given = [EdgeForm(t.scalar, t.kind in WIDE_KINDS, t.span[1] if t.span else 0) for t in self.inputs]
+        given = [EdgeForm(t.scalar, t.kind in WIDE_KINDS, t.step, t.span[1] if t.span else 0) for t in self.inputs]
         return list(zip([*self.inputs, *self.outputs], [*given, *self.forms], strict=True))
 
 
@@ -74,6 +74,7 @@ class Term(Struct, eq=False):
         made: Whether the importer made this constant, and its cost is not charged yet.
         parts: The real and imaginary parts of complex numbers, which NNAPI lacks.
         reals: For integers of a type that NNAPI lacks, a float tensor of the same numbers.
+        step: For 16-bit integers of an input: their scale in the file, if NNAPI has their real values.
     """
 
     value: Value
@@ -88,6 +89,7 @@ class Term(Struct, eq=False):
     made: bool = False
     parts: "tuple[Term, Term] | None" = None
     reals: "Term | None" = None
+    step: float = 0.0
 
     @property
     def partly(self) -> bool:

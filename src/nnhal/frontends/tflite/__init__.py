@@ -42,8 +42,11 @@ from nnhal.frontends.tflite.graph import ImportContext, ImportGraph, typed
 from nnhal.frontends.tflite.lowering import lower
 from nnhal.frontends.tflite.metadata import metadata_of
 from nnhal.frontends.tflite.reader import read
+from nnhal.frontends.tflite.sixteen import with_real_values
 from nnhal.frontends.tflite.state import settle
 from nnhal.model.graph import Model
+
+SIXTEEN = "numbers of INT16 are computed in float32: NNAPI has no layers for them"
 
 
 def load(
@@ -91,6 +94,7 @@ def load_opened(
     notes = open_notes(left)
     if signature is None:
         notes = _signature_note(file) + notes
+    notes = [*notes, *[SIXTEEN] * context.sixteen]
     writer = ModelWriter([memory], file.budget, bounded_text(os.path.splitext(os.path.basename(label))[0]))
     return validated(writer.model(graph, states, metadata_of(file, subgraph.index), notes), label, left)
 
@@ -125,7 +129,8 @@ def _entry(
     results = _names(subgraph, subgraph.outputs, entries[1])
     if values is not None:
         file, subgraph, names = _with_constants(file, subgraph, names, arrays(values))
-    return file, subgraph, names, results
+    file = file._replace(subgraphs=tuple(map(with_real_values, file.subgraphs)))
+    return file, file.subgraphs[subgraph.index], names, results
 
 
 def _imported(

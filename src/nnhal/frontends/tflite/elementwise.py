@@ -77,7 +77,7 @@ def folded_floor_quotient(x: Array, y: Array) -> Any:
     return np.floor(x / y) if x.dtype.kind == "f" else x.astype(np.int64) // y
 
 
-@operator("FLOOR_DIV", inputs=2, single=True, fold=plain(folded_floor_quotient),
+@operator("FLOOR_DIV", inputs=2, single=True, integral=True, fold=plain(folded_floor_quotient),
           becomes="DIV, which rounds down; FLOOR behind it for floats")  # fmt: skip
 def floor_divide(t: OperatorTask) -> None:
     """Write DIV, which rounds down for integers."""
@@ -93,7 +93,7 @@ def folded_modulo(x: Array, y: Array) -> Any:
     return x.astype(np.int64) % y
 
 
-@operator("FLOOR_MOD", inputs=2, single=True, fold=plain(folded_modulo),
+@operator("FLOOR_MOD", inputs=2, single=True, integral=True, fold=plain(folded_modulo),
           span=spans.of_values(lambda x, y: (min(y[0] + 1, 0), max(y[1] - 1, 0))),
           becomes="SUB, MUL and DIV: x - floor(x / y) * y, of floats with an exact product")  # fmt: skip
 def floor_modulo(t: OperatorTask) -> None:
@@ -233,7 +233,7 @@ def folded_cast(kind: str, x: Array) -> Any:
     return np.trunc(x).astype(np.int64) if x.dtype.kind == "f" else x.astype(np.int64)
 
 
-@operator("CAST", single=True, fold=folded_cast, span=spans.unchanged,
+@operator("CAST", single=True, integral=True, fold=folded_cast, span=spans.unchanged,
           becomes="CAST; of booleans NOT_EQUAL and SELECT; of integers to UINT8 their last byte, by DIV")  # fmt: skip
 def cast(t: OperatorTask) -> None:
     """Convert stored values. Conversions that NNAPI lacks use comparison, selection, or a scale of 1."""
@@ -262,11 +262,10 @@ def dequantise(t: OperatorTask) -> None:
     """
     raw, tensor = t.raw(0), t.graph.source.tensors[t.operator.inputs[0]]
     if raw.value.type == UNTYPED and raw.data is not None and tensor.quant is not None and t.declared().type == F32:
-        sizes = [1] * raw.data.ndim
-        if len(tensor.quant.scales) > 1:  # otherwise the axis has no meaning
-            sizes[tensor.quant.axis] = -1
-        scales, zeros = (np.reshape(n, sizes) for n in (tensor.quant.scales, tensor.quant.zero_points))
-        t.known_result((scales * (raw.data.astype(np.float64) - zeros)).astype(np.float32))
+        t.known_result(tensor.quant.real(raw.data))
+        return
+    if tensor.step:
+        t.result(0, saturated(t, t.x(0), tensor.step))
         return
     x = t.x(0)
     if x.value.type == F16 and x.data is not None and x.data.ndim > MOST_DIMENSIONS:
@@ -285,7 +284,18 @@ def densify(t: OperatorTask) -> None:
 @operator("QUANTIZE", single=True)
 def quantise(t: OperatorTask) -> None:
     """Change the scale through real values, because NNAPI quantises only those."""
-    t.give("QUANTIZE", t.real(t.x(0)))
+    x, tensor = t.real(t.x(0)), t.graph.source.tensors[t.operator.outputs[0]]
+    if tensor.step:
+        t.result(0, saturated(t, x, tensor.step))
+    else:
+        t.give("QUANTIZE", x)
+
+
+def saturated(t: OperatorTask, x: Term, step: float) -> Term:
+    """Limit real values to those of 16-bit integers with a scale."""
+    limits = np.iinfo(np.int16)
+    least = t.make("MAXIMUM", x, t.scalar(limits.min * step, x))
+    return t.make("MINIMUM", least, t.scalar(limits.max * step, x))
 
 
 # ---------------------------------------------------------------------------------------------------------------- choices

@@ -2,10 +2,12 @@
 
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from nnhal.base.operands import Array
 from nnhal.base.records import Record
 from nnhal.frontends.common.budget import Budget
-from nnhal.frontends.common.terms import Blob
+from nnhal.frontends.common.terms import Blob, in_float32
 from nnhal.frontends.tflite.sparse import Sparsity
 
 OMITTED = -1  # the index of an omitted input
@@ -22,11 +24,19 @@ class TensorQuant(NamedTuple):
     zero_points: tuple[int, ...]
     axis: int
 
+    def real(self, stored: Array) -> Array:
+        """Return the real values of stored ones, as float32."""
+        sizes = [1] * stored.ndim
+        if len(self.scales) > 1:  # otherwise the axis has no meaning
+            sizes[self.axis] = -1
+        scales, zeros = (np.reshape(n, sizes) for n in (self.scales, self.zero_points))
+        return in_float32(scales * (stored.astype(np.float64) - zeros))
+
 
 class FileTensor(NamedTuple):
     """A tensor of the file. open: the dimensions that the file leaves to the caller (-1 in its signature).
 
-    values: of an input that the caller made a constant.
+    values: of an input that the caller made a constant. stored: its type in the file, if `sixteen` changed it.
     """
 
     name: str
@@ -38,6 +48,12 @@ class FileTensor(NamedTuple):
     blob: Blob | None = None
     sparsity: Sparsity | None = None
     values: Array | None = None
+    stored: str = ""
+
+    @property
+    def step(self) -> float:
+        """The scale of 16-bit integers whose real values replace them; 0 for other tensors."""
+        return self.quant.scales[0] if self.stored == "INT16" and self.quant else 0.0
 
 
 class Options(Protocol):

@@ -107,7 +107,7 @@ def narrowed(t: OperatorTask, term: Term) -> None:
         t.give("CAST", term)
 
 
-@operator("RIGHT_SHIFT", inputs=2, single=True, becomes="DIV by powers of 2, which rounds down")
+@operator("RIGHT_SHIFT", inputs=2, single=True, integral=True, becomes="DIV by powers of 2, which rounds down")
 def shift(t: OperatorTask) -> None:
     """Shift arithmetically, by at most 31 bits."""
     x, y = widened(t, 0), widened(t, 1)
@@ -119,7 +119,9 @@ def shift(t: OperatorTask) -> None:
     narrowed(t, x)
 
 
-@operator("BITWISE_XOR", inputs=2, single=True, becomes="NOT_EQUAL of booleans; of integers the bits, by DIV")
+@operator(
+    "BITWISE_XOR", inputs=2, single=True, integral=True, becomes="NOT_EQUAL of booleans; of integers the bits, by DIV"
+)
 def exclusive_or(t: OperatorTask) -> None:
     """Combine bits one by one: compare which of both are odd, then halve both."""
     if t.x(0).value.type == B8:
@@ -138,7 +140,7 @@ def exclusive_or(t: OperatorTask) -> None:
         narrowed(t, total)
 
 
-@operator("STABLEHLO_SHIFT_LEFT", inputs=2, single=True, becomes="MUL by powers of 2")
+@operator("STABLEHLO_SHIFT_LEFT", inputs=2, single=True, integral=True, becomes="MUL by powers of 2")
 def shift_left(t: OperatorTask) -> None:
     """Shift left.
 

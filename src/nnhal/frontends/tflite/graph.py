@@ -31,11 +31,15 @@ QUANTISED = {"INT8": Q8S, "UINT8": Q8, "INT16": Q16S}
 
 
 class ImportContext(Struct, eq=False):
-    """The shared state of the subgraphs of an import. reshaped: whether the caller changed input shapes."""
+    """The shared state of the subgraphs of an import. reshaped: whether the caller changed input shapes.
+
+    sixteen: whether it has numbers of INT16 that are computed in float32.
+    """
 
     file: File
     lower: "Callable[[ImportGraph], None]"
     reshaped: bool = False
+    sixteen: bool = False
     problems: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     variables: dict[Any, Variable] = field(default_factory=dict)
     _open: list[int] = field(default_factory=list)
@@ -81,6 +85,7 @@ class ImportContext(Struct, eq=False):
         if len(self._open) >= MAX_DEPTH:  # this one would be deeper
             raise BadFile(f"{self.file.label}: {where}: subgraphs are nested deeper than {MAX_DEPTH}")
         source = self.file.subgraphs[number]
+        self.sixteen |= any(tensor.step for tensor in source.tensors)
         if not self.reshaped:  # the file's shapes are those of its tensors
             source = with_updates(source, self.file)
         if len(source.inputs) != count:
@@ -110,7 +115,8 @@ class ImportGraph(ImportedGraph):
         self.read = {*source.outputs, *(i for operator in source.operators for i in operator.inputs)}
         for index, value in zip(source.inputs, given, strict=True):
             tensor = source.tensors[index]
-            self.terms[index] = Term(replace(value, data=None), tensor.type, scalar=not tensor.shape)
+            scalar = not tensor.shape
+            self.terms[index] = Term(replace(value, data=None), tensor.type, scalar=scalar, step=tensor.step)
             self.inputs.append(self.terms[index])
 
     def place(self, index: int) -> str:
@@ -135,7 +141,7 @@ class ImportGraph(ImportedGraph):
         place = f"subgraph {self.source.index} tensor {index}"
         data, blob = None, tensor.blob
         if tensor.type in DTYPES:
-            dtype = np.dtype(DTYPES[tensor.type])
+            dtype = np.dtype(DTYPES[tensor.stored or tensor.type])
             if tensor.sparsity is not None and blob is not None:
                 whole = blob.length % dtype.itemsize == 0
                 if not whole:
@@ -154,6 +160,9 @@ class ImportGraph(ImportedGraph):
                     must = "must be written by an operator before it is read"
                     raise BadFile(f"{self.file.label}: {place}: has no value, {must}")
                 data = np.zeros(tensor.shape, dtype)
+        if tensor.stored and tensor.quant and data is not None:
+            self.file.budget.spend(Cost.MEMORY, data.size * np.dtype(np.float32).itemsize, place)
+            data, blob = tensor.quant.real(data), None
         try:
             value = self.declared(index)
         except UnsupportedOperator:
@@ -177,7 +186,7 @@ class ImportGraph(ImportedGraph):
                 self.problem(f"output {tensor.name!r}", "is a variable tensor that no operator writes, must be written")
                 continue
             if not self.is_unusable(term, tensor.type, tensor.name):
-                self.forms.append(EdgeForm(term.scalar and not tensor.shape, tensor.type == "INT64"))
+                self.forms.append(EdgeForm(term.scalar and not tensor.shape, tensor.type == "INT64", tensor.step))
                 self.outputs.append(self.own(term, taken))
 
     def _has(self, term: Term) -> bool:

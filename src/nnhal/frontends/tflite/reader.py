@@ -35,6 +35,7 @@ from nnhal.frontends.tflite.sparse import SparseLevel, Sparsity
 
 IDENTIFIER, METADATA = b"TFL3", "TFLITE_METADATA"
 VERSION = 3
+BIASES = ("INT32", "INT64")  # types of biases beside stored values
 QUANTISED = {"INT8": (-128, 127), "UINT8": (0, 255), "INT16": (-32768, 32767)}  # range of the stored values
 DAMAGE = (struct.error, IndexError, KeyError, ValueError, TypeError, OverflowError, AttributeError)  # of the parser
 ITEM_BYTES = {kind: np.dtype(name).itemsize for kind, name in DTYPES.items()}
@@ -297,12 +298,12 @@ class Reader:
     def _quant(self, table: FlatTable, kind: str, shape: tuple[int, ...]) -> TensorQuant | None:
         scales, axis = self.numbers(table, 2, "f", "scales"), table.number(6)
         zeros = self.numbers(table, 3, "q", "zero points") or (0,) * len(scales)
-        if not scales or kind not in (*QUANTISED, "INT32"):
+        if not scales or kind not in (*QUANTISED, *BIASES):
             return None
         if not (min(scales) >= 0 and math.isfinite(math.fsum(scales))):
             wrong = next((s for s in scales if not (math.isfinite(s) and s >= 0)), None)
             self.must(wrong is None, f"has scale {wrong}, must be a finite number greater than 0")
-        if kind == "INT32":  # for a bias, it follows from those of input and weights
+        if kind in BIASES:  # for a bias, it follows from those of input and weights
             return TensorQuant(scales, (0,) * len(scales), 0)
         if 0 in scales:
             self.bad("has scale 0, must be a finite number greater than 0")

@@ -48,7 +48,8 @@ class TfliteFacts(OperatorFacts, frozen=True):
         indexed: Whether the other inputs are indices of many elements.
         first: The input whose elements move.
         shape: The input that is the shape of the output.
-        sixteen: Whether it supports INT16.
+        sixteen: Whether it supports INT16 beside an input of 8 bits.
+        integral: Whether it computes with stored integers, not with the real values that they stand for.
     """
 
     to: str = ""
@@ -59,6 +60,7 @@ class TfliteFacts(OperatorFacts, frozen=True):
     first: int = 0
     shape: int | None = None
     sixteen: bool = False
+    integral: bool = False
 
 
 OPERATORS = OperatorTable(TfliteFacts)
