@@ -81,7 +81,14 @@ def results_of(suites: Sequence[str], fault: Fault, vectors: Path, *, isolate: b
 
 def _run(suites: Sequence[str], fault: Fault, vectors: Path, isolate: bool) -> dict[str, Seen]:
     """What suites say whose patterns match none of the others' cases, in one run."""
-    pattern = "|".join(_pattern(each, fault) for each in suites)
+    report, code, text = report_of(suites, fault, vectors, "|".join(_pattern(each, fault) for each in suites), isolate)
+    return {suite: _seen(suite, report, code, text) for suite in suites}
+
+
+def report_of(
+    suites: Sequence[str], fault: Fault, vectors: Path, pattern: str, isolate: bool = False
+) -> tuple[dict[str, Any], int, str]:
+    """The report of a run of suites as JSON, its exit code, and what it said where there is no report."""
     words = ["test", *suites, "--driver", str(DRIVER), "--jobs", "1", "--json", "--filter", pattern]
     vectors_too = ["--vectors", str(vectors), "--execution-path", fault.way]
     words += vectors_too * (VECTORS in suites) + ["--isolate"] * isolate
@@ -99,7 +106,7 @@ def _run(suites: Sequence[str], fault: Fault, vectors: Path, isolate: bool) -> d
     except ValueError:
         report = {}
     text = report.get("error", {}).get("message", "") or ("" if report else ran.stderr.strip())
-    return {suite: _seen(suite, report, ran.returncode, text) for suite in suites}
+    return report, ran.returncode, text
 
 
 def _seen(suite: str, report: Mapping[str, Any], code: int, text: str) -> Seen:
