@@ -86,7 +86,7 @@ def test_the_answer_comes_first_then_a_table_then_failures_with_their_commands(s
         ["all", "3", "2", "1", "1", "1", "1", "0.0"],
     ]
     assert lines[7:] == [
-        "FAIL 2  ADD, MUL: output 0 is 3, must be 4",
+        "FAIL 2  ADD, MUL in vts (b, c): output 0 is 3, must be 4",
         "    nnhal test vts --device toy --filter '^b$'",
         "CRASH 1  ADD: run(): it was killed",
         "    nnhal test vts --device toy --filter '^d$'",
