@@ -20,6 +20,7 @@ from nnhal.conformance.suites.run import run_suite
 from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
 from nnhal.runtime.arguments import Spec
 from nnhal.zoo import maker
+from tests.cli.test_run import labelled
 
 DRIVER = """
 import numpy as np
@@ -302,6 +303,58 @@ def test_each_input_needs_a_label_and_each_label_an_input(samples: tuple[Path, P
     shutil.copytree(folder, other)
     (other / "note.txt").write_text("no input")
     assert len(data.labelled(other, "")[0]) == 12
+
+
+@pytest.fixture
+def classes(samples: tuple[Path, Path], tmp_path: Path) -> Path:
+    """The inputs of `samples` in a folder for each class."""
+    folder, labels = samples
+    for name, label in (line.split() for line in labels.read_text().splitlines()):
+        (tmp_path / "classes" / label).mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / f"{name}.npy", tmp_path / "classes" / label)
+    return tmp_path / "classes"
+
+
+def test_folders_of_classes_are_labels(model: Path, samples: tuple[Path, Path], classes: Path) -> None:
+    files, labels = data.labelled(classes, "")
+    assert [(file.name, label) for file, label in zip(files, labels, strict=True)] == sorted(
+        ((f"{name}.npy", label) for name, label in (line.split() for line in samples[1].read_text().splitlines())),
+        key=lambda each: each[::-1],
+    )
+    run = SuiteRun(model=str(model), data=str(classes), scale=0.02, pattern="/accuracy$")
+    (outcome,) = outcomes(run).values()
+    assert outcome.found["top-1 of"] == "labels" and outcome.found["device"]["top1"] == 11 / 12
+
+
+def test_a_class_that_the_model_does_not_have_is_an_error_that_names_it(model: Path, classes: Path) -> None:
+    next(classes.iterdir()).rename(classes / "dog")
+    (outcome,) = outcomes(SuiteRun(model=str(model), data=str(classes), pattern="/accuracy$")).values()
+    assert outcome.verdict == "skipped" and "label is 'dog', must be the place of its score" in outcome.reason
+
+
+def test_folders_of_classes_beside_something_else_are_an_error(samples: tuple[Path, Path], classes: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"a folder for each class and labels is .*must .* without --labels"):
+        data.labelled(classes, str(samples[1]))
+    (classes / "empty").mkdir()
+    with pytest.raises(InvalidArgument, match=r"classes/empty has no inputs, must have pictures"):
+        data.labelled(classes, "")
+    (classes / "empty").rename(classes / ".hidden")
+    (classes / "note.txt").write_text("no input")
+    assert len(data.labelled(classes, "")[0]) == 12
+    shutil.copy(samples[0] / "00.npy", classes / "more.npy")
+    with pytest.raises(InvalidArgument, match=r"has more\.npy beside the folder \d of inputs, must have all inputs in"):
+        data.labelled(classes, "")
+    (classes.parent / "none").mkdir()
+    with pytest.raises(InvalidArgument, match=r"none has no inputs, must have .* or a folder of them for each class"):
+        data.labelled(classes.parent / "none", "")
+
+
+def test_a_label_that_is_like_one_of_the_model_is_suggested() -> None:
+    scores = Spec("y", OperandType.TENSOR_FLOAT32, (1, 2), np.dtype(np.float32), 0.0, 0)
+    said = labelled("tabby cat\nred dog")
+    assert data.indices(["red dog", "0"], said, scores) == [1, 0]
+    with pytest.raises(InvalidArgument, match=r"label is 'red_dog', .*a label of the model's metadata.*red dog"):
+        data.indices(["red_dog"], said, scores)
 
 
 def test_a_picture_fills_the_range_of_the_input(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ class _Plan(Record, frozen=True):
     type=click.Path(),
     default="",
     metavar="DIR",
-    help="Inputs of your model, for the suite mlts, or saved inputs for fuzz.",
+    help="Inputs of your model, or a folder of them for each class, for the suite mlts, or saved inputs for fuzz.",
 )
 @click.option(
     "--labels", type=click.Path(), default="", metavar="FILE", help="Classes of your inputs, for the suite mlts."
