@@ -351,13 +351,15 @@ def test_wrong_numbers_of_an_operation_are_one_group_in_all_suites_ways_and_shap
     assert "Shows in vectors; contract (values, steps); cts (threads/one, fence/wait, graph/ways/burst)" in page.text
 
 
-def test_a_crash_an_exception_and_wrong_numbers_of_one_operation_are_three_groups():
+def test_crashes_in_two_calls_an_exception_and_wrong_numbers_of_one_operation_are_four_groups():
     several = [
         *wrong_in_every_way("MUL"),
         outcome("close/MUL", "crashed", "close(): the driver process was killed by SIGSEGV", "MUL", suite="contract"),
+        outcome("runs/MUL", "crashed", "run(): the driver process was killed by SIGSEGV", "MUL", suite="contract"),
+        outcome("whole", "crashed", "device m: execute(): the driver process was killed by SIGSEGV", "", suite="cts"),
         outcome("runs/MUL", "failed", "run(): DriverFailed: KeyError: 'w' (MUL/0/INT8/ties)", "MUL", suite="contract"),
     ]
-    assert [count for count, *_ in groups_of(*several)] == [8, 1, 1]
+    assert [count for count, *_ in groups_of(*several)] == [8, 2, 1, 1]
 
 
 def test_wrong_numbers_of_two_operations_are_two_groups_unless_the_suites_suggest_one_cause():
@@ -418,7 +420,7 @@ def test_a_broken_rule_is_one_cause_of_all_types_whether_an_error_or_a_suite_nam
     reasons = (
         "output 0 is given int32, must be uint8",
         "ContractBroken: device mine: output 0 (op3) is given float64, must be float32",
-        "ContractBroken: ADD/0/INT8/ordinary: device mine: output 0 is given int32, must be int8",
+        "ContractBroken: ADD/0/INT8/ordinary: device mine: output 2 is given int32, must be int8",
     )
     assert [count for count, *_ in groups_of(*(outcome(f"{n}", "failed", text) for n, text in enumerate(reasons)))] == [
         3

@@ -20,9 +20,7 @@ from nnhal.ops import OPS
 WRONG_NUMBERS = "wrong numbers"
 BROKEN = ContractBroken.__name__
 MOST_BLAMED = 2  # operations of a graph that was reduced to what fails; more were not reduced
-_WRONG = re.compile(
-    r"\boutput \d+\b.*? differs? in |\belements (?:of output \d+ )?differ\b|\belements are too (?:low|high)"
-)
+_WRONG = re.compile(r"\boutput \d+\b.*? differs? in |\belements (?:of output \d+ )?differ\b|\belements are too ")
 _CONDITION = re.compile(r"\bthread|\brestored\b|\bdriver memory\b|\bfence\b")  # without which numbers may be right
 _NAME = r"[A-Z][A-Z0-9_]+"  # of an operation or type
 _CALL = re.compile(
@@ -149,6 +147,7 @@ def _kind(result: CaseResult) -> str:
         return WRONG_NUMBERS
     if errors is not None:  # a broken rule is the same whether an error or a suite names it
         reason = ("" if _error(result) == BROKEN else f"{_error(result)}: ") + reason[errors.end() :]
+    reason = re.sub(r"\boutput \d+", "output #", reason).replace("execute()", "run()")  # one call of two suites
     return kind_of(_TYPE.sub("TYPE", reason))
 
 
