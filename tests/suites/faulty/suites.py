@@ -13,8 +13,9 @@ from typing import Any
 from nnhal.conformance.suites.run import CONTRACT, VECTORS
 from tests.suites.faulty.application import DRIVER
 from tests.suites.faulty.driver import VARIABLE
-from tests.suites.faulty.driver.faults import CRASH, CTS, RANDOM, STRESS, VTS, Fault
+from tests.suites.faulty.driver.faults import CRASH, CTS, MLTS, RANDOM, STRESS, VTS, Fault
 
+MODELS = {"ADD": "add4"}  # for `mlts`, of drivers with few operations
 FEW = "^V1_0/add_quant8"
 SOME = {  # vectors of each operation: those of its first specifications
     "ADD": "^V1_./add_",
@@ -33,6 +34,7 @@ CASES = {
     STRESS: "^(threads/execute/(float32|quant8)|models/00[01]|drift/compile|count"
     "|((constants|mapped)|growth/(run|prepare|thread)|drift)/float32)$",
     CRASH: "^killed/execute$",
+    MLTS: "",
 }
 SUITES = VECTORS, CONTRACT, *CASES
 TOGETHER = VECTORS, CONTRACT  # none of the patterns of one matches a case of the other
@@ -93,6 +95,7 @@ def report_of(
     vectors_too = ["--vectors", str(vectors), "--execution-path", fault.way]
     words += vectors_too * (VECTORS in suites) + ["--isolate"] * isolate
     words += ["--timeout", str(HUNG)] * fault.hangs
+    words += ["--model", MODELS.get(fault.operation, "tiny_conv"), "--scale", "0.02"] * (MLTS in suites)
     ran = subprocess.run(
         [sys.executable, "-m", "nnhal.cli.main", *words],
         env=ENVIRONMENT | {VARIABLE: fault.name},
