@@ -86,7 +86,7 @@ def test_the_answer_comes_first_then_a_table_then_failures_with_their_commands(s
         ["all", "3", "2", "1", "1", "1", "1", "0.0"],
     ]
     assert lines[7:] == [
-        "FAIL 2  ADD, MUL: output 0 is 3, must be 4",
+        "FAIL 2  ADD, MUL in vts (b, c): output 0 is 3, must be 4",
         "    nnhal test vts --device toy --filter '^b$'",
         "CRASH 1  ADD: run(): it was killed",
         "    nnhal test vts --device toy --filter '^d$'",
@@ -394,6 +394,27 @@ def test_specifications_run_without_a_folder_of_vectors_and_failures_are_repeate
     (suite,) = found["suites"]  # of which some are wrong on purpose
     assert suite["totals"]["passed"] > 20 and suite["totals"]["failed"] > 10 and suite["error"] == ""
     assert all(f"nnhal test vectors --specs {SPECS}/" in group["repeat"] for group in found["groups"])
+
+
+def test_a_specification_without_an_example_is_listed_as_skipped_and_fails_only_a_run_without_any(tmp_path, capsys):
+    folder = tmp_path / "V1_2"
+    folder.mkdir()
+    tensors = 'x, y = Input("x", ("TENSOR_INT32", [2])), Output("y", ("TENSOR_FLOAT32", [2]))\n'
+    words = ["test", "vectors", "--specs", str(tmp_path), "--jobs", "1"]
+    (folder / "none.mod.py").write_text(tensors)
+    for more in ([], ["--filter", "^V1_2/none$"]):
+        _, err = called(capsys, *words, *more, code=2)
+        said = " ".join(err.split())
+        assert "none.mod.py: not tested: has no Example that becomes a test" in said
+        assert "nothing was tested, 1 of 1 cases: has no Example that becomes a test" in said
+    for more in (["--filter", "^V1_0/"], ["--operation", "CAST"]):
+        assert "no case is selected" in called(capsys, *words, *more, code=2)[1]
+    model = 'Model().Operation("CAST", x).To(y)\nExample({x: [1, 2], y: [1, 2]})\n'
+    (folder / "right.mod.py").write_text(tensors + model)
+    (suite,) = json.loads(called(capsys, *words, "--json")[0])["suites"]
+    found = {case["name"]: (case["verdict"], case.get("reason", "")) for case in suite["cases"]}
+    assert found.pop("V1_2/none") == ("skipped", "has no Example that becomes a test")
+    assert set(found.values()) == {("passed", "")} and suite["error"] == ""
 
 
 def test_a_specification_that_cannot_be_read_is_an_error_beside_the_cases_of_the_others(tmp_path, capsys):

@@ -34,7 +34,7 @@ DATA = "Example({x: [1, 2], y: [2, 4]})\n"
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built") / "vectors"
-    assert written(SPECS, folder) == BuiltVectors(4, 204, [])
+    assert written(SPECS, folder) == BuiltVectors(4, 204, [], [])
     return folder
 
 
@@ -408,7 +408,18 @@ def test_experimental_operations_are_left_out(own: Path, tmp_path: Path) -> None
     own.write_text(ADD + DATA)
     (tmp_path / "experimental").mkdir()
     (tmp_path / "experimental" / "own.mod.py").write_text("wrong")
-    assert written(tmp_path, tmp_path / "built") == BuiltVectors(1, 2, [])
+    assert written(tmp_path, tmp_path / "built") == BuiltVectors(1, 2, [], [])
+
+
+def test_a_specification_without_a_test_is_listed_and_a_folder_without_any_test_is_an_error(
+    own: Path, tmp_path: Path
+) -> None:
+    own.write_text(ADD)
+    found = json.loads(nnhal("vectors", str(own.parent), str(tmp_path / "built"), "--json", code=1))
+    assert (found["tests"], found["errors"], found["untested"]) == (0, [], [str(own)])
+    own.with_name("other.mod.py").write_text(ADD + DATA)
+    found = json.loads(nnhal("vectors", str(own.parent), str(tmp_path / "again"), "--json"))
+    assert (found["tests"], found["errors"], found["untested"]) == (2, [], [str(own)])
 
 
 def test_a_wrong_specification_is_an_error_and_the_others_are_written(own: Path, tmp_path: Path) -> None:

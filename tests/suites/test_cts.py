@@ -88,6 +88,19 @@ def test_names_are_unique_and_the_same_for_the_same_run() -> None:
     assert len(list(SUITE.cases(SuiteRun(scale=2)))) > len(first)
 
 
+def test_the_reference_compiles_a_model_once_for_all_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, compile = list[nnhal.Model](), nnhal.compile
+    monkeypatch.setattr(nnhal, "compile", lambda model, **more: compiled.append(model) or compile(model, **more))
+    trial = AreaTrial(CASES["memory/unaligned/ADD"], Context(discovery.cpu(), RUN, lambda _: None))
+    one, other = doubling(2, 3), doubling(4)
+    with trial.held:
+        for number in (1, 2):
+            for model, shape in ((one, (2, 3)), (one, (2, 3)), (other, (4,))):
+                (result,) = trial.expected(model, [np.full(shape, number, np.float32)])
+                assert result.shape == shape and (result == 2 * number).all()
+    assert compiled == [one, other, one, other]
+
+
 def test_a_wrong_result_of_a_graph_is_found() -> None:
     trial = AreaTrial(CASES["graph/whole/0"], Context(discovery.cpu(), RUN, lambda _: None))
     with trial.held:

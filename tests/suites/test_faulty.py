@@ -17,9 +17,9 @@ from nnhal.ipc.client import session as client_session
 from tests.conformance.test_validate import in_a_thread, looked
 from tests.suites.faulty import application
 from tests.suites.faulty.driver import memory
-from tests.suites.faulty.driver.faults import BY_MODEL, Fault, healthy, made, table
+from tests.suites.faulty.driver.faults import BY_MODEL, CTS, Fault, healthy, made, table
 from tests.suites.faulty.page import PAGE, misled
-from tests.suites.faulty.suites import results_of
+from tests.suites.faulty.suites import report_of, results_of
 
 FAULTS = list(table().values())
 HEALTHY = healthy()
@@ -106,6 +106,14 @@ def test_the_contract_sees_a_close_that_ends_the_drivers_own_process(vectors: Pa
 def test_vectors_and_contract_name_the_operation_of_wrong_numbers(vectors: Path) -> None:
     seen = results_of([VECTORS, CONTRACT], table()["activation-ignored"], vectors)
     assert [(each.caught, each.operations) for each in seen.values()] == [(True, ("MUL",))] * 2
+
+
+def test_a_defect_that_several_suites_find_in_several_ways_is_one_group_that_names_its_operation(vectors: Path) -> None:
+    fault = table()["activation-ignored"]
+    pattern = "^V1_0/mul_relu/|^values/MUL$|^(deadline/execution|fence/wait|threads/one-compilation)/MUL$"
+    (group,) = report_of([VECTORS, CONTRACT, CTS], fault, vectors, pattern)[0]["groups"]
+    assert {case["suite"] for case in group["cases"]} == {VECTORS, CONTRACT, CTS} and group["count"] >= 5
+    assert (group["operations"], group["hint"]) == (["MUL"], "all outside [0, inf]: activation?")
 
 
 def test_the_page_has_a_row_for_each_driver_as_it_is_now() -> None:

@@ -5,7 +5,7 @@ import logging
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -20,47 +20,30 @@ from nnhal.conformance.suites.run import run_suite
 from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
 from nnhal.runtime.arguments import Spec
 from nnhal.zoo import maker
+from tests.cli.test_run import labelled
+from tests.suites.faulty.application import DRIVER
+from tests.suites.faulty.driver import VARIABLE
+from tests.suites.faulty.driver.faults import MLTS, table
 
-DRIVER = """
-import numpy as np
-from nnhal.drivers.reference import Interpreter, Reference
-from nnhal.hal.cache.files import CacheFiles
-
-KEPT = []
-
-class Inaccurate(Interpreter):
-    restored, runs = False, 0
-
-    def call(self, number, inputs, control):
-        results = super().call(number, inputs, control)
-        self.runs += 1
-        return [self.wrong(x) for x in results] if number == 0 else results
-
-    def wrong(self, x):
-        return {wrong}
-
-    def save(self, files):
-        files.model[0]["mlts"] = b"mlts"
-        return True
-
-class Planted(Reference):
-    name = "planted"
-
-    def prepare(self, model, hints):
-        prepared = Inaccurate(model)
-        KEPT.append(model)
-        return prepared
-
-    def number_of_cache_files(self):
-        return CacheFiles(model=1)
-
-    def restore(self, files, token, hints):
-        prepared = Inaccurate(KEPT[-1])
-        prepared.restored = True
-        return prepared
-
-device = Planted
-"""
+FAULTS = [  # of the catalogue, and what fails
+    (
+        "scores-shifted",
+        "accuracy",
+        "8.3% of 12 inputs, the reference's is 91.7%, must be at most 1 input below",
+    ),
+    ("scores-inaccurate", "accuracy", "greatest error is 0.002 of the output's greatest magnitude"),
+    (
+        "scores-of-one-input",
+        "accuracy",
+        "(output 0, input 6 of 12), must be at most 0.0005",
+    ),
+    ("scores-nan", "accuracy", "top-1 accuracy"),
+    ("restored-reversed", "compile", "restored from the cache"),
+    ("restored-reversed-once", "compile", "restored from the cache"),
+    ("scores-of-one-run", "loadgen", "in LoadGen's scenarios: greatest error is 0."),
+    ("scores-sink", "latency", "executions: greatest error is 0.1"),
+    ("scores-sink-late", "loadgen", "in LoadGen's scenarios: greatest error is 0.1"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +76,15 @@ def outcomes(run: SuiteRun) -> dict[str, CaseOutcome]:
     return {each.name: each for progress in run_suite("mlts", run, 2) for each in progress.outcomes}
 
 
-def planted(folder: Path, wrong: str) -> tuple[str, ...]:
-    path = folder / "planted.py"
-    path.write_text(DRIVER.replace("{wrong}", wrong))
-    return (str(path),)
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[str, ...]]:
+    """A driver of the catalogue by its name, as the drivers of a run."""
+
+    def driver_of(name: str) -> tuple[str, ...]:
+        monkeypatch.setenv(VARIABLE, name)
+        return (str(DRIVER),)
+
+    return driver_of
 
 
 def test_a_labelled_model_passes_on_the_reference_and_is_reported(
@@ -123,39 +111,14 @@ def test_a_labelled_model_passes_on_the_reference_and_is_reported(
     assert not re.findall(r'(?:src|href)="(?!#)', page.replace("xlink:href", "href"))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "part", "said"),
-    [
-        (
-            "np.roll(x, 1, -1)",
-            "accuracy",
-            "8.3% of 12 inputs, the reference's is 91.7%, must be at most 1 input below",
-        ),
-        ("x + np.float32(2e-3) * x.max()", "accuracy", "greatest error is 0.002 of the output's greatest magnitude"),
-        (
-            "x * np.float32(0.9) if self.runs == 7 else x",
-            "accuracy",
-            "(output 0, input 6 of 12), must be at most 0.0005",
-        ),
-        ("x * np.float32(np.nan)", "accuracy", "top-1 accuracy"),
-        ("x[:, ::-1] if self.restored else x", "compile", "restored from the cache"),
-        ("x[:, ::-1] if self.restored and self.runs == 8 else x", "compile", "restored from the cache"),
-        ("x * np.float32(0.9) if self.runs == 30 else x", "loadgen", "in LoadGen's scenarios: greatest error is 0."),
-        ("x * np.float32(0.9) if self.runs > 12 else x", "latency", "executions: greatest error is 0.1"),
-        ("x * np.float32(0.9) if self.runs > 20 else x", "loadgen", "in LoadGen's scenarios: greatest error is 0.1"),
-    ],
-    ids=[
-        *("other-class", "small-error", "one-input", "nan", "restored", "restored-one-input", "one-scenario-run"),
-        *("after-runs", "in-scenarios"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "part", "said"), FAULTS)
 def test_a_driver_that_computes_inaccurately_fails(
-    wrong: str, part: str, said: str, model: Path, samples: tuple[Path, Path], tmp_path: Path
+    fault: str, part: str, said: str, model: Path, samples: tuple[Path, Path], planted: Callable[[str], tuple[str, ...]]
 ) -> None:
     folder, labels = samples
     found = outcomes(
         SuiteRun(
-            drivers=planted(tmp_path, wrong),
+            drivers=planted(fault),
             model=str(model),
             data=str(folder),
             labels=str(labels),
@@ -169,9 +132,14 @@ def test_a_driver_that_computes_inaccurately_fails(
     assert outcome.found["data"].startswith("12 files")
 
 
-def test_a_planted_driver_without_a_fault_passes(model: Path, tmp_path: Path) -> None:
-    run = SuiteRun(drivers=planted(tmp_path, "x"), model=str(model), scale=0.02, pattern="accuracy|compile|latency")
-    found = outcomes(run)
+def test_every_fault_of_a_whole_model_has_its_part_and_reason() -> None:
+    tested = {fault for fault, *_ in FAULTS}
+    assert tested == {each.name for each in table().values() if MLTS in each.seen_by} - {"saved-in-vain"}
+
+
+def test_a_driver_without_a_fault_passes(model: Path, planted: Callable[[str], tuple[str, ...]]) -> None:
+    pattern = "accuracy|compile|latency"
+    found = outcomes(SuiteRun(drivers=planted("models-healthy"), model=str(model), scale=0.02, pattern=pattern))
     assert [each.verdict for each in found.values()] == ["passed"] * 3, found
     assert found["tiny/compile"].found["device"]["restore_ms"] is not None
 
@@ -304,6 +272,58 @@ def test_each_input_needs_a_label_and_each_label_an_input(samples: tuple[Path, P
     assert len(data.labelled(other, "")[0]) == 12
 
 
+@pytest.fixture
+def classes(samples: tuple[Path, Path], tmp_path: Path) -> Path:
+    """The inputs of `samples` in a folder for each class."""
+    folder, labels = samples
+    for name, label in (line.split() for line in labels.read_text().splitlines()):
+        (tmp_path / "classes" / label).mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / f"{name}.npy", tmp_path / "classes" / label)
+    return tmp_path / "classes"
+
+
+def test_folders_of_classes_are_labels(model: Path, samples: tuple[Path, Path], classes: Path) -> None:
+    files, labels = data.labelled(classes, "")
+    assert [(file.name, label) for file, label in zip(files, labels, strict=True)] == sorted(
+        ((f"{name}.npy", label) for name, label in (line.split() for line in samples[1].read_text().splitlines())),
+        key=lambda each: each[::-1],
+    )
+    run = SuiteRun(model=str(model), data=str(classes), scale=0.02, pattern="/accuracy$")
+    (outcome,) = outcomes(run).values()
+    assert outcome.found["top-1 of"] == "labels" and outcome.found["device"]["top1"] == 11 / 12
+
+
+def test_a_class_that_the_model_does_not_have_is_an_error_that_names_it(model: Path, classes: Path) -> None:
+    next(classes.iterdir()).rename(classes / "dog")
+    (outcome,) = outcomes(SuiteRun(model=str(model), data=str(classes), pattern="/accuracy$")).values()
+    assert outcome.verdict == "skipped" and "label is 'dog', must be the place of its score" in outcome.reason
+
+
+def test_folders_of_classes_beside_something_else_are_an_error(samples: tuple[Path, Path], classes: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"a folder for each class and labels is .*must .* without --labels"):
+        data.labelled(classes, str(samples[1]))
+    (classes / "empty").mkdir()
+    with pytest.raises(InvalidArgument, match=r"classes/empty has no inputs, must have pictures"):
+        data.labelled(classes, "")
+    (classes / "empty").rename(classes / ".hidden")
+    (classes / "note.txt").write_text("no input")
+    assert len(data.labelled(classes, "")[0]) == 12
+    shutil.copy(samples[0] / "00.npy", classes / "more.npy")
+    with pytest.raises(InvalidArgument, match=r"has more\.npy beside the folder \d of inputs, must have all inputs in"):
+        data.labelled(classes, "")
+    (classes.parent / "none").mkdir()
+    with pytest.raises(InvalidArgument, match=r"none has no inputs, must have .* or a folder of them for each class"):
+        data.labelled(classes.parent / "none", "")
+
+
+def test_a_label_that_is_like_one_of_the_model_is_suggested() -> None:
+    scores = Spec("y", OperandType.TENSOR_FLOAT32, (1, 2), np.dtype(np.float32), 0.0, 0)
+    said = labelled("tabby cat\nred dog")
+    assert data.indices(["red dog", "0"], said, scores) == [1, 0]
+    with pytest.raises(InvalidArgument, match=r"label is 'red_dog', .*a label of the model's metadata.*red dog"):
+        data.indices(["red_dog"], said, scores)
+
+
 def test_a_picture_fills_the_range_of_the_input(tmp_path: Path) -> None:
     from PIL import Image
 
@@ -317,19 +337,16 @@ def test_a_picture_fills_the_range_of_the_input(tmp_path: Path) -> None:
     assert stored[0, :, 0, 0].tolist() == [127, -128, 0]
 
 
-def test_a_model_that_a_device_saves_must_be_restored(model: Path, tmp_path: Path) -> None:
-    (path,) = planted(tmp_path, "x")
-    text = Path(path).read_text().replace("prepared = Inaccurate(KEPT[-1])", "raise RuntimeError('cannot')")
-    Path(path).write_text(text)
-    (outcome,) = outcomes(SuiteRun(drivers=(path,), model=str(model), scale=0.02, pattern="/compile$")).values()
+def test_a_model_that_a_device_saves_must_be_restored(model: Path, planted: Callable[[str], tuple[str, ...]]) -> None:
+    run = SuiteRun(drivers=planted("saved-in-vain"), model=str(model), scale=0.02, pattern="/compile$")
+    (outcome,) = outcomes(run).values()
     assert outcome.verdict == "failed"
     assert "saved the model, but it is not restored: prepare_from_cache() raised RuntimeError: cannot" in outcome.reason
 
 
-def test_a_device_that_saves_nothing_passes(model: Path, tmp_path: Path) -> None:
-    (path,) = planted(tmp_path, "x")
-    Path(path).write_text(Path(path).read_text().replace("return True", "return False"))
-    (outcome,) = outcomes(SuiteRun(drivers=(path,), model=str(model), scale=0.02, pattern="/compile$")).values()
+def test_a_device_that_saves_nothing_passes(model: Path, planted: Callable[[str], tuple[str, ...]]) -> None:
+    run = SuiteRun(drivers=planted("models-unsaved"), model=str(model), scale=0.02, pattern="/compile$")
+    (outcome,) = outcomes(run).values()
     assert outcome.verdict == "passed", outcome
 
 

@@ -9,8 +9,11 @@ from xml.etree import ElementTree
 import pytest
 
 from nnhal.base.errors import BadFile, InvalidArgument
+from nnhal.base.records import replace
 from nnhal.conformance.suites.report import expected
 from nnhal.conformance.suites.report.documents import as_json, as_junit
+from nnhal.conformance.suites.report.groups import grouped
+from nnhal.conformance.suites.report.lines import as_lines
 from nnhal.conformance.suites.report.page import CASES, GROUPS, LABELS, answer_of, as_page
 from nnhal.conformance.suites.report.results import (
     RESULTS,
@@ -20,7 +23,6 @@ from nnhal.conformance.suites.report.results import (
     SuiteResult,
     TestReport,
     counted,
-    grouped,
     rates,
     reasons,
 )
@@ -305,3 +307,121 @@ def test_exceptions_of_one_class_from_one_line_are_one_cause():
         outcome("verdicts/4", "failed", raised[0], place="mine.py:4"),
     ]
     assert [len(group.results) for group in grouped(CaseResult(each) for each in several)] == [2, 1, 1]
+
+
+def groups_of(*outcomes: CaseOutcome) -> list[tuple[int, list[str], list[str]]]:
+    """The number of results, the operations and the suites of each group."""
+    found = grouped(CaseResult(each) for each in outcomes)
+    return [(len(each.results), each.operations, list(each.areas)) for each in found]
+
+
+DIFFERS = "output 0 differs in 2 of 4, the first at [0, 1]: 3.5, must be 4"
+
+
+def wrong_in_every_way(name: str) -> list[CaseOutcome]:
+    """What suites report of an operation that computes wrong numbers."""
+    graph = f"; graph: RELU, {name}, SUB"
+    reduced = "; still fails with 1 operation: " + name
+    several = [
+        ("vectors", "V1_0/mul/mul", name, "output 0: 2 of 4 elements differ, the first at [1]: 3, must be 4"),
+        ("contract", f"values/{name}", name, f"79 of 142 calls: {DIFFERS} ({name}/0/FLOAT32/ties)"),
+        ("contract", f"steps/{name}", name, "output 0 (TENSOR_INT8): 69 of 147 elements are too low, 0 too high"),
+        ("cts", f"threads/one/{name}", name, f"thread 3, execution 0, beside 3 others: {DIFFERS}"),
+        ("cts", f"fence/wait/{name}", name, f"after the fence: {DIFFERS}"),
+        ("cts", "graph/ways/burst/0", "", f"burst: {DIFFERS}{graph}"),
+        ("random", f"single/{name}/INT8/0", name, f"{DIFFERS}{reduced} on INT8[1]"),
+        ("random", "graph/2/1", "", f"{DIFFERS}{reduced} on FLOAT32[2]"),
+    ]
+    return [outcome(case, "failed", text, operation, suite=suite) for suite, case, operation, text in several]
+
+
+def test_wrong_numbers_of_an_operation_are_one_group_in_all_suites_ways_and_shapes():
+    wrong = wrong_in_every_way("MUL")
+    assert groups_of(*wrong) == [(8, ["MUL"], ["vectors", "contract", "cts", "random"])]
+    (group,) = grouped(map(CaseResult, wrong))
+    assert group.areas == {
+        "vectors": [],
+        "contract": ["values", "steps"],
+        "cts": ["threads/one", "fence/wait", "graph/ways/burst"],
+        "random": ["single", "graph"],
+    }
+    lines = as_lines(TestReport("mine", SuiteRun(), [SuiteResult("all", list(map(CaseResult, wrong)))]))
+    assert any(line.startswith("FAIL 8  MUL in vectors, contract, cts and 1 more: output 0: 2 of") for line in lines)
+    page = Page(as_page(TestReport("mine", SuiteRun(), [SuiteResult("all", list(map(CaseResult, wrong)))])))
+    assert "Shows in vectors; contract (values, steps); cts (threads/one, fence/wait, graph/ways/burst)" in page.text
+
+
+def test_crashes_in_two_calls_an_exception_and_wrong_numbers_of_one_operation_are_four_groups():
+    several = [
+        *wrong_in_every_way("MUL"),
+        outcome("close/MUL", "crashed", "close(): the driver process was killed by SIGSEGV", "MUL", suite="contract"),
+        outcome("runs/MUL", "crashed", "run(): the driver process was killed by SIGSEGV", "MUL", suite="contract"),
+        outcome("whole", "crashed", "device m: execute(): the driver process was killed by SIGSEGV", "", suite="cts"),
+        outcome("runs/MUL", "failed", "run(): DriverFailed: KeyError: 'w' (MUL/0/INT8/ties)", "MUL", suite="contract"),
+    ]
+    assert [count for count, *_ in groups_of(*several)] == [8, 2, 1, 1]
+
+
+def test_wrong_numbers_of_two_operations_are_two_groups_unless_the_suites_suggest_one_cause():
+    two = [outcome(f"values/{name}", "failed", DIFFERS, name, suite="contract") for name in ("ADD", "MUL")]
+    assert [operations for _, operations, _ in groups_of(*two)] == [["ADD"], ["MUL"]]
+    alike = [replace(each, hint=f"all {n} steps high: zero point?") for n, each in enumerate(two, 2)]
+    assert groups_of(*alike) == [(2, ["ADD", "MUL"], ["contract"])]
+    some = [replace(two[0], hint="only at the edges: padding?"), two[0], two[0], two[1]]
+    assert [group.hint for group in grouped(map(CaseResult, some))] == ["", ""]
+
+
+def test_wrong_numbers_in_threads_alone_are_another_cause_than_those_of_single_executions():
+    graphs = [
+        outcome(f"graph/2/{n}", "failed", f"under 4 threads: {DIFFERS}; still fails with 1 operation: {name} on INT8[1]", "",
+                suite="random", hint="executions share memory")
+        for n, name in enumerate(("ADD", "RELU"))
+    ]  # fmt: skip
+    in_threads = [
+        outcome("threads/ADD", "failed", f"3 runs of 4 threads are wrong: {DIFFERS}", suite="contract"),
+        *graphs,
+    ]
+    assert groups_of(*in_threads) == [(3, ["ADD", "RELU"], ["random", "contract"])]
+    both = groups_of(*in_threads, *wrong_in_every_way("ADD"))
+    assert both == [
+        (7, ["ADD"], ["vectors", "contract", "cts", "random"]),
+        (4, ["ADD", "RELU"], ["random", "contract", "cts"]),
+    ]
+
+
+def test_a_graph_of_operations_that_are_right_elsewhere_is_a_group_of_those_that_all_such_graphs_have():
+    reasons = f"call: {DIFFERS}; graph: RELU, ADD", f"execution 0: {DIFFERS}; graph: SUB, ADD"
+    graphs = [outcome(f"graph/whole/{n}", "failed", text, "", suite="cts") for n, text in enumerate(reasons)]
+    assert groups_of(*graphs) == [(2, ["ADD"], ["cts"])]
+    assert [count for count, *_ in groups_of(*graphs, *wrong_in_every_way("DIV")[:1])] == [2, 1]
+
+
+def test_a_pair_of_operations_that_fails_only_together_is_another_cause_than_each_alone():
+    pair = outcome(
+        "fused/ADD/0", "failed", f"{DIFFERS}; still fails with 2 operations: ADD RELU on INT8[1]", suite="random"
+    )
+    assert len(groups_of(pair, *wrong_in_every_way("ADD"))) == 2
+
+
+def test_an_exception_is_one_cause_where_its_line_is_known_and_where_it_is_not():
+    reasons = (
+        "run(): DriverFailed: KeyError: 'w' (ADD/0/INT8/ordinary)",
+        "DriverFailed: device mine: KeyError: 'w'",
+        "DriverFailed: drawn: device mine: KeyError: 'w'",
+        "DriverFailed: device mine: KeyError: 'w'; still fails with 1 operation: RELU on FLOAT32[1]",
+    )
+    several = [outcome(f"{n}", "failed", text, place="mine.py:3" if n < 2 else "") for n, text in enumerate(reasons)]
+    assert groups_of(*several) == [(4, ["ADD", "RELU"], ["vts"])]
+    other = outcome("5", "failed", "DriverFailed: device mine: ValueError: 'w'", place="mine.py:3")
+    assert [count for count, *_ in groups_of(*several, other)] == [4, 1]
+
+
+def test_a_broken_rule_is_one_cause_of_all_types_whether_an_error_or_a_suite_names_it():
+    reasons = (
+        "output 0 is given int32, must be uint8",
+        "ContractBroken: device mine: output 0 (op3) is given float64, must be float32",
+        "ContractBroken: ADD/0/INT8/ordinary: device mine: output 2 is given int32, must be int8",
+    )
+    assert [count for count, *_ in groups_of(*(outcome(f"{n}", "failed", text) for n, text in enumerate(reasons)))] == [
+        3
+    ]

@@ -29,6 +29,7 @@ from nnhal.cli.vectors import specs_type, temporary
 from nnhal.conformance.device_under_test import ANY
 from nnhal.conformance.execution_paths import WAYS
 from nnhal.conformance.pool import TaskResult
+from nnhal.conformance.specs.archive import SUFFIX, UNTESTED
 from nnhal.conformance.suites.report import expected as expected_failures
 from nnhal.conformance.suites.report.documents import as_json as document_of
 from nnhal.conformance.suites.report.documents import as_junit
@@ -111,7 +112,7 @@ class _Plan(Record, frozen=True):
     type=click.Path(),
     default="",
     metavar="DIR",
-    help="Inputs of your model, for the suite mlts, or saved inputs for fuzz.",
+    help="Inputs of your model, or a folder of them for each class, for the suite mlts, or saved inputs for fuzz.",
 )
 @click.option(
     "--labels", type=click.Path(), default="", metavar="FILE", help="Classes of your inputs, for the suite mlts."
@@ -280,6 +281,7 @@ class _OneSuite:
             with temporary(specs, plan.jobs, plan.quiet) if specs is not None else nullcontext() as built:
                 if built is not None:
                     self._unreadable = built[1].errors
+                    self._outcomes += _untested(built[1].untested, run)
                     run = replace(run, vectors=str(built[0]))
                 results = self._kept(run_suite(self._name, run, plan.jobs))
                 run_with_progress(results, "cases", f"{which} on", run.named, plan.quiet)
@@ -329,6 +331,14 @@ class _OneSuite:
         like = suggestion(unknown, OPS) if unknown else ""
         selected = f"no case is selected by {' and '.join(asked)}{like}"
         return f"nothing was tested: {selected if asked else 'it has no case'}"
+
+
+def _untested(specifications: Sequence[Path], run: SuiteRun) -> Iterator[CaseOutcome]:
+    """Specifications without a test, as skipped cases: they have no operation and no flag."""
+    for file in specifications:
+        name = f"{file.resolve().parent.name}/{file.name.removesuffix(SUFFIX)}"
+        if not (run.operations or run.flag) and re.search(run.pattern, name):
+            yield CaseOutcome(VECTORS, name, "skipped", UNTESTED)
 
 
 def _selecting(run: SuiteRun) -> list[str]:

@@ -11,7 +11,7 @@ from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.judged import ProgressLines
 from nnhal.cli.main import ANSWER_NO
-from nnhal.conformance.specs.archive import BuiltVectors, build
+from nnhal.conformance.specs.archive import UNTESTED, BuiltVectors, build
 from nnhal.conformance.specs.comparison import Comparison, compare
 
 SHOWN = 20
@@ -30,7 +30,8 @@ def command(specs: Path, folder: Path, other: Path | None, jobs: int, as_json: b
     """Build test vectors from AOSP's specs.
 
     SPECS is a folder of .mod.py files, such as runtime/test/specs, or one such file. FOLDER gets the vectors. The exit
-    code is 1 if a specification cannot be read, or if a vector differs from that in the folder of --compare.
+    code is 1 if a specification cannot be read, if no specification has an Example, or if a vector differs from that in the
+    folder of --compare.
     """
     built = build_with_progress(specs, folder, jobs, as_json)
     compared = compare(folder, other) if other is not None else None
@@ -41,6 +42,7 @@ def command(specs: Path, folder: Path, other: Path | None, jobs: int, as_json: b
                 "specifications": built.specifications,
                 "tests": built.tests,
                 "errors": built.errors,
+                "untested": [str(file) for file in built.untested],
                 "compared": compared and {"equal": compared.equal, **compared._asdict()},
             }
         )
@@ -48,7 +50,8 @@ def command(specs: Path, folder: Path, other: Path | None, jobs: int, as_json: b
         common.console.print(f"{folder}: {built.tests:,} vectors from {built.specifications:,} specifications")
         if compared is not None:
             _print(compared, other)
-    return ANSWER_NO if built.errors or (compared and compared.equal < compared.tests) else 0
+    different = compared is not None and compared.equal < compared.tests
+    return ANSWER_NO if built.errors or not built.tests or different else 0
 
 
 def _print(compared: Comparison, other: Path | None) -> None:
@@ -61,7 +64,7 @@ def _print(compared: Comparison, other: Path | None) -> None:
 
 
 def build_with_progress(specs: Path, folder: Path, jobs: int, quiet: bool) -> BuiltVectors:
-    """Builds vectors, with progress and errors on stderr.
+    """Builds vectors, with progress, errors and specifications without a test on stderr.
 
     Args:
         specs: The specifications.
@@ -69,7 +72,7 @@ def build_with_progress(specs: Path, folder: Path, jobs: int, quiet: bool) -> Bu
         jobs: The number of specifications to read at once.
         quiet: Whether no progress is printed.
     """
-    built = BuiltVectors(0, 0, ())
+    built = BuiltVectors(0, 0, (), ())
     lines = ProgressLines(common.status.print)
     with common.progress(quiet) as bar:
         task = bar.add_task("specifications", total=None)
@@ -83,6 +86,8 @@ def build_with_progress(specs: Path, folder: Path, jobs: int, quiet: bool) -> Bu
                     lines.at(f"specifications: {done:,} of {total:,}")
     for error in built.errors:
         common.status.print(f"error: {error}", markup=False)
+    for file in built.untested:
+        common.status.print(f"{file}: not tested: {UNTESTED}", markup=False)
     return built
 
 

@@ -11,6 +11,7 @@ from nnhal.conformance.place import place_first, place_in
 _NUMBER = re.compile(r"(?<![\w.])(?<!output )-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)(?![\w.])")
 _SEVERAL = re.compile(r"([\[(])#(?:, #)*,?([\])])")
 LAST_WORDS = "; its last words:"  # before a process's last output, in a reason
+REDUCED_TO = "; still fails with "  # before the smallest graph that fails, in a reason
 
 
 class DriverFault(NamedTuple):

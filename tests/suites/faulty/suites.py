@@ -13,8 +13,9 @@ from typing import Any
 from nnhal.conformance.suites.run import CONTRACT, VECTORS
 from tests.suites.faulty.application import DRIVER
 from tests.suites.faulty.driver import VARIABLE
-from tests.suites.faulty.driver.faults import CRASH, CTS, RANDOM, STRESS, VTS, Fault
+from tests.suites.faulty.driver.faults import CRASH, CTS, MLTS, RANDOM, STRESS, VTS, Fault
 
+MODELS = {"ADD": "add4"}  # for `mlts`, of drivers with few operations
 FEW = "^V1_0/add_quant8"
 SOME = {  # vectors of each operation: those of its first specifications
     "ADD": "^V1_./add_",
@@ -33,6 +34,7 @@ CASES = {
     STRESS: "^(threads/execute/(float32|quant8)|models/00[01]|drift/compile|count"
     "|((constants|mapped)|growth/(run|prepare|thread)|drift)/float32)$",
     CRASH: "^killed/execute$",
+    MLTS: "",
 }
 SUITES = VECTORS, CONTRACT, *CASES
 TOGETHER = VECTORS, CONTRACT  # none of the patterns of one matches a case of the other
@@ -81,11 +83,19 @@ def results_of(suites: Sequence[str], fault: Fault, vectors: Path, *, isolate: b
 
 def _run(suites: Sequence[str], fault: Fault, vectors: Path, isolate: bool) -> dict[str, Seen]:
     """What suites say whose patterns match none of the others' cases, in one run."""
-    pattern = "|".join(_pattern(each, fault) for each in suites)
+    report, code, text = report_of(suites, fault, vectors, "|".join(_pattern(each, fault) for each in suites), isolate)
+    return {suite: _seen(suite, report, code, text) for suite in suites}
+
+
+def report_of(
+    suites: Sequence[str], fault: Fault, vectors: Path, pattern: str, isolate: bool = False
+) -> tuple[dict[str, Any], int, str]:
+    """The report of a run of suites as JSON, its exit code, and what it said where there is no report."""
     words = ["test", *suites, "--driver", str(DRIVER), "--jobs", "1", "--json", "--filter", pattern]
     vectors_too = ["--vectors", str(vectors), "--execution-path", fault.way]
     words += vectors_too * (VECTORS in suites) + ["--isolate"] * isolate
     words += ["--timeout", str(HUNG)] * fault.hangs
+    words += ["--model", MODELS.get(fault.operation, "tiny_conv"), "--scale", "0.02"] * (MLTS in suites)
     ran = subprocess.run(
         [sys.executable, "-m", "nnhal.cli.main", *words],
         env=ENVIRONMENT | {VARIABLE: fault.name},
@@ -99,7 +109,7 @@ def _run(suites: Sequence[str], fault: Fault, vectors: Path, isolate: bool) -> d
     except ValueError:
         report = {}
     text = report.get("error", {}).get("message", "") or ("" if report else ran.stderr.strip())
-    return {suite: _seen(suite, report, ran.returncode, text) for suite in suites}
+    return report, ran.returncode, text
 
 
 def _seen(suite: str, report: Mapping[str, Any], code: int, text: str) -> Seen:

@@ -15,14 +15,20 @@ from nnhal.conformance.specs.process import SpecReader
 
 SUFFIX = ".mod.py"
 _SKIPPED = "experimental"  # operations that NNAPI does not have
+UNTESTED = "has no Example that becomes a test"
 
 
 class BuiltVectors(NamedTuple):
-    """The result of a build: numbers of specifications and tests, and an error for each unreadable specification."""
+    """The result of a build.
+
+    specifications, tests: the numbers of those that were read. errors: one for each unreadable specification.
+    untested: the files of specifications without a test.
+    """
 
     specifications: int
     tests: int
     errors: Sequence[str]
+    untested: Sequence[Path]
 
 
 def specifications(path: Path) -> list[Path]:
@@ -57,7 +63,7 @@ def build(path: Path, folder: Path, jobs: int = 1) -> Iterator[tuple[int, int] |
     Yields the numbers of specifications that are read and of all, then what was written.
     """
     files = specifications(path)
-    entries, errors, done = [], [], 0
+    entries, errors, untested, done = [], [], [], 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if present := next(folder.iterdir(), None):
@@ -65,17 +71,20 @@ def build(path: Path, folder: Path, jobs: int = 1) -> Iterator[tuple[int, int] |
         with _Readers(jobs) as readers:
             for version, group in groupby(files, lambda file: file.resolve().parent.name):
                 with zipfile.ZipFile(folder / f"{version}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-                    for read in readers.read(list(group)):
+                    of_version = list(group)
+                    for file, read in zip(of_version, readers.read(of_version), strict=True):
                         done += 1
                         yield done, len(files)
                         if isinstance(read, InvalidArgument):
                             errors.append(str(read))
                         elif read[0]["tests"]:
                             entries += _write(archive, *read)
+                        else:
+                            untested.append(file)
         _write_index(folder / "index.json", entries)
     except OSError as error:
         raise InvalidArgument(f"vectors {folder}: {error.strerror}, must be a folder that can be written") from None
-    yield BuiltVectors(len(files) - len(errors), len(entries), errors)
+    yield BuiltVectors(len(files) - len(errors), len(entries), errors, untested)
 
 
 def _order(version: str) -> tuple[bool, str]:

@@ -11,7 +11,7 @@ from nnhal.model.graph import Model
 
 from .healthy import Arithmetic, Engine, Healthy
 
-VTS, CTS, RANDOM, STRESS, CRASH = "vts", "cts", "random", "stress", "crash"
+VTS, CTS, RANDOM, STRESS, CRASH, MLTS = "vts", "cts", "random", "stress", "crash", "mlts"
 BOTH = VECTORS, CONTRACT
 BY_MODEL = "by-model"
 
@@ -118,9 +118,23 @@ def made(name: str) -> Any:
 
 def table() -> Mapping[str, Fault]:
     """All of them, by module, in whatever order those were imported."""
-    from . import clients, ends, graphs, hal, kept, memory, numbers, operations, optimised, queries, runs, values
+    from . import (
+        clients,
+        ends,
+        graphs,
+        hal,
+        kept,
+        memory,
+        models,
+        numbers,
+        operations,
+        optimised,
+        queries,
+        runs,
+        values,
+    )
 
-    parts = ends, hal, kept, memory, numbers, queries, runs, graphs, operations, optimised, values, clients
+    parts = ends, hal, kept, memory, numbers, queries, runs, graphs, operations, optimised, values, clients, models
     modules = [module.__name__ for module in parts]
     return dict(sorted(FAULTS.items(), key=lambda item: modules.index(item[1].module)))
 
@@ -129,11 +143,15 @@ def healthy() -> tuple[Fault, ...]:
     """Drivers without a fault: what each is a change of."""
     table()  # the modules in their order
     from .hal import HalDriver
+    from .models import Models, Unsaved
     from .operations import Whole
 
     nothing: tuple[Any, ...] = (), "", "plain", False, True, False, "ADD", False
+    of_models: tuple[Any, ...] = (), "", "plain", False, True, False, "SOFTMAX", False
     return (
         Fault("healthy", "nothing: the driver that the others are changes of", Healthy, *nothing),
         Fault("hal-healthy", "HAL 1.0: nothing", HalDriver, *nothing),
         Fault("whole-healthy", "nothing: the driver of 16 operations", Whole, *nothing),
+        Fault("models-healthy", "nothing: the driver of all operations, which keeps models", Models, *of_models),
+        Fault("models-unsaved", "nothing: it could keep models, and keeps none", Unsaved, *of_models),
     )

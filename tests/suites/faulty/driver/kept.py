@@ -14,7 +14,7 @@ from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles, read
-from nnhal.hal.device import Hints, Prepared
+from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 from nnhal.model.stored import pack_device_view, unpack_device_view
@@ -26,10 +26,10 @@ from .operations import with_fields
 HALF = 16  # bytes of a token
 
 
-class KeptEngine(Engine):
-    def __init__(self, device: Healthy, model: Model) -> None:
-        super().__init__(device, model)
-        self.whole = model
+class Saved:
+    """A prepared model that is kept as the model that it was prepared from."""
+
+    whole: Model
 
     def save(self, files: CacheContent) -> bool:
         files.model[0]["model"] = pack_device_view(self.whole)
@@ -38,10 +38,14 @@ class KeptEngine(Engine):
         return True
 
 
-class Keeping(Healthy):
-    """The healthy driver, which keeps compilations."""
+class KeptEngine(Saved, Engine):
+    def __init__(self, device: Healthy, model: Model) -> None:
+        super().__init__(device, model)
+        self.whole = model
 
-    engine = KeptEngine
+
+class Keeper(Device):
+    """A driver that keeps compilations."""
 
     def number_of_cache_files(self) -> Any:
         return CacheFiles(model=1)
@@ -55,6 +59,12 @@ class Keeping(Healthy):
 
     def pool(self, data: Any) -> Any:
         return np.frombuffer(data, np.uint8)
+
+
+class Keeping(Keeper, Healthy):
+    """The healthy driver, which keeps compilations."""
+
+    engine = KeptEngine
 
 
 def of_saving(name: str, what: str, check: str, **settings: Any) -> Any:

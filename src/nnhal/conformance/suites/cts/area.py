@@ -93,6 +93,7 @@ class AreaTrial:
         self.seed = [context.run.seed, zlib.crc32(case.name.encode())]
         self.rng = np.random.default_rng(self.seed)
         self.held = ExitStack()  # closes what the case opened
+        self._reference: tuple[nnhal.Model, nnhal.Compiled] | None = None  # of the model that was asked last
 
     @property
     def label(self) -> str:
@@ -206,9 +207,11 @@ class AreaTrial:
         return other, model
 
     def expected(self, model: nnhal.Model, arrays: Sequence[Array]) -> list[Array]:
-        """Return the results of the reference."""
-        with nnhal.compile(model, devices=discovery.cpu(), cache_dir=False) as compiled:
-            return listed(compiled(*arrays))
+        """Return the results of the reference, which stays compiled for other inputs of the same model."""
+        if self._reference is None or self._reference[0] is not model:
+            compiled = nnhal.compile(model, devices=discovery.cpu(), cache_dir=False)
+            self._reference = model, self.held.enter_context(compiled)
+        return listed(self._reference[1](*arrays))
 
     def require(self, truth: Any, reason: str, hint: str = "") -> None:
         """Raise CaseFailed unless it is true."""

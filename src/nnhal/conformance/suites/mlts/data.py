@@ -1,9 +1,9 @@
-"""Labelled data: a user's folder of pictures or arrays, and files of an installed package for the model magika."""
+"""Labelled data: a user's folder of inputs, or one for each class, and files of an installed package for magika."""
 
 import math
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, error_text
+from nnhal.base.names import suggestion
 from nnhal.base.operands import Array, Value, fixed
 from nnhal.model.metadata import Metadata, TensorMetadata
 from nnhal.ops.common import encode
@@ -26,20 +27,29 @@ BLOCK, PART, PADDING = 4096, 1024, 256  # of magika's features
 
 
 def labelled(folder: Path, labels: str) -> tuple[list[Path], list[str]]:
-    """Return the inputs of a folder, sorted, and the label of each; no labels without a file of them.
+    """Return the inputs of a folder, sorted, and the label of each; no labels without a file or folders of them.
 
     Args:
-        folder: Pictures, .npy files, or .npz files with an array for each input.
+        folder: Pictures, .npy files, or .npz files with an array for each input; or folders of such files, whose names
+            are the labels.
         labels: A file with a line for each input: its name, which may lack the suffix, spaces or a tab, and its label.
 
     Raises:
-        InvalidArgument: a file or folder is missing, a line is malformed, or an input has no label.
+        InvalidArgument: a file or folder is missing, a line is malformed, or an input has no label or two.
     """
     if not folder.is_dir():
         raise InvalidArgument(f"data is {str(folder)!r}, must be a folder")
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in ARRAYS | PICTURES)
+    files = _inputs_of(folder)
+    folders = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+    by_class = {each.name: _inputs_of(each) for each in folders}
+    if not files and any(by_class.values()):
+        return _of_classes(folder, by_class, labels)
     if not files:
-        raise InvalidArgument(f"data {folder} has no inputs, must have pictures, .npy or .npz files, not in folders")
+        must = "must have pictures, .npy or .npz files, or a folder of them for each class"
+        raise InvalidArgument(f"data {folder} has no inputs, {must}")
+    if mixed := next((name for name, inside in by_class.items() if inside), ""):
+        must = "must have all inputs in folders of their classes, or none"
+        raise InvalidArgument(f"data {folder} has {files[0].name} beside the folder {mixed} of inputs, {must}")
     if not labels:
         return files, []
     try:
@@ -65,11 +75,27 @@ def labelled(folder: Path, labels: str) -> tuple[list[Path], list[str]]:
     return files, found
 
 
+def _inputs_of(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.suffix.lower() in ARRAYS | PICTURES and not file.is_dir())
+
+
+def _of_classes(folder: Path, by_class: Mapping[str, Sequence[Path]], labels: str) -> tuple[list[Path], list[str]]:
+    """Return the inputs of folders, one for each class, and the class of each."""
+    if labels:
+        must = "must have inputs beside each other, or be given without --labels"
+        raise InvalidArgument(f"data {folder} has a folder for each class and labels is {labels!r}, {must}")
+    if empty := next((name for name, inside in by_class.items() if not inside), ""):
+        must = "must have pictures, .npy or .npz files, as the folder of a class"
+        raise InvalidArgument(f"data {folder / empty} has no inputs, {must}")
+    found = [(file, name) for name, inside in by_class.items() for file in inside]
+    return [file for file, _ in found], [name for _, name in found]
+
+
 def indices(labels: Sequence[str], said: Metadata | None, scores: Spec) -> list[int]:
     """Return labels as places in the scores: numbers as they are, words by the labels in the model's metadata.
 
     Args:
-        labels: The label of each input; empty without a file of them.
+        labels: The label of each input, as a line of a file or the name of a folder; empty without them.
         said: The model's metadata.
         scores: The first output.
 
@@ -86,7 +112,7 @@ def indices(labels: Sequence[str], said: Metadata | None, scores: Spec) -> list[
     for label in labels:
         if not label.isdecimal() and label not in words:
             must = "must be the place of its score" + (" or a label of the model's metadata" if words else "")
-            raise InvalidArgument(f"label is {label!r}, {must}")
+            raise InvalidArgument(f"label is {label!r}, {must}{suggestion(label, words)}")
         found.append(words.index(label) if label in words else int(label))
         if count is not None and found[-1] >= count:
             raise InvalidArgument(f"label is {label!r}, must be from 0 to {count - 1}: output 0 has {count} scores")

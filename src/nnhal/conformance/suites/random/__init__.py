@@ -54,6 +54,7 @@ from nnhal.conformance.suites.suite import (
     Suite,
     SuiteRun,
 )
+from nnhal.conformance.verdict import REDUCED_TO
 from nnhal.model.draw import svg
 from nnhal.model.file import write_model
 from nnhal.model.graph import Model
@@ -288,7 +289,7 @@ class _JudgedGraph:
             self._keep(best)
         count = len(best.model.main.operations)
         what = f"{kind}: {problem}" if kind else problem
-        reason = f"{what}; still fails with {count} operation{'s' * (count != 1)}: {names[:200]} {_shapes(best.model)}"
+        reason = f"{what}{REDUCED_TO}{count} operation{'s' * (count != 1)}: {names[:200]} {_shapes(best.model)}"
         raise CaseFailed(reason, HINTS.get(way, ""), {"operations": count, "way": way, **found})
 
     def _reduced(self, way: str, kind: str) -> ReductionCandidate:

@@ -4,7 +4,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 from nnhal.base.names import printable
-from nnhal.conformance.suites.report.results import EXPECTED, CaseResult, SuiteResult, TestReport, counted, grouped
+from nnhal.conformance.suites.report.groups import grouped
+from nnhal.conformance.suites.report.results import EXPECTED, CaseResult, SuiteResult, TestReport, counted
 from nnhal.conformance.suites.run import repeat_command
 
 NS = 1e9

@@ -1,25 +1,24 @@
 """A report for a terminal or a pipe: the answer, a table, and failures by likely cause with a command each."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nnhal.base.brief import duration
 from nnhal.base.brief import with_count as many
 from nnhal.base.columns import HEIGHT, columns, shortened
+from nnhal.conformance.suites.report.groups import FailureGroup, grouped
 from nnhal.conformance.suites.report.page import answer_of
 from nnhal.conformance.suites.report.results import (
     EXPECTED,
     RESULTS,
-    FailureGroup,
     TestReport,
     counted,
-    grouped,
     reasons,
     short_reason,
 )
 from nnhal.conformance.suites.run import repeat_command
 
-SHOWN, NAMED = 10, 3  # groups of failures, unless verbose; operations of a group
+SHOWN, NAMED = 10, 3  # groups of failures, unless verbose; operations, suites or areas of a group
 _SHORT = {"failed": "FAIL", "crashed": "CRASH", "hung": "HANG"}
 
 
@@ -65,13 +64,26 @@ def _table(report: TestReport) -> list[str]:
 
 def _group(report: TestReport, group: FailureGroup, width: int) -> list[str]:
     """Two lines: the cause, and the command that repeats the first case, which is always whole."""
-    outcome, names = group.first.outcome, group.operations
-    where = ", ".join(names[:NAMED]) or outcome.suite
-    where += f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    place = f" ({outcome.place})" if outcome.place else ""
+    outcome = group.first.outcome
+    where = _few(group.operations)
+    where += f" ({outcome.place})" if outcome.place else ""
+    if not where or any(len(each) > 1 for each in (group.areas, *group.areas.values())):
+        where += f" in {_shown_in(group)}"
     hint = f" ({group.hint})" if group.hint else ""
-    line = f"{_SHORT[group.verdict]} {len(group.results):,}  {where}{place}: {short_reason(group.first.reason)}{hint}"
+    cause = f"{where.strip().removeprefix('in ')}: {short_reason(group.first.reason)}{hint}"
+    line = f"{_SHORT[group.verdict]} {len(group.results):,}  {cause}"
     return [shortened(line, width) if width else line, f"    {repeat_command(report.run, outcome)}"]
+
+
+def _shown_in(group: FailureGroup) -> str:
+    """The suites of a group, or its suite with the areas."""
+    ((suite, areas), *others) = group.areas.items()
+    return _few(list(group.areas)) if others else f"{suite} ({_few(areas)})" if areas else suite
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def _whole_group(report: TestReport, group: FailureGroup) -> Iterator[str]:

@@ -8,16 +8,15 @@ from typing import Any
 from nnhal.base.brief import duration
 from nnhal.base.brief import with_count as many
 from nnhal.base.names import printable
+from nnhal.conformance.suites.report.groups import FailureGroup, grouped
 from nnhal.conformance.suites.report.results import (
     EXPECTED,
     RESULTS,
     CaseResult,
-    FailureGroup,
     Rate,
     SuiteResult,
     TestReport,
     counted,
-    grouped,
     last_words,
     rates,
     reasons,
@@ -156,6 +155,9 @@ def _failures(report: TestReport, groups: Sequence[FailureGroup]) -> Iterator[st
         where = ", ".join(group.operations) or first.suite
         yield f"{_text(many(len(group.results), 'case'))} <span>{_text(where)}</span></h3>"
         yield from _reason(group.first)
+        if sum(max(1, len(areas)) for areas in group.areas.values()) > 1:
+            shown = (f"{suite} ({', '.join(areas)})" if areas else suite for suite, areas in group.areas.items())
+            yield f"<p>Shows in {_text('; '.join(shown))}</p>"
         if group.hint:
             yield f"<p>Likely cause: {_text(group.hint)}</p>"
         yield from _facts(group.first)

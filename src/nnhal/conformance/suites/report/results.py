@@ -1,4 +1,4 @@
-"""Results of suites as reports show them: outcomes next to the expected failures, counted and grouped by likely cause."""
+"""Results of suites as reports show them: outcomes next to the expected failures, and counts of them."""
 
 import re
 from collections import Counter, defaultdict
@@ -9,7 +9,6 @@ from nnhal.conformance.suite import BAD
 from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
 from nnhal.conformance.verdict import LAST_WORDS, kind_of
 
-_RAISED = re.compile(r"^.*?\braised \w+(?=: )")
 _DEVICE = re.compile(r"\bdevice [^\s:]+: ")
 # Verdicts of a report: a case that is bad as expected is `expected`; one that passes in spite of that is `failed`.
 EXPECTED = "expected"
@@ -97,24 +96,6 @@ class SuiteResult(Record, frozen=True):
         return any(each.verdict not in ("skipped", "unsupported") for each in self.results)
 
 
-class FailureGroup(Record, frozen=True):
-    """Bad results with one likely cause; the first represents all."""
-
-    verdict: str
-    hint: str
-    results: Sequence[CaseResult]
-
-    @property
-    def first(self) -> CaseResult:
-        """The result that is shown."""
-        return self.results[0]
-
-    @property
-    def operations(self) -> list[str]:
-        """The operations of the cases, in alphabetical order."""
-        return sorted({each.outcome.operation for each in self.results} - {""})
-
-
 class TestReport(Record, frozen=True):
     """The results of `nnhal test`.
 
@@ -162,27 +143,6 @@ def counted(results: Iterable[CaseResult]) -> dict[str, int]:
     """Return the number of results of each verdict."""
     found = Counter(each.verdict for each in results)
     return {verdict: found[verdict] for verdict in RESULTS}
-
-
-def grouped(results: Iterable[CaseResult]) -> list[FailureGroup]:
-    """Group bad results by likely cause: verdict, reason without its numbers, hint. The largest group comes first.
-
-    Exceptions of one class from one line of the driver are one cause, whatever their texts.
-    """
-    found: dict[tuple[str, str, str], list[CaseResult]] = defaultdict(list)
-    for each in results:
-        if each.is_bad:
-            found[each.verdict, _cause(each), each.outcome.hint].append(each)
-    groups = [FailureGroup(verdict, hint, several) for (verdict, _, hint), several in found.items()]
-    return sorted(groups, key=lambda group: (-len(group.results), group.first.outcome.suite, group.first.outcome.name))
-
-
-def _cause(result: CaseResult) -> str:
-    if result.passes_unexpectedly:
-        return UNEXPECTED_PASS
-    reason, place = short_reason(result.reason), result.outcome.place
-    raised = _RAISED.search(reason) if place else None
-    return kind_of(reason) if raised is None else f"{raised[0]} at {place}"
 
 
 def short_reason(reason: str) -> str:
