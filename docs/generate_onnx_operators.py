@@ -42,7 +42,7 @@ within float rounding. Quantised results of one node are within one LSB.
   the weights of the layer before them. Relu and Clip become its activation.
 - **64-bit integers** are 32 bits in NNAPI. nnhal computes constants at import, checks inputs at each
   call, and computes the range of sums and products. If 32 bits may not suffice, inputs may only have
-  numbers of 30, 24 or 15 bits, with a note. If that does not suffice, nnhal refuses the node.
+  numbers of 30 bits or fewer, with a note. If that does not suffice, nnhal refuses the node.
 - **DOUBLE** is computed in float32, with a note. Applications give and get float64, and nnhal computes
   constants at import in 64 bits. Limits beyond float32 become its greatest and least numbers.
 - **Optimised files** of ONNX Runtime have nodes of `com.microsoft` in place of several of `ai.onnx`. nnhal

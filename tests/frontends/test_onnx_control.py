@@ -283,7 +283,7 @@ def test_an_input_of_64_bits_is_taken_where_it_fits_and_refused_where_not():
         ([node("Identity", "x")], 0),
         ([node("Add", "x x")], 30),
         ([node("Add", "x x", "s"), node("Mul", "s c")], 24),
-        ([node("Mul", "x x", "m"), node("Add", "m x")], 15),
+        ([node("Mul", "x x", "m"), node("Add", "m x")], 10),
     ],
 )
 def test_an_input_of_64_bits_is_taken_as_far_as_sums_of_it_fit_32_bits(nodes, bits, tmp_path):
@@ -303,9 +303,42 @@ def test_an_input_of_64_bits_is_taken_as_far_as_sums_of_it_fit_32_bits(nodes, bi
                 compiled(np.array([0, 1, 2, beyond]))
 
 
+def test_only_the_inputs_that_are_added_up_take_fewer_bits():
+    """As the positions of transformers are counted: the sum of a mask, times the mask."""
+    nodes = [
+        node("CumSum", "m a", "s"),
+        node("Mul", "s m", "p"),
+        node("Gather", "t p", "e"),
+        node("Gather", "w x", "f"),
+        node("Add", "e f"),
+    ]
+    inputs = {"x": np.array([[1, 5, 3, 0]]), "m": np.array([[1, 1, 1, 0]])}
+    made = model(nodes, inputs, {"a": np.array(1), "t": real(5, 3), "w": real(6, 3)})
+    check(made, inputs)
+    (note,) = nnhal.load(made.SerializeToString()).notes
+    assert note == "values of m must be from -1023 to 1023, so that sums and products fit 32 bits"
+
+
+def test_integers_of_32_bits_keep_their_range_on_the_way_to_64():
+    nodes = [
+        node("Not", "b", "n"),
+        node("Cast", "n", "i", to=TensorProto.INT32),
+        node("CumSum", "i a", "s"),
+        node("Mul", "s i", "p"),
+        node("Cast", "p", "q", to=TensorProto.INT64),
+        node("Add", "q c"),
+    ]
+    inputs = {"b": np.array([[True, False, False]])}
+    made = model(nodes, inputs, {"a": np.array(1), "c": np.array(2)})
+    check(made, inputs)
+    assert nnhal.load(made.SerializeToString()).notes == ()
+
+
 def test_sums_that_may_need_64_bits_are_refused_by_name():
-    made = model([node("Mul", "x x", "m"), node("Mul", "m m")], {"x": np.array([1, -5], np.int64)})
-    with pytest.raises(nnhal.UnsupportedModel, match=r"Mul #1: is of INT64 and may need more than the 32 bits"):
+    made = model(
+        [node("Mul", "x x", "m"), node("Mul", "m m", "n"), node("Mul", "n n")], {"x": np.array([1, -5], np.int64)}
+    )
+    with pytest.raises(nnhal.UnsupportedModel, match=r"Mul #0: is of INT64 and may need more than the 32 bits"):
         nnhal.load(made.SerializeToString())
 
 

@@ -270,12 +270,10 @@ def test_an_exponent_below_0_leaves_whole_numbers_of_1_only(known):
     check(model([node("Pow", "x k")], inputs, {"k": y} if known else {}), inputs)
 
 
-@pytest.mark.parametrize(("op", "names"), [("Pow", "x k"), ("ReduceProd", "x"), ("CumSum", "x a")])
+@pytest.mark.parametrize(("op", "names"), [("Pow", "x k"), ("ReduceProd", "x")])
 def test_powers_and_products_that_may_need_64_bits_are_refused_by_name(op, names):
-    constants = {"k": np.array(3), "a": np.array(0)}
-    read = {name: value for name, value in constants.items() if name in names}
-    inputs = {"x": np.ones(1 << 17 if op == "CumSum" else 3, np.int64)}
-    refused(model([node(op, names)], inputs, read), f"{op} #0: .*32 bits")
+    read = {"k": np.array(5)} if "k" in names else {}
+    refused(model([node(op, names)], {"x": np.ones(5, np.int64)}, read), f"{op} #0: .*32 bits")
 
 
 def test_a_power_of_what_is_known_to_be_small_is_taken():

@@ -195,6 +195,10 @@ for n in (
     case(n, node(n, "x"), {"x": real(3, 4, 5) * 2})
     if n not in ("Tan",):
         case(n + " 5d", node(n, "x"), {"x": real(2, 2, 2, 2, 2)})
+for k in (-1, 0, 2):
+    nodes = [node("EyeLike", "x", "e", k=k), node("Add", "x e")]
+    case(f"EyeLike {k}", nodes, {"x": real(3, 4)})
+case("EyeLike of a type", node("EyeLike", "x", dtype=6), {"x": real(3, 3)})
 for n in ("Mish", "Gelu"):
     case(n, node(n, "x"), {"x": real(3, 4, 5) * 2}, opset=20)
 case("Gelu far", node("Gelu", "x"), {"x": np.float32([np.inf, np.nan, 3e38, 41, 13, -13, -41, -3e38])}, opset=20)

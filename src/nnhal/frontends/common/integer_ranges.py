@@ -32,7 +32,9 @@ SpanRule = Callable[[Spans], Span]  # the range of an output
 
 
 def span_of(rule: SpanRule | None, result: Term, terms: Sequence[Term], spans: Spans, otherwise: Span) -> Span:
-    """Return the range of an output, 64-bit integers in the file; raise UnsupportedOperator if it may exceed 32 bits.
+    """Return the range of an output; raise UnsupportedOperator if 64-bit integers of the file may exceed 32 bits.
+
+    Those of 32 bits wrap in the file too.
 
     Args:
         rule: The operator's, if it has one.
@@ -43,6 +45,8 @@ def span_of(rule: SpanRule | None, result: Term, terms: Sequence[Term], spans: S
     """
     found = rule(spans) if rule else spans.inputs[0] if result.value.data is not None else otherwise
     if not fits(found):
+        if result.kind == "INT32":
+            return ANY
         if any(term.doubtful for term in terms):
             raise UnsupportedOperator  # their operator was refused
         raise UnsupportedOperator(TOO_WIDE)

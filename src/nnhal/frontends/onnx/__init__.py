@@ -51,7 +51,8 @@ from nnhal.model.graph import Model
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 
 DOUBLES = "numbers of DOUBLE are computed in float32: NNAPI has no 64-bit floats"
-FEWER_BITS = 30, 24, 15  # of inputs of INT64, where operators may exceed 32
+FEWER_BITS = 30, 24, 17, 10, 7  # of inputs of INT64, where operators may exceed 32
+NOTHING: Mapping[str, int] = {}
 ONE_BRANCH = "where an input decides the If, --value NAME=N, or values={NAME: N}, leaves one branch"
 
 
@@ -76,12 +77,9 @@ def load_opened(
     file, sizes = with_constants(file, arrays(values))
     wanted, left = settled(file, shapes, sizes)
     context, graph = imported(file, wanted)
-    most = 0
-    for bits in FEWER_BITS:
-        if not context.problems or any(why != TOO_WIDE for _, why in context.problems):
-            break
-        most = (1 << bits) - 1
-        context, graph = imported(file, wanted, most)
+    bits: dict[str, int] = {}
+    if context.problems and all(why == TOO_WIDE for _, why in context.problems):
+        bits, (context, graph) = narrowed(file, wanted) or ({}, (context, graph))
     if context.problems and left:
         look_for_the_cause(context, file, wanted, left)
     if context.problems:
@@ -94,9 +92,9 @@ def load_opened(
     for term, edge in zip(graph.outputs, file.graph.outputs, strict=True):
         term.value = replace(term.value, name=edge.name)
     notes = [*open_notes(left), *[DOUBLES] * has_doubles(graph)]
-    if most:
-        names = ", ".join(short(edge.name) for edge in file.graph.inputs if edge.kind == "INT64")
-        notes.append(f"values of {names} must be from {-most} to {most}, so that sums and products fit 32 bits")
+    for name, count in bits.items():
+        most = (1 << count) - 1
+        notes.append(f"values of {short(name)} must be from {-most} to {most}, so that sums and products fit 32 bits")
     release_file(graph, file)
     writer = ModelWriter(file.memories, file.budget, bounded_text(os.path.splitext(os.path.basename(label))[0]))
     metadata = metadata_of(file, [context.labels.get(id(term)) for term in graph.outputs])
@@ -115,8 +113,10 @@ def open_inputs(
     return OpenInputs(dims, alike(file, wanted))
 
 
-def imported(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]], most: int = 0) -> tuple[FileContext, NodeGraph]:
-    """Return the graph for inputs of these shapes. most: the greatest magnitude of inputs of INT64; 0 for 32 bits."""
+def imported(
+    file: OnnxFile, wanted: Sequence[tuple[int | None, ...]], bits: Mapping[str, int] = NOTHING
+) -> tuple[FileContext, NodeGraph]:
+    """Return the graph for inputs of these shapes. bits: of the magnitudes of some inputs of INT64."""
     context = FileContext(file, lower, lower_open)
     graph = NodeGraph(context, file.graph)
     for edge, shape in zip(file.graph.inputs, wanted, strict=True):
@@ -128,13 +128,40 @@ def imported(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]], most: int
         else:
             value = Value(kind, shape or (1,), PLAIN.get(edge.kind, 0.0), name=edge.name)
         term = graph.give(edge.name, value, edge.kind, scalar=shape == ())
-        if most and edge.kind == "INT64":
+        if edge.name in bits:
+            most = (1 << bits[edge.name]) - 1
             term.span = -most, most
         context.trials.names[id(term)] = edge.shape or ()
         if kind is None:
             graph.terms[edge.name].doubtful = True
     lower(graph)
     return context, graph
+
+
+def narrowed(
+    file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]
+) -> tuple[dict[str, int], tuple[FileContext, NodeGraph]] | None:
+    """Import with fewer bits for inputs of INT64, so that results fit 32 bits; None if that is impossible.
+
+    First all inputs have as many bits as possible. Then each gets more, if the others allow it.
+    """
+    names = [edge.name for edge in file.graph.inputs if edge.kind == "INT64"]
+    for count in FEWER_BITS:
+        bits = dict.fromkeys(names, count)
+        found = imported(file, wanted, bits)
+        if not found[0].problems:
+            break
+    else:
+        return None
+    for name in names if len(names) > 1 else ():
+        for more in (0, *FEWER_BITS[: FEWER_BITS.index(count)]):
+            others = {each: n for each, n in bits.items() if each != name}
+            wider = others | ({name: more} if more else {})
+            again = imported(file, wanted, wider)
+            if not again[0].problems:
+                bits, found = wider, again
+                break
+    return bits, found
 
 
 def has_doubles(graph: WrittenGraph) -> bool:

@@ -19,7 +19,7 @@ from nnhal.frontends.common.writing import (
     check_count,
     copied,
 )
-from nnhal.frontends.onnx.file import DTYPES
+from nnhal.frontends.onnx.file import DTYPES, KINDS
 from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, computed, lower_by_places, operator
 from nnhal.ops.schema import B8, F16, F32, I32
 
@@ -331,6 +331,19 @@ def constant_of_shape(t: NodeTask, shape: Array) -> Any:
     value = t.graph.array(tensor)
     require_foldable(value is not None and value.size == 1)
     return np.full(sizes, np.asarray(value).reshape(())), tensor.kind
+
+
+@operator("EyeLike", becomes="a constant of the input's shape")
+def eye_like(t: NodeTask) -> None:
+    """Write ones on a diagonal, and zeros elsewhere."""
+    x = t.raw(0)
+    kind = KINDS.get(t.attr("dtype", 0), "") or x.kind
+    shape = t.known(x)
+    t.require(
+        len(shape) == 2 and kind in DTYPES, f"of {x.kind} of rank {len(shape)} has no value, must be numbers of 2"
+    )
+    check_count(math.prod(shape))
+    t.known_result(np.eye(shape[0], shape[1], t.attr("k", 0), np.dtype(DTYPES[kind])), kind=kind)
 
 
 @computed("NonZero", becomes="a constant, of values that are known",

@@ -243,7 +243,7 @@ class NodeTask(OperationWriter):
         for number, term in self.results.items():
             if (
                 number < there
-                and term.kind == "INT64"
+                and term.kind in ("INT64", "INT32")
                 and term.value.type == I32
                 and term.data is None
                 and term.span is None
