@@ -19,6 +19,8 @@ KEPT = 64 << 10  # bytes of the largest input that others are made from
 LOOKS = 0.5  # seconds between two counts of the inputs that libFuzzer keeps
 RECENT = 16  # inputs that were new last, of which half of all others are made
 
+NEVER = 1_000_000  # seconds: with 0, atheris ends the process at an input of a second; the supervisor has its own limit
+
 Execute = Callable[[bytes], None]
 
 
@@ -113,7 +115,7 @@ def guided_by_atheris(
         "-handle_segv=0",
         "-handle_abrt=0",
         "-handle_term=0",
-        "-timeout=0",
+        f"-timeout={NEVER}",
         "-verbosity=0",
     )
     limits = f"-max_len={LONGEST}", f"-seed={rng.randrange(1, 2**31)}"
