@@ -252,3 +252,20 @@ def test_a_filter_as_large_as_the_picture_has_every_place(shape, bias, threads, 
         for row, column in np.ndindex(shape):
             part = whole[:, row : row + height, column : column + width]
             np.testing.assert_array_equal(found[:, row, column], np.einsum("bhwc,ohwc->bo", part, weights) + added)
+
+
+@pytest.mark.parametrize("kind", ["TENSOR_QUANT8_ASYMM", "TENSOR_QUANT8_ASYMM_SIGNED", "TENSOR_FLOAT32"])
+@pytest.mark.parametrize(("size", "new"), [(65, 55), (13, 11), (96, 41), (7, 21), (100, 30), (5, 4)])
+def test_the_nearest_element_is_that_of_a_position_in_float32(kind, size, new):
+    """LiteRT's kernel of 8 bits computes positions in fixed point: the twelfth of 55 from 65 is its fourteenth."""
+    b = Builder()
+    steps = {"scale": 1.0, "zero_point": 0} if "QUANT" in kind else {}
+    x = b.input((1, size, 3, 2), kind, **steps)
+    model = b.finish([x], [b.resize_nearest_neighbor(x, out_w=6, out_h=new, nchw=False)])
+    compiled = nnhal.compile(model, devices=["litert"], fallback="forbid")
+    rows = np.arange(size, dtype=compiled.inputs[0].dtype).reshape(1, size, 1, 1) * np.ones(
+        (1, 1, 3, 2), compiled.inputs[0].dtype
+    )
+    step = np.float32(size) / np.float32(new)
+    wanted = np.floor(np.arange(new, dtype=np.float32) * step)
+    np.testing.assert_array_equal(np.asarray(compiled(rows))[0, :, 5, 1], wanted)

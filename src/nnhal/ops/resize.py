@@ -84,10 +84,14 @@ def positions(a: Bound, size: int, new: int) -> Array:
 def nearest(a: Bound, x: Array) -> Array:
     """Round to the nearest element with aligned corners, else down."""
     for axis, name in ((1, "h"), (2, "w")):
-        size, new = x.shape[axis], new_size(name)(a)
-        index = np.floor(positions(a, size, new).astype(np.float64) + (0.5 if a.align_corners else 0)).astype(np.int64)
-        x = x.take(np.clip(index, 0, size - 1), axis)
+        x = x.take(nearest_elements(a, x.shape[axis], new_size(name)(a)), axis)
     return x
+
+
+def nearest_elements(a: Bound, size: int, new: int) -> Array:
+    """Return the numbers of the elements that RESIZE_NEAREST_NEIGHBOR takes, along one axis."""
+    index = np.floor(positions(a, size, new).astype(np.float64) + (0.5 if a.align_corners else 0)).astype(np.int64)
+    return np.clip(index, 0, size - 1)
 
 
 def places(a: Bound, x: Array, axis: int) -> Array:

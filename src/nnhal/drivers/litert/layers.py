@@ -24,6 +24,7 @@ from nnhal.drivers.litert.limits import (
 from nnhal.drivers.litert.reductions import add_up
 from nnhal.drivers.litert.task import Task, entry, reach
 from nnhal.ops.common import lowest, out_size, padding
+from nnhal.ops.resize import nearest_elements
 from nnhal.ops.schema import B8, F32, Q8, Q8PC, Q8S, Bound
 from nnhal.ops.weighted import product_scales
 
@@ -541,6 +542,12 @@ def instance_normalisation(t: Task) -> None:
 # ------------------------------------------------------------------------------------------------------------- resizing
 
 
+def of_fixed_point(size: int, new: int) -> Array:
+    """Return the elements that LiteRT's kernel of 8 bits takes: its step has 16 bits behind the point, rounded up."""
+    index: Array = (np.arange(new, dtype=np.int64) * ((size << 16) // new + 1)) >> 16
+    return np.minimum(index, size - 1)
+
+
 @entry("RESIZE_BILINEAR")
 @entry("RESIZE_NEAREST_NEIGHBOR", exact=True)
 def resize(t: Task) -> None:
@@ -551,6 +558,14 @@ def resize(t: Task) -> None:
     a, out, x = t.a, image_out(t), image(t, "input")
     if t.name == "RESIZE_BILINEAR":
         x, out = quant.dequantised(t, x), quant.dequantised_out(t, out)
+    elif a.T in QUANTS and not (a.align_corners or a.half_pixel_centers):
+        sizes = list(zip(x.value.known[1:3], out.value.known[1:3], strict=True))
+        taken = [nearest_elements(a, *each) for each in sizes]
+        if any((mine != of_fixed_point(*each)).any() for mine, each in zip(taken, sizes, strict=True)):
+            rows = t.temporary(x.value, shape=(x.value.known[0], sizes[0][1], *x.value.known[2:]))
+            t.emit("GATHER", [x, t.constant(taken[0].astype(np.int32))], rows, "Gather", axis=1)
+            t.emit("GATHER", [rows, t.constant(taken[1].astype(np.int32))], out, "Gather", axis=2)
+            return
     options = {"alignCorners": a.align_corners, "halfPixelCenters": a.half_pixel_centers}
     kind = "ResizeBilinear" if t.name == "RESIZE_BILINEAR" else "ResizeNearestNeighbor"
     t.emit(
