@@ -62,6 +62,8 @@ within float rounding. Quantised results of one node are within one LSB.
 - **Loop** is unrolled up to 256 known iterations if it returns a list or has few nodes. The iterations
   are known by the trip count, or by a condition that nnhal computes at import. Otherwise Loop is a
   WHILE, which keeps no list.
+- **Layers of three dimensions** (Conv, ConvTranspose without overlap, pools, BatchNormalization) become
+  layers of pictures: NNAPI has no others.
 - **Resize** is NNAPI's where that takes the same elements, else GATHER and sums along each axis. nnhal
   refuses antialias, and tf_crop_and_resize beyond the image.
 - **Mod** of reals has the sign of the divisor, or with fmod of the dividend.

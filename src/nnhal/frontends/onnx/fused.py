@@ -7,95 +7,47 @@ import numpy as np
 
 from nnhal.base.operands import Array
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.onnx.file import OnnxNode, OnnxTensor
-from nnhal.frontends.onnx.graph import NodeGraph
-from nnhal.frontends.onnx.task import NodeTask, operator
+from nnhal.frontends.onnx.expanded import ExpandedNode
+from nnhal.frontends.onnx.task import operator
 
-VERSION = 23  # of the operators of ai.onnx that the entries write
 FLOAT = 1  # of TensorProto
-KINDS = {"f": "FLOAT", "i": "INT64"}  # of constants
 
 
-class FusedNode(NodeTask):
-    """A node to expand. nodes: those that replace it; `commit` adds nothing to the graph."""
-
-    def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
-        super().__init__(graph, node, opset)
-        self.nodes: list[OnnxNode] = []
-
-    def commit(self) -> None:
-        """Check that each output that is read is written."""
-        written = {name for node in self.nodes for name in node.outputs}
-        for number, name in enumerate(self.node.outputs):
-            used = self.is_output_used(number) and name not in written
-            self.require(not used, f"output {number} is read, which NNAPI has no operation for")
-
-    def input(self, place: int) -> str:
-        """Return the name of an input; "" if it is not given."""
-        return self.node.inputs[place] if self.given(place) else ""
-
-    def write(self, op: str, *inputs: str, gives: int | None = None, parts: int = 1, **attributes: Any) -> Any:
-        """Write a node of ai.onnx.
-
-        Args:
-            op: The operator.
-            inputs: The names of its inputs.
-            gives: The output of the fused node that it gives.
-            parts: The number of its outputs.
-            attributes: Its attributes; None leaves one out.
-
-        Returns:
-            The name of its output, or a list of several.
-        """
-        place = f"{self.node.place}/{len(self.nodes)}"
-        given = gives is not None and gives < len(self.node.outputs) and self.node.outputs[gives]
-        names = [given or f"{place}.{n}" for n in range(parts)]
-        found = {key: value for key, value in attributes.items() if value is not None}
-        self.nodes.append(OnnxNode(place, "", op, "", inputs, tuple(names), found))
-        return names[0] if parts == 1 else names
-
-    def constant(self, value: Any) -> str:
-        """Write a constant of FLOAT or INT64."""
-        array = np.asarray(value)
-        array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
-        tensor = OnnxTensor("", KINDS[array.dtype.kind], array.shape, values=array)
-        return str(self.write("Constant", value=tensor))
-
-    def activated(self, x: str, name: str, values: tuple[float, ...]) -> None:
-        """Write the activation of a fused layer, which gives output 0. values: its parameters, in the order of ONNX."""
-        alpha, beta = (*values, None, None)[:2]
-        if name == "Clip":
-            self.write("Clip", x, self.constant(float(alpha or 0.0)), self.constant(float(beta or 0.0)), gives=0)
-        else:
-            self.require(name in ("Relu", "Tanh", "Sigmoid", "LeakyRelu", "HardSigmoid"), f"has the activation {name}")
-            self.write(name, x, gives=0, alpha=alpha, beta=beta)
+def activated(t: ExpandedNode, x: str, name: str, values: tuple[float, ...]) -> None:
+    """Write the activation of a fused layer, which gives output 0. values: its parameters, in the order of ONNX."""
+    alpha, beta = (*values, None, None)[:2]
+    if name == "Clip":
+        t.write("Clip", x, t.constant(float(alpha or 0.0)), t.constant(float(beta or 0.0)), gives=0)
+    else:
+        t.require(name in ("Relu", "Tanh", "Sigmoid", "LeakyRelu", "HardSigmoid"), f"has the activation {name}")
+        t.write(name, x, gives=0, alpha=alpha, beta=beta)
 
 
-fused = partial(operator, task=FusedNode)
+fused = partial(operator, task=ExpandedNode)
 
 
 # ----------------------------------------------------------------------------------------------------------------- layers
 
 
 @fused("com.microsoft.FusedConv", inputs=(2, 4), becomes="Conv, Add, and the activation")
-def convolution(t: FusedNode) -> None:
+def convolution(t: ExpandedNode) -> None:
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     given = [t.input(n) for n in range(3)]
     made = t.write("Conv", *given[: 2 + bool(given[2])], **{name: t.attr(name) for name in names})
     made = t.write("Add", made, t.input(3)) if t.given(3) else made
-    t.activated(made, t.attr("activation", "Relu"), t.attr("activation_params", ()))
+    activated(t, made, t.attr("activation", "Relu"), t.attr("activation_params", ()))
 
 
 @fused("com.microsoft.FusedGemm", inputs=(2, 3), becomes="Gemm and the activation")
-def gemm(t: FusedNode) -> None:
+def gemm(t: ExpandedNode) -> None:
     given = [t.input(n) for n in range(2 + t.given(2))]
     made = t.write("Gemm", *given, **{name: t.attr(name) for name in ("alpha", "beta", "transA", "transB")})
     values = [t.attr(f"activation_{name}") for name in ("alpha", "beta")]
-    t.activated(made, t.attr("activation", "Relu"), tuple(n for n in values if n is not None))
+    activated(t, made, t.attr("activation", "Relu"), tuple(n for n in values if n is not None))
 
 
 @fused("com.microsoft.FusedMatMul", inputs=2, becomes="Transpose, MatMul, Mul")
-def matmul(t: FusedNode) -> None:
+def matmul(t: ExpandedNode) -> None:
     sides = []
     for place, side in enumerate("AB"):
         name, rank = t.input(place), t.rank(t.x(place))
@@ -110,7 +62,7 @@ def matmul(t: FusedNode) -> None:
 
 
 @fused("com.microsoft.MatMulNBits", inputs=(3, 6), becomes="MatMul with weights as reals")
-def matmul_of_few_bits(t: FusedNode) -> None:
+def matmul_of_few_bits(t: ExpandedNode) -> None:
     """Dequantise constant weights of 4 or 8 bits in blocks. Zero points have as many bits as the weights, or are floats."""
     size, units, bits, block = (t.attr(name, 0) for name in ("K", "N", "bits", "block_size"))
     t.require(bits in (4, 8), f"bits is {bits}, must be 4 or 8")
@@ -139,17 +91,17 @@ def unpacked(data: Array, bits: int) -> Array:
 @fused(
     "com.microsoft.DynamicQuantizeMatMul", inputs=(3, 5), becomes="DynamicQuantizeLinear, MatMulInteger, Cast, Mul, Add"
 )
-def dynamically_quantised_matmul(t: FusedNode) -> None:
+def dynamically_quantised_matmul(t: ExpandedNode) -> None:
     x, scale, zero = t.write("DynamicQuantizeLinear", t.input(0), parts=3)
     scaled_product(t, (x, t.input(1), zero, t.input(3)), (scale, t.input(2)), t.input(4))
 
 
 @fused("com.microsoft.MatMulIntegerToFloat", inputs=(4, 7), becomes="MatMulInteger, Cast, Mul, Add")
-def integer_matmul(t: FusedNode) -> None:
+def integer_matmul(t: ExpandedNode) -> None:
     scaled_product(t, (t.input(0), t.input(1), t.input(4), t.input(5)), (t.input(2), t.input(3)), t.input(6))
 
 
-def scaled_product(t: FusedNode, given: tuple[str, ...], scales: tuple[str, str], bias: str) -> None:
+def scaled_product(t: ExpandedNode, given: tuple[str, ...], scales: tuple[str, str], bias: str) -> None:
     """Write a product of integers in reals."""
     made = t.write("Cast", t.write("MatMulInteger", *given), to=FLOAT)
     made = t.write("Mul", made, t.write("Mul", *scales), gives=None if bias else 0)
@@ -161,23 +113,23 @@ def scaled_product(t: FusedNode, given: tuple[str, ...], scales: tuple[str, str]
 
 
 @fused("com.microsoft.Gelu", becomes="Gelu")
-def gelu(t: FusedNode) -> None:
+def gelu(t: ExpandedNode) -> None:
     t.write("Gelu", t.input(0), gives=0)
 
 
 @fused("com.microsoft.BiasGelu", inputs=2, becomes="Add, Gelu")
-def gelu_of_sum(t: FusedNode) -> None:
+def gelu_of_sum(t: ExpandedNode) -> None:
     t.write("Gelu", t.write("Add", t.input(0), t.input(1)), gives=0)
 
 
 @fused("com.microsoft.FastGelu", inputs=(1, 2), becomes="Add, Gelu by TANH")
-def fast_gelu(t: FusedNode) -> None:
+def fast_gelu(t: ExpandedNode) -> None:
     x = t.write("Add", t.input(0), t.input(1)) if t.given(1) else t.input(0)
     t.write("Gelu", x, gives=0, approximate="tanh")
 
 
 @fused("com.microsoft.QuickGelu", becomes="Sigmoid, Mul")
-def quick_gelu(t: FusedNode) -> None:
+def quick_gelu(t: ExpandedNode) -> None:
     t.write("Swish", t.input(0), gives=0, alpha=t.attr("alpha", 1.702))
 
 
@@ -185,27 +137,27 @@ def quick_gelu(t: FusedNode) -> None:
 
 
 @fused("com.microsoft.SkipLayerNormalization", inputs=(3, 5), outputs=(1, 4), becomes="Add, LayerNormalization")
-def layer_normalisation_of_sum(t: FusedNode) -> None:
+def layer_normalisation_of_sum(t: ExpandedNode) -> None:
     made = sum_of(t, [t.input(0), t.input(1), t.input(4)], 3)
     others = [t.input(n) for n in (2, 3) if t.given(n)]
     t.write("LayerNormalization", made, *others, gives=0, epsilon=t.attr("epsilon", 1e-12))
 
 
 @fused("com.microsoft.SkipSimplifiedLayerNormalization", inputs=(3, 4), outputs=(1, 4), becomes="Add, RMSNormalization")
-def root_mean_square_of_sum(t: FusedNode) -> None:
+def root_mean_square_of_sum(t: ExpandedNode) -> None:
     made = sum_of(t, [t.input(0), t.input(1), t.input(3)], 3)
     t.write("RMSNormalization", made, t.input(2), gives=0, epsilon=t.attr("epsilon", 1e-12))
 
 
 @operator(
-    "SimplifiedLayerNormalization", inputs=2, outputs=(1, 2), task=FusedNode, apart=True, becomes="RMSNormalization"
+    "SimplifiedLayerNormalization", inputs=2, outputs=(1, 2), task=ExpandedNode, apart=True, becomes="RMSNormalization"
 )
-def root_mean_square(t: FusedNode) -> None:
+def root_mean_square(t: ExpandedNode) -> None:
     how = {"axis": t.attr("axis", -1), "epsilon": t.attr("epsilon", 1e-5)}
     t.write("RMSNormalization", t.input(0), t.input(1), gives=0, **how)
 
 
-def sum_of(t: FusedNode, names: list[str], gives: int) -> str:
+def sum_of(t: ExpandedNode, names: list[str], gives: int) -> str:
     """Write the sum of the given tensors, which is an output too."""
     first, *others = filter(None, names)
     for n, name in enumerate(others, 1):
@@ -216,7 +168,7 @@ def sum_of(t: FusedNode, names: list[str], gives: int) -> str:
 @fused(
     "com.microsoft.EmbedLayerNormalization", inputs=(7, 9), outputs=(1, 3), becomes="Gather, Add, LayerNormalization"
 )
-def embedding(t: FusedNode) -> None:
+def embedding(t: ExpandedNode) -> None:
     """Normalise the sum of the embeddings of words, positions and segments. Positions count from 0 if they are left out."""
     length = t.known(t.x(0))[1]
     places = t.input(8) or t.constant(np.arange(length, dtype=np.int64)[None])
@@ -231,7 +183,7 @@ def embedding(t: FusedNode) -> None:
 
 
 @fused("com.microsoft.Attention", inputs=(2, 7), outputs=(1, 2), becomes="MatMul, Add, Split, Attention")
-def attention(t: FusedNode) -> None:
+def attention(t: ExpandedNode) -> None:
     """Project the input to queries, keys and values in one product."""
     t.require(not t.given(4) and not t.attr("do_rotary", 0), "has a past or rotates, must do neither")
     heads, sizes = t.attr("num_heads", 0), t.attr.ints("qkv_hidden_sizes") or [t.known(t.x(1))[1] // 3] * 3
@@ -242,7 +194,7 @@ def attention(t: FusedNode) -> None:
 
 
 @fused("com.microsoft.MultiHeadAttention", inputs=(1, 8), becomes="Add, Attention")
-def multi_head_attention(t: FusedNode) -> None:
+def multi_head_attention(t: ExpandedNode) -> None:
     """Attend to separate queries, keys and values of three dimensions."""
     t.require(not t.given(6) and not t.given(7), "has a past, must have none")
     t.require(t.given(1) and t.given(2), "has packed keys and values, must have separate ones")
@@ -256,7 +208,7 @@ def multi_head_attention(t: FusedNode) -> None:
     attended(t, parts, t.attr("num_heads", 0), mask_of(t, 4, 5), causal=t.attr("unidirectional", 0))
 
 
-def attended(t: FusedNode, parts: list[str], heads: int, mask: str, *, causal: int) -> None:
+def attended(t: ExpandedNode, parts: list[str], heads: int, mask: str, *, causal: int) -> None:
     """Write the attention of projected inputs."""
     how: dict[str, Any] = {
         "q_num_heads": heads,
@@ -267,7 +219,7 @@ def attended(t: FusedNode, parts: list[str], heads: int, mask: str, *, causal: i
     t.write("Attention", *parts, *[mask] * bool(mask), gives=0, **how)
 
 
-def mask_of(t: FusedNode, keys: int, scores: int) -> str:
+def mask_of(t: ExpandedNode, keys: int, scores: int) -> str:
     """Return what is added to products of queries and keys, "" if nothing is.
 
     Args:
@@ -286,7 +238,7 @@ def mask_of(t: FusedNode, keys: int, scores: int) -> str:
 
 
 @fused("com.microsoft.RotaryEmbedding", inputs=4, becomes="RotaryEmbedding")
-def rotary_embedding(t: FusedNode) -> None:
+def rotary_embedding(t: ExpandedNode) -> None:
     """Rotate by given positions."""
     t.require(t.rank(t.x(1)) == 2, "counts positions from one number, must have them for each element")
     t.require(t.attr("scale", 1.0) == 1, f"scale is {t.attr('scale', 1.0)}, must be 1")
@@ -300,18 +252,18 @@ def rotary_embedding(t: FusedNode) -> None:
 
 
 @fused("com.microsoft.QLinearSoftmax", inputs=5, becomes="Softmax of real values")
-def quantised_softmax(t: FusedNode) -> None:
+def quantised_softmax(t: ExpandedNode) -> None:
     on_reals(t, "Softmax", axis=t.attr("axis", -1))
 
 
 @fused("com.microsoft.QLinearAveragePool", inputs=5, becomes="AveragePool of real values")
-def quantised_average(t: FusedNode) -> None:
+def quantised_average(t: ExpandedNode) -> None:
     t.require(not t.attr("channels_last", 0), "has channels last, must have them first")
     names = "auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides"
     on_reals(t, "AveragePool", **{name: t.attr(name) for name in names})
 
 
-def on_reals(t: FusedNode, op: str, **attributes: Any) -> None:
+def on_reals(t: ExpandedNode, op: str, **attributes: Any) -> None:
     """Write an operator between DequantizeLinear and QuantizeLinear."""
     x = t.write("DequantizeLinear", t.input(0), t.input(1), t.input(2))
     t.write("QuantizeLinear", t.write(op, x, **attributes), t.input(3), t.input(4), gives=0)

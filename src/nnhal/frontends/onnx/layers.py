@@ -14,6 +14,7 @@ from nnhal.frontends.common.element_moves import part_of, three, transposed
 from nnhal.frontends.common.functions import RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, MOST_DIMENSIONS, reshaped_constant
+from nnhal.frontends.onnx import volumes
 from nnhal.frontends.onnx.elementwise import floats, in_own_type, single_floats
 from nnhal.frontends.onnx.fusion import fuse_into_weights
 from nnhal.frontends.onnx.movement import filled_around
@@ -174,7 +175,8 @@ def from_pictures(t: NodeTask, made: Term, rank: int) -> None:
     t.later.append(lambda: t.graph.context.note_reshaped_term(t.results[0], made))
 
 
-@operator("Conv", inputs=(2, 3), becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, in NCHW; of rows with RESHAPE")
+@operator("Conv", inputs=(2, 3), volume=volumes.convolution,
+          becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, in NCHW; of rows with RESHAPE")  # fmt: skip
 def convolution(t: NodeTask) -> None:
     """Convolve pictures, or rows."""
     x, rank = spatial(t, floats(t))
@@ -193,7 +195,8 @@ def convolution(t: NodeTask) -> None:
     from_pictures(t, made, rank)
 
 
-@operator("ConvTranspose", inputs=(2, 3), becomes="TRANSPOSE_CONV_2D, in NCHW; in groups one for each")
+@operator("ConvTranspose", inputs=(2, 3), volume=volumes.transposed_convolution,
+          becomes="TRANSPOSE_CONV_2D, in NCHW; in groups one for each")  # fmt: skip
 def transposed_convolution(t: NodeTask) -> None:
     """Convolve transposed: output_padding adds back what padding removes at the end."""
     x, rank = spatial(t, floats(t))
@@ -265,8 +268,9 @@ def transposed_window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int]) 
 # ---------------------------------------------------------------------------------------------------------------- pooling
 
 
-@operator("AveragePool", to="AVERAGE_POOL_2D", outputs=(1, 2), becomes="AVERAGE_POOL_2D, in NCHW")
-@operator("MaxPool", to="MAX_POOL_2D", outputs=(1, 2), becomes="MAX_POOL_2D, in NCHW", on_stored=True)
+@operator("AveragePool", to="AVERAGE_POOL_2D", outputs=(1, 2), volume=volumes.pool, becomes="AVERAGE_POOL_2D, in NCHW")
+@operator("MaxPool", to="MAX_POOL_2D", outputs=(1, 2), volume=volumes.pool, becomes="MAX_POOL_2D, in NCHW",
+          on_stored=True)  # fmt: skip
 @operator("LpPool", to="L2_POOL_2D", outputs=(1, 2), becomes="L2_POOL_2D, in NCHW; MUL")
 def pool(t: NodeTask) -> None:
     """Pool; padding that counts in a mean becomes a separate operation."""
@@ -333,7 +337,7 @@ def per_channel(t: NodeTask, x: Term, values: Array) -> Term:
     return constant(Value(x.value.type), np.ascontiguousarray(values.astype(x.value.dtype).reshape(shape)))
 
 
-@operator("BatchNormalization", inputs=5, outputs=(1, 5),
+@operator("BatchNormalization", inputs=5, outputs=(1, 5), volume=volumes.batch_normalisation,
           becomes="the weights and bias of the layer before; else MUL, ADD")  # fmt: skip
 def batch_normalisation(t: NodeTask) -> None:
     """Normalise with the statistics of the training."""

@@ -34,6 +34,7 @@ from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table
     shapes,
     trees,
 )
+from nnhal.frontends.onnx.expanded import VERSION, ExpandedNode
 from nnhal.frontends.onnx.file import DTYPES, OWN_DOMAINS, AttributeReference, OnnxFunction, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.graph import TYPES, NodeGraph
 from nnhal.frontends.onnx.movement import COUNTED
@@ -239,11 +240,12 @@ def _lower(graph: NodeGraph, node: OnnxNode, version: int, depth: int) -> None:
         return
     check_counts(facts, len(node.inputs), len(node.outputs), f"{graph.file.label}: {node.label}")
     graph.file.budget.spend(Cost.OPERATIONS, 1, node.place)
-    if facts.task is fused.FusedNode:
-        whole = fused.FusedNode(graph, node, version)
-        why = attempt(lambda: whole, facts.lower, UNFIT)
+    expand = facts.lower if facts.task is ExpandedNode else facts.volume if _is_volume(graph, node) else None
+    if expand is not None:
+        whole = ExpandedNode(graph, node, version)
+        why = attempt(lambda: whole, expand, UNFIT)
         if why is None:
-            _lower_in_place(graph, whole.nodes, {"": fused.VERSION}, depth)
+            _lower_in_place(graph, whole.nodes, {"": VERSION}, depth)
         else:
             _give_up(graph, node, why, report=bool(why))
         return
@@ -254,6 +256,12 @@ def _lower(graph: NodeGraph, node: OnnxNode, version: int, depth: int) -> None:
             return
         found = found or why
     _give_up(graph, node, found or "", report=bool(found))
+
+
+def _is_volume(graph: NodeGraph, node: OnnxNode) -> bool:
+    """Whether the first input has three dimensions beside batch and channels."""
+    term = graph.terms.get(node.inputs[0]) if node.inputs else None
+    return term is not None and term.value.shape is not None and len(term.value.shape) == 5
 
 
 Lower = Callable[[NodeTask], None]

@@ -32,6 +32,7 @@ class NodeFacts(OperatorFacts, frozen=True):
         on_reals: Whether it works on integers that are held as reals (`Term.reals`).
         apart: Whether its inputs are unrelated, or have separate quantisation parameters.
         task: The task that lowers it, if not a `NodeTask`.
+        volume: Expands it, if it has three dimensions beside batch and channels.
     """
 
     to: str = ""
@@ -40,6 +41,7 @@ class NodeFacts(OperatorFacts, frozen=True):
     on_reals: bool = False
     apart: bool = False
     task: "type[NodeTask] | None" = None
+    volume: Callable[[Any], None] | None = None
 
     @property
     def moves_one(self) -> bool:

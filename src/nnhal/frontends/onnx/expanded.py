@@ -1,0 +1,58 @@
+"""The task of a node that is expanded into nodes of ai.onnx, which are lowered in its place."""
+
+from typing import Any
+
+import numpy as np
+
+from nnhal.frontends.onnx.file import OnnxNode, OnnxTensor
+from nnhal.frontends.onnx.graph import NodeGraph
+from nnhal.frontends.onnx.task import NodeTask
+
+VERSION = 23  # of the operators of ai.onnx that are written
+KINDS = {"f": "FLOAT", "i": "INT64"}  # of constants
+
+
+class ExpandedNode(NodeTask):
+    """A node that others replace: `nodes`. `commit` adds nothing to the graph."""
+
+    def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
+        super().__init__(graph, node, opset)
+        self.nodes: list[OnnxNode] = []
+
+    def commit(self) -> None:
+        """Check that each output that is read is written."""
+        written = {name for node in self.nodes for name in node.outputs}
+        for number, name in enumerate(self.node.outputs):
+            used = self.is_output_used(number) and name not in written
+            self.require(not used, f"output {number} is read, which NNAPI has no operation for")
+
+    def input(self, place: int) -> str:
+        """Return the name of an input; "" if it is not given."""
+        return self.node.inputs[place] if self.given(place) else ""
+
+    def write(self, op: str, *inputs: str, gives: int | None = None, parts: int = 1, **attributes: Any) -> Any:
+        """Write a node of ai.onnx.
+
+        Args:
+            op: The operator.
+            inputs: The names of its inputs.
+            gives: The output of the expanded node that it gives.
+            parts: The number of its outputs.
+            attributes: Its attributes; None leaves one out.
+
+        Returns:
+            The name of its output, or a list of several.
+        """
+        place = f"{self.node.place}/{len(self.nodes)}"
+        given = gives is not None and gives < len(self.node.outputs) and self.node.outputs[gives]
+        names = [given or f"{place}.{n}" for n in range(parts)]
+        found = {key: value for key, value in attributes.items() if value is not None}
+        self.nodes.append(OnnxNode(place, "", op, "", inputs, tuple(names), found))
+        return names[0] if parts == 1 else names
+
+    def constant(self, value: Any) -> str:
+        """Write a constant of FLOAT or INT64."""
+        array = np.asarray(value)
+        array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+        tensor = OnnxTensor("", KINDS[array.dtype.kind], array.shape, values=array)
+        return str(self.write("Constant", value=tensor))
