@@ -7,7 +7,7 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from nnhal.hal.chain import PreparedChain, checked_prepared
 from nnhal.hal.claims import query_verdicts
 from nnhal.hal.device import Prepared, where_of
 from nnhal.hal.lowering import refusals
-from nnhal.hal.request import UNLIMITED, Request, Signature
+from nnhal.hal.request import UNLIMITED, Argument, Request, Signature
 from nnhal.ipc import transport
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemoteBinding, RemotePrepared
@@ -240,7 +240,7 @@ class DriverTarget(FuzzTarget):
         try:
             if not valid:
                 raise WrongAnswer(f"prepare() accepts an invalid model: {_rule(model)}")
-            arrays = [_fitting(a.fixed, a.dtype) for a in Signature.of(model).inputs]
+            arrays = [_fitting(a) for a in Signature.of(model).inputs]
             return self._executed(prepared, arrays, supported=accepted)
         finally:
             prepared.close()
@@ -437,8 +437,9 @@ def _is_computed(model: Model, arrays: Sequence[Array]) -> bool:
     return True
 
 
-def _fitting(shape: tuple[int, ...] | None, dtype: Any) -> Array:
-    return np.zeros([2] if shape is None else shape, dtype)
+def _fitting(argument: Argument) -> Array:
+    """Return zeros of a model's input, with 2 for each unknown dimension."""
+    return np.zeros([2] if argument.shape is None else [2 if d is None else d for d in argument.shape], argument.dtype)
 
 
 def _misplaced(choices: Choices, place: wire.WireArgument | None, size: int) -> wire.WireArgument | None:
