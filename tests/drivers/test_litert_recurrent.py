@@ -380,3 +380,89 @@ def test_a_memory_of_an_svdf_may_lack_the_place_for_the_newest(device: Device, s
     case = Case("SVDF", {"input": [[3]], "state": state}, **weights, rank=1, activation_kind="none")
     found, output = case.run(device)
     assert output.tolist() == [[665]] and found.tolist() == pushed
+
+
+# -------------------------------------------------------------------------------------------- states within the model
+
+
+def cell(rng: np.random.Generator, size: int, units: int) -> Named:
+    """The weights of a plain LSTM."""
+    weights: Named = {f"input_to_{gate}": rng.standard_normal((units, size)) for gate in GATES}
+    weights |= {f"state_to_{gate}": rng.standard_normal((units, units)) for gate in GATES}
+    return weights | {f"bias_{gate}": rng.standard_normal(units) for gate in GATES}
+
+
+def by_equations(x: Array, h: Array, c: Array, w: Named) -> tuple[Array, Array, Array]:
+    """The results for a sequence [time, batch, size]: all outputs and the last states."""
+
+    def gate(name: str, step: Array) -> Array:
+        return step @ w[f"input_to_{name}"].T + h @ w[f"state_to_{name}"].T + w[f"bias_{name}"]
+
+    def share(values: Array) -> Array:
+        return 1 / (1 + np.exp(-values))
+
+    found = []
+    for step in x.astype(np.float64):
+        opened, kept, new, shown = (
+            share(gate("input", step)),
+            share(gate("forget", step)),
+            np.tanh(gate("cell", step)),
+            None,
+        )
+        shown = share(gate("output", step))
+        c = kept * c + opened * new
+        h = shown * np.tanh(c)
+        found.append(h)
+    return np.stack(found), h, c
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("time_major", [True, False])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_a_state_may_be_computed_and_used_within_the_model(device, rng, steps, time_major, outputs):
+    b, weights = Builder(), cell(rng, 3, 4)
+    x, h, c = (rng.standard_normal(shape).astype(np.float32) for shape in ((steps, 2, 3), (2, 4), (2, 4)))
+    given = x if time_major else x.transpose(1, 0, 2)
+    inputs = [b.input(each.shape) for each in (given, h, c)]
+    states = [b.neg(inputs[1]), b.neg(inputs[2])]
+    fixed = {name: b.constant(value.astype(np.float32)) for name, value in weights.items()}
+    found = b.operation(
+        "UNIDIRECTIONAL_SEQUENCE_LSTM",
+        input=inputs[0],
+        state=states[0],
+        cell_state=states[1],
+        activation_kind="tanh",
+        cell_clip=0.0,
+        projection_clip=0.0,
+        time_major=time_major,
+        outputs=outputs,
+        **fixed,
+    )
+    results = list(found) if isinstance(found, tuple) else [found]
+    model = b.finish(inputs, [results[0], *(b.neg(each) for each in results[1:])])
+    assert [verdict.reason for verdict in device.supports(model) if verdict.reason] == []
+    made = requests.run(checked_prepared(device, model, Hints()), [given, h, c]).results
+    wanted = by_equations(x, -h.astype(np.float64), -c.astype(np.float64), weights)
+    first = wanted[0] if time_major else wanted[0].transpose(1, 0, 2)
+    for mine, theirs in zip(made, [first, -wanted[1], -wanted[2]], strict=False):
+        np.testing.assert_allclose(mine, theirs, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("more", "steps", "why"),
+    [
+        ({"cell_clip": 1.0}, 2, "and the cell is not one of four gates and TANH without clip"),
+        ({"activation_kind": "relu"}, 2, "and the cell is not one of four gates and TANH without clip"),
+        ({}, 129, "and it has 129 steps, must have at most 128"),
+    ],
+)
+def test_other_cells_are_left_to_others_where_a_state_is_computed(device, rng, more, steps, why):
+    b, weights = Builder(), cell(rng, 3, 4)
+    x, h, c = b.input((steps, 2, 3)), b.input((2, 4)), b.input((2, 4))
+    fixed = {name: b.constant(value.astype(np.float32)) for name, value in weights.items()}
+    how = {"activation_kind": "tanh", "cell_clip": 0.0, "projection_clip": 0.0, "time_major": True, "outputs": 1} | more
+    y = b.operation("UNIDIRECTIONAL_SEQUENCE_LSTM", input=x, state=b.neg(h), cell_state=c, **how, **fixed)
+    model = b.finish([x, h, c], [y])
+    assert [verdict.reason for verdict in device.supports(model)][
+        1
+    ] == f"a state is computed or used within the model, {why}"

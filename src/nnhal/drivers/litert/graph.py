@@ -143,6 +143,10 @@ class Graph:
             self.writer.tensor(kind, value.shape, *quant, data=data, variable=variable, name=value.name), value
         )
 
+    def holds_state(self, index: int) -> bool:
+        """Whether a state operand has a value before the run, as a variable tensor must."""
+        return self.model.main.operands[index].lifetime in (*CONSTANTS, Lifetime.SUBGRAPH_INPUT)
+
     def state(self, index: int) -> EngineTensor:
         """Return a variable tensor that holds the value of state operand `index` before every run."""
         value, operand = self.values[index], self.model.main.operands[index]

@@ -18,6 +18,7 @@ from nnhal.drivers.litert.task import Task, entry
 from nnhal.ops.lstm import scratch_size
 from nnhal.ops.recurrent import size
 
+MOST_STEPS = 128  # of a sequence whose steps are written one by one
 ACTIVATIONS = {Kind.NONE: 0, Kind.RELU: 1, Kind.RELU1: 2, Kind.RELU6: 3, Kind.TANH: 4}
 GATES = ("input", "forget", "cell", "output")
 
@@ -156,8 +157,71 @@ def lstm_kernel(t: Task, x: EngineTensor, y: EngineTensor, way: str = "", crosse
 
 @entry("UNIDIRECTIONAL_SEQUENCE_LSTM", types=FLOATS)
 def sequence_lstm(t: Task) -> None:
-    """Write one kernel for the whole sequence."""
-    lstm_kernel(t, t.x("input"), t.out)
+    """Write one kernel for the whole sequence, or each step if the model itself computes or reads a state."""
+    places = [t.place(name) for name in ("state", "cell_state")]
+    if all(map(t.graph.holds_state, places)) and all(t.leaves(n) for n in range(1, len(t.operation.outputs))):
+        lstm_kernel(t, t.x("input"), t.out)
+    else:
+        lstm_steps(t)
+
+
+def lstm_steps(t: Task) -> None:
+    """Write the operators of a plain cell for each step; the products of all inputs are one operator."""
+    within = "a state is computed or used within the model"
+    rare = [name for name in ("peep_forget", "projection", "norm_forget") if t.maybe(name) is not None]
+    plain = (
+        not rare and not t.a.cell_clip and t.a.activation_kind == Kind.TANH and t.maybe("input_to_input") is not None
+    )
+    t.require(plain, f"{within}, and the cell is not one of four gates and TANH without clip")
+    x, order = t.x("input"), ("input", "forget", "output", "cell")
+    one, two, size = x.value.known
+    steps, batch, axis = (one, two, 0) if t.a.time_major else (two, one, 1)
+    t.require(steps <= MOST_STEPS, f"{within}, and it has {steps} steps, must have at most {MOST_STEPS}")
+    parts = [[getattr(t.a, f"{stem}_{gate}") for gate in order] for stem in ("input_to", "state_to", "bias")]
+    known = all(value.data is not None for values in parts for value in values)
+    t.require(known, f"{within}, and its weights are computed, must be constant")
+    weights, again, bias = (t.constant(np.concatenate([v.data for v in values]), value=values[0]) for values in parts)
+    units = t.a.units
+
+    def part(*shape: int) -> EngineTensor:
+        return t.temporary(t.out.value, shape=shape)
+
+    flat, products, gates = part(one * two, size), part(one * two, 4 * units), part(one, two, 4 * units)
+    t.reshape(x, flat)
+    t.emit("FULLY_CONNECTED", [flat, weights, bias], products, "FullyConnected")
+    t.reshape(products, gates)
+    state, cell, results = t.x("state"), t.x("cell_state"), []
+    outs = [t.output(n) for n in range(1, len(t.operation.outputs))]
+    for step in range(steps):
+        last = step == steps - 1
+        new, row, turned, total = (
+            part(*((1, batch) if axis == 0 else (batch, 1)), 4 * units),
+            *(part(batch, 4 * units) for _ in range(3)),
+        )
+        t.slice(gates, (step, 0, 0) if axis == 0 else (0, step, 0), new)
+        t.reshape(new, row)
+        t.emit("FULLY_CONNECTED", [state, again, None], turned, "FullyConnected")
+        t.emit("ADD", [row, turned], total, "Add")
+        opened, shares = part(batch, 3 * units), part(batch, 3 * units)
+        t.slice(total, (0, 0), opened)
+        sigmoid(t, opened, shares)
+        more, kept, shown, bent, candidate, added, left = (part(batch, units) for _ in range(7))
+        for n, gate in enumerate((more, kept, shown)):
+            t.slice(shares, (0, n * units), gate)
+        t.slice(total, (0, 3 * units), bent)
+        t.emit("TANH", [bent], candidate)
+        t.emit("MUL", [more, candidate], added, "Mul")
+        t.emit("MUL", [kept, cell], left, "Mul")
+        cell = outs[1] if last and len(outs) > 1 else part(batch, units)
+        t.emit("ADD", [left, added], cell, "Add")
+        wide = part(batch, units)
+        t.emit("TANH", [cell], wide)
+        state = outs[0] if last and outs else part(batch, units)
+        t.emit("MUL", [shown, wide], state, "Mul")
+        result = part(*((1, batch) if axis == 0 else (batch, 1)), units)
+        t.reshape(state, result)
+        results.append(result)
+    t.emit("CONCATENATION", results, t.out, "Concatenation", axis=axis)
 
 
 @entry("BIDIRECTIONAL_SEQUENCE_LSTM", types=FLOATS)
