@@ -497,3 +497,17 @@ def quantised_lstm(direction, *, columns=False, states=False, peepholes=False):
     attributes = {"hidden_size": units, "direction": direction}
     lstm = node("DynamicQuantizeLSTM", given, "y yh yc", domain="com.microsoft", **attributes)
     return model([lstm], inputs, constants, "y yh yc", infer=False), inputs
+
+
+@pytest.mark.parametrize("dims", [(9,), (5, 4, 6)])
+@pytest.mark.parametrize("scales", [1, 5])
+def test_a_quantised_convolution_of_rows_and_of_volumes(dims, scales):
+    rng = np.random.default_rng(4)
+    constants = {
+        "xs": np.float32(0.02), "xz": np.uint8(120), "w": rng.integers(-90, 90, (5, 3, *[2] * len(dims))).astype(np.int8),
+        "ws": np.linspace(0.01, 0.02, scales, dtype=np.float32), "wz": np.zeros(scales, np.int8),
+        "ys": np.float32(0.05), "yz": np.uint8(128), "b": rng.integers(-900, 900, 5).astype(np.int32),
+    }  # fmt: skip
+    inputs = {"x": rng.integers(0, 255, (2, 3, *dims)).astype(np.uint8)}
+    nodes = [node("QLinearConv", "x xs xz w ws wz ys yz b", strides=[2] * len(dims))]
+    check(model(nodes, inputs, constants, otherwise=TensorProto.UINT8), inputs, steps=1)

@@ -175,7 +175,7 @@ def from_pictures(t: NodeTask, made: Term, rank: int) -> None:
     t.later.append(lambda: t.graph.context.note_reshaped_term(t.results[0], made))
 
 
-@operator("Conv", inputs=(2, 3), volume=volumes.convolution,
+@operator("Conv", inputs=(2, 3), by_rank={5: volumes.convolution},
           becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, in NCHW; of rows with RESHAPE")  # fmt: skip
 def convolution(t: NodeTask) -> None:
     """Convolve pictures, or rows."""
@@ -195,7 +195,7 @@ def convolution(t: NodeTask) -> None:
     from_pictures(t, made, rank)
 
 
-@operator("ConvTranspose", inputs=(2, 3), volume=volumes.transposed_convolution,
+@operator("ConvTranspose", inputs=(2, 3), by_rank={5: volumes.transposed_convolution},
           becomes="TRANSPOSE_CONV_2D, in NCHW; in groups one for each")  # fmt: skip
 def transposed_convolution(t: NodeTask) -> None:
     """Convolve transposed: output_padding adds back what padding removes at the end."""
@@ -268,8 +268,10 @@ def transposed_window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int]) 
 # ---------------------------------------------------------------------------------------------------------------- pooling
 
 
-@operator("AveragePool", to="AVERAGE_POOL_2D", outputs=(1, 2), volume=volumes.pool, becomes="AVERAGE_POOL_2D, in NCHW")
-@operator("MaxPool", to="MAX_POOL_2D", outputs=(1, 2), volume=volumes.pool, becomes="MAX_POOL_2D, in NCHW",
+@operator(
+    "AveragePool", to="AVERAGE_POOL_2D", outputs=(1, 2), by_rank={5: volumes.pool}, becomes="AVERAGE_POOL_2D, in NCHW"
+)
+@operator("MaxPool", to="MAX_POOL_2D", outputs=(1, 2), by_rank={5: volumes.pool}, becomes="MAX_POOL_2D, in NCHW",
           on_stored=True)  # fmt: skip
 @operator("LpPool", to="L2_POOL_2D", outputs=(1, 2), becomes="L2_POOL_2D, in NCHW; MUL")
 def pool(t: NodeTask) -> None:
@@ -337,7 +339,7 @@ def per_channel(t: NodeTask, x: Term, values: Array) -> Term:
     return constant(Value(x.value.type), np.ascontiguousarray(values.astype(x.value.dtype).reshape(shape)))
 
 
-@operator("BatchNormalization", inputs=5, outputs=(1, 5), volume=volumes.batch_normalisation,
+@operator("BatchNormalization", inputs=5, outputs=(1, 5), by_rank={5: volumes.batch_normalisation},
           becomes="the weights and bias of the layer before; else MUL, ADD")  # fmt: skip
 def batch_normalisation(t: NodeTask) -> None:
     """Normalise with the statistics of the training."""

@@ -240,7 +240,7 @@ def _lower(graph: NodeGraph, node: OnnxNode, version: int, depth: int) -> None:
         return
     check_counts(facts, len(node.inputs), len(node.outputs), f"{graph.file.label}: {node.label}")
     graph.file.budget.spend(Cost.OPERATIONS, 1, node.place)
-    expand = facts.lower if facts.task is ExpandedNode else facts.volume if _is_volume(graph, node) else None
+    expand = facts.lower if facts.task is ExpandedNode else facts.by_rank.get(_rank(graph, node))
     if expand is not None:
         whole = ExpandedNode(graph, node, version)
         why = attempt(lambda: whole, expand, UNFIT)
@@ -258,10 +258,10 @@ def _lower(graph: NodeGraph, node: OnnxNode, version: int, depth: int) -> None:
     _give_up(graph, node, found or "", report=bool(found))
 
 
-def _is_volume(graph: NodeGraph, node: OnnxNode) -> bool:
-    """Whether the first input has three dimensions beside batch and channels."""
+def _rank(graph: NodeGraph, node: OnnxNode) -> int:
+    """Return the number of dimensions of the first input; -1 if it is not known."""
     term = graph.terms.get(node.inputs[0]) if node.inputs else None
-    return term is not None and term.value.shape is not None and len(term.value.shape) == 5
+    return -1 if term is None or term.value.shape is None else len(term.value.shape)
 
 
 Lower = Callable[[NodeTask], None]

@@ -20,6 +20,7 @@ from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.folding import require_foldable
 from nnhal.frontends.common.terms import PLAIN_SCALE, Term, UnsupportedOperator, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS
+from nnhal.frontends.onnx.expanded import ExpandedNode
 from nnhal.frontends.onnx.file import DTYPES, OnnxNode
 from nnhal.frontends.onnx.file import KINDS as FILE_KINDS
 from nnhal.frontends.onnx.graph import NodeGraph
@@ -513,7 +514,17 @@ def finish(t: NodeTask, made: Term, steps: QuantParams, *, scalar: bool = False)
     t.result(0, made, kind_of(steps), scalar=scalar)
 
 
-@operator("QLinearConv", apart=True, inputs=(8, 9),
+def convolution_of_reals(t: ExpandedNode) -> None:
+    """Convolve between DequantizeLinear and QuantizeLinear, whose nodes work on stored values where they can."""
+    steps = np.asarray(t.data(1, "the scale")) * np.asarray(t.data(4, "the scale")).reshape(-1)
+    x, w = (t.write("DequantizeLinear", *[t.input(n + k) for k in range(3)], axis=n and 0) for n in (0, 3))
+    bias = [t.write("DequantizeLinear", t.input(8), t.constant(steps), axis=0)] if t.given(8) else []
+    names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+    made = t.write("Conv", x, w, *bias, **{name: t.attr(name) for name in names})
+    t.write("QuantizeLinear", made, t.input(6), t.input(7), gives=0)
+
+
+@operator("QLinearConv", apart=True, inputs=(8, 9), by_rank=dict.fromkeys((3, 5), convolution_of_reals),
           becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, quantised, in NCHW")  # fmt: skip
 def linear_convolution(t: NodeTask) -> None:
     """Convolve with the parameters of input, weights and output."""

@@ -1,13 +1,13 @@
 """The interface of an entry to its node: values, attributes, and methods that write NNAPI operations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.operands import Array, Value
-from nnhal.base.records import replace
+from nnhal.base.records import field, replace
 from nnhal.frontends.common.integer_ranges import ANY, Span, Spans, span_of
 from nnhal.frontends.common.lowering import flattened, moved_by
 from nnhal.frontends.common.operators import OperatorFacts, OperatorTable
@@ -32,7 +32,7 @@ class NodeFacts(OperatorFacts, frozen=True):
         on_reals: Whether it works on integers that are held as reals (`Term.reals`).
         apart: Whether its inputs are unrelated, or have separate quantisation parameters.
         task: The task that lowers it, if not a `NodeTask`.
-        volume: Expands it, if it has three dimensions beside batch and channels.
+        by_rank: Expand it, by the number of dimensions of its first input.
     """
 
     to: str = ""
@@ -41,7 +41,7 @@ class NodeFacts(OperatorFacts, frozen=True):
     on_reals: bool = False
     apart: bool = False
     task: "type[NodeTask] | None" = None
-    volume: Callable[[Any], None] | None = None
+    by_rank: Mapping[int, Callable[[Any], None]] = field(default_factory=dict)
 
     @property
     def moves_one(self) -> bool:
