@@ -78,7 +78,7 @@ def load_opened(
     wanted, left = settled(file, shapes, sizes)
     context, graph = imported(file, wanted)
     bits: dict[str, int] = {}
-    if context.problems and all(why == TOO_WIDE for _, why in context.problems):
+    if any(why == TOO_WIDE for _, why in context.problems):
         bits, (context, graph) = narrowed(file, wanted) or ({}, (context, graph))
     if context.problems and left:
         look_for_the_cause(context, file, wanted, left)
