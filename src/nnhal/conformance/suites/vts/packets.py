@@ -1,6 +1,6 @@
 """Bursts of an isolated driver: packets with an element removed, added or changed."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import numpy as np
@@ -131,16 +131,16 @@ def _mutants(packet: bytes, rng: np.random.Generator, most: int) -> Iterator[tup
         place = int(rng.integers(len(message)))
         changed[place] = (changed[place] + int(rng.integers(1, 256))) % 256
         bad = bytes(changed)
-        if not is_same_execution(bad, call.binding):
+        if not is_execution(bad, (call.binding,)):
             yield f"with byte {place} changed from {message[place]} to {bad[place]}", pack(bad)
 
 
-def is_same_execution(message: bytes, binding: int) -> bool:
-    """Whether a changed message still is a valid execution of the binding, such as one that is measured."""
+def is_execution(message: bytes, bindings: Container[int]) -> bool:
+    """Whether a changed message still is a valid execution of one of the bindings, such as one that is measured."""
     try:
         call = wire.decode_call(message)
     except (ValueError, wire.WireError):
         return False
     if not isinstance(call, wire.ExecuteSynchronously) or call.deadline or call.loop_timeout:
         return False
-    return call.binding == binding and call.form in {int(form) for form in wire.ExecuteSynchronously.forms}
+    return call.binding in bindings and call.form in {int(form) for form in wire.ExecuteSynchronously.forms}

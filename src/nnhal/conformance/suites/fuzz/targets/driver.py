@@ -25,7 +25,7 @@ from nnhal.conformance.suites.fuzz.targets.importers import driver_options, test
 from nnhal.conformance.suites.fuzz.targets.models import drawn, mutated
 from nnhal.conformance.suites.fuzz.targets.wire import changed_packet
 from nnhal.conformance.suites.suite import NotApplicable, NotSupported, SuiteRun
-from nnhal.conformance.suites.vts.packets import ENDED, PacketBurst, is_same_execution, problem_of
+from nnhal.conformance.suites.vts.packets import ENDED, PacketBurst, is_execution, problem_of
 from nnhal.conformance.suites.vts.requests import NOT_NAMED, wire_arguments
 from nnhal.conformance.validate.trial import PLAIN, by_reference, copies
 from nnhal.conformance.verdict import outcome_of_text
@@ -114,6 +114,7 @@ class DriverTarget(FuzzTarget):
         self._remote = RemoteDevice(start(discovery.origin_of(self._name), level=self._level))
         self._prepared: dict[int, PreparedChain] = {}
         self._bursts: dict[int, PacketBurst] = {}
+        self._latest = 0  # the greatest number of a binding
 
     def recover(self) -> None:
         """Start the driver's process again."""
@@ -374,8 +375,9 @@ class DriverTarget(FuzzTarget):
                 wire.GetStatus(), wire.TextReply, UNLIMITED
             )  # DeadObject if the process has ended
             return "ended the burst"
-        if _announces_same(bad, call.binding):
-            return "the same execution"
+        self._latest = max(self._latest, call.binding)
+        if _announces_one_of(bad, self._latest):
+            return "the execution of a binding"
         problem = problem_of(answer)
         if problem:
             raise WrongAnswer(f"a changed packet {bad.hex()}: {problem}")
@@ -461,8 +463,9 @@ def _misplaced(choices: Choices, place: wire.WireArgument | None, size: int) -> 
     return replace(place, offset=choices.choice((0, 64, 128)))
 
 
-def _announces_same(packet: bytes, binding: int) -> bool:
+def _announces_one_of(packet: bytes, latest: int) -> bool:
+    """Whether a packet is an execution of a binding of this client; their numbers rise."""
     try:
-        return is_same_execution(unpack(packet), binding)
+        return is_execution(unpack(packet), range(latest + 1))
     except ValueError:
         return False
