@@ -249,6 +249,14 @@ def test_doubling_at_import_ends_in_a_budget():
     refused(made, r"needs more than \d+ bytes of constants that are not in the file")
 
 
+def test_a_batch_that_no_memory_holds_is_refused_before_its_state_is_made():
+    inputs = {"x": np.zeros((3, 1, 4), np.float32)}
+    constants = {"w": np.zeros((1, 8, 4), np.float32), "r": np.zeros((1, 8, 2), np.float32)}
+    nodes = [node("LSTM", "x w r", hidden_size=2)]
+    made = model(nodes, inputs, constants, shapes={"x": [3, 2**31 - 1, 4]}, infer=False)
+    refused(made, r"LSTM #0: needs more than \d+ bytes of constants that are not in the file")
+
+
 @pytest.mark.parametrize("axis", [-100000, 100000, 2**62])
 def test_an_axis_out_of_range_is_refused(axis):
     made = model([node("Concat", "x x", axis=axis)], {"x": real(2, 3)})

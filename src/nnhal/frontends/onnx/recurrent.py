@@ -81,6 +81,7 @@ class Sequences:
         """Return the initial state of a direction."""
         t = self.t
         if not t.given(place):
+            t.budget.spend(Cost.MEMORY, 4 * self.batch * self.units, t.label)
             return constant(Value(F32), np.zeros((self.batch, self.units), np.float32))
         given, (steps, rest) = t.x(place), (len(self.backward), (self.batch, self.units))
         if self.batch_first:
