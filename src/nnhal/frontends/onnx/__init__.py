@@ -146,7 +146,7 @@ def narrowed(
     First all inputs have as many bits as possible. Then each gets more, if the others allow it.
     """
     names = [edge.name for edge in file.graph.inputs if edge.kind == "INT64"]
-    for count in FEWER_BITS:
+    for count in FEWER_BITS if names else ():
         bits = dict.fromkeys(names, count)
         found = imported(file, wanted, bits)
         if not found[0].problems:
