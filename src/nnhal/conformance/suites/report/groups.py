@@ -131,10 +131,12 @@ def _group(results: Sequence[CaseResult]) -> FailureGroup:
 
 
 def _hint(results: Sequence[CaseResult]) -> str:
-    """Return the hint that at least half of the results of one suite have, "" without such a one."""
+    """Return the hint whose kind at least half of the results of one suite have, "" without such a one."""
     of_suite = Counter(each.outcome.suite for each in results)
-    hints = Counter((each.outcome.suite, each.outcome.hint) for each in results if each.outcome.hint)
-    return next((hint for (suite, hint), count in hints.most_common() if 2 * count >= of_suite[suite]), "")
+    hints = [(each.outcome.suite, each.outcome.hint) for each in results if each.outcome.hint]
+    kinds = Counter((suite, kind_of(hint)) for suite, hint in hints)
+    likely = next((key for key, count in kinds.most_common() if 2 * count >= of_suite[key[0]]), None)
+    return next((hint for suite, hint in hints if (suite, kind_of(hint)) == likely), "")
 
 
 def _kind(result: CaseResult) -> str:

@@ -63,6 +63,7 @@ THREADS = 8
 EACH = 60  # executions of each thread
 ROUNDS = 12  # compilations of each thread
 LENGTH, LONGEST = 8, 40  # operations of a graph
+DRAWN = 8  # graphs of which one has constants that show in its results
 GROUPS, GROUP = 8, 25  # of random models
 OPEN = 12  # prepared random models at a time
 SOAK, DRIFT, SLOW, ENDURANCE = 3.0, 4.0, 2.0, 15.0  # seconds
@@ -205,9 +206,7 @@ def _open(context: Context, graph: StressGraph, stack: ExitStack) -> Prepared:
 
 def _mapped(context: Context, kind: str) -> Found:
     """Prepare a model whose constants lie in a mapped file, in all threads at once."""
-    one = job(context, kind, [context.run.seed, 100], LENGTH)
-    if not one.graph.model.values and not one.graph.model.pools:
-        raise NotApplicable(f"the supported operations have no constants ({one.graph.operations})")
+    one = _with_constants(context, kind)
     tally = _Tally()
     rounds = max(2, round(ROUNDS / 2 * context.run.scale))
     with tempfile.TemporaryDirectory(prefix="nnhal-") as folder:
@@ -217,6 +216,22 @@ def _mapped(context: Context, kind: str) -> Found:
             pool.close()
     tally.judge("of models in mapped memory", "constants at an offset within a page?")
     return {"executions": tally.right, "refused models": tally.refused}
+
+
+def _with_constants(context: Context, kind: str) -> ThreadJob:
+    """Draw a model whose results change with its constants, if there is one."""
+    found: ThreadJob | None = None
+    for number in range(DRAWN):
+        one = job(context, kind, [context.run.seed, 100, number], LENGTH)
+        if not one.graph.model.values and not one.graph.model.pools:
+            continue
+        other = with_other_constants(one.graph)
+        if other is not None and difference(one.wanted[0], by_reference(other.model, one.inputs[0])):
+            return one
+        found = found or one
+    if found is None:
+        raise NotApplicable("the supported operations have no constants")
+    return found
 
 
 def _constants(context: Context, kind: str) -> Found:
