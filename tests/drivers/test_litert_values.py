@@ -269,3 +269,16 @@ def test_the_nearest_element_is_that_of_a_position_in_float32(kind, size, new):
     step = np.float32(size) / np.float32(new)
     wanted = np.floor(np.arange(new, dtype=np.float32) * step)
     np.testing.assert_array_equal(np.asarray(compiled(rows))[0, :, 5, 1], wanted)
+
+
+@pytest.mark.parametrize(("size", "new"), [(65, 55), (4, 8)])
+def test_the_nearest_elements_of_any_number_of_pictures(size, new):
+    b = Builder()
+    x = b.input((None, size, 3, 2), Q8, scale=1.0, zero_point=0)
+    model = b.finish([x], [b.resize_nearest_neighbor(x, out_w=6, out_h=new, nchw=False)])
+    compiled = nnhal.compile(model, devices=["litert"], fallback="forbid")
+    taken = np.floor(np.arange(new, dtype=np.float32) * (np.float32(size) / np.float32(new))).astype(int)
+    for count in (1, 3):
+        pictures = np.random.default_rng(count).integers(0, 256, (count, size, 3, 2), np.uint8)
+        wanted = pictures[:, taken].repeat(2, axis=2)
+        np.testing.assert_array_equal(compiled(pictures), wanted)

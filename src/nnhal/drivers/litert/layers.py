@@ -559,10 +559,11 @@ def resize(t: Task) -> None:
     if t.name == "RESIZE_BILINEAR":
         x, out = quant.dequantised(t, x), quant.dequantised_out(t, out)
     elif a.T in QUANTS and not (a.align_corners or a.half_pixel_centers):
-        sizes = list(zip(x.value.known[1:3], out.value.known[1:3], strict=True))
+        old, new = (replace(each.value, shape=each.value.dims[1:3]).known for each in (x, out))
+        sizes = list(zip(old, new, strict=True))
         taken = [nearest_elements(a, *each) for each in sizes]
         if any((mine != of_fixed_point(*each)).any() for mine, each in zip(taken, sizes, strict=True)):
-            rows = t.temporary(x.value, shape=(x.value.known[0], sizes[0][1], *x.value.known[2:]))
+            rows = t.temporary(x.value, shape=(x.value.dims[0], new[0], *x.value.dims[2:]))
             t.emit("GATHER", [x, t.constant(taken[0].astype(np.int32))], rows, "Gather", axis=1)
             t.emit("GATHER", [rows, t.constant(taken[1].astype(np.int32))], out, "Gather", axis=2)
             return
