@@ -174,8 +174,9 @@ def lstm_steps(t: Task) -> None:
     )
     t.require(plain, f"{within}, and the cell is not one of four gates and TANH without clip")
     x, order = t.x("input"), ("input", "forget", "output", "cell")
-    one, two, size = x.value.known
+    one, two, width = x.value.known
     steps, batch, axis = (one, two, 0) if t.a.time_major else (two, one, 1)
+    step_of = (1, batch) if t.a.time_major else (batch, 1)  # the first dimensions of one step
     t.require(steps <= MOST_STEPS, f"{within}, and it has {steps} steps, must have at most {MOST_STEPS}")
     parts = [[getattr(t.a, f"{stem}_{gate}") for gate in order] for stem in ("input_to", "state_to", "bias")]
     known = all(value.data is not None for values in parts for value in values)
@@ -186,7 +187,7 @@ def lstm_steps(t: Task) -> None:
     def part(*shape: int) -> EngineTensor:
         return t.temporary(t.out.value, shape=shape)
 
-    flat, products, gates = part(one * two, size), part(one * two, 4 * units), part(one, two, 4 * units)
+    flat, products, gates = part(one * two, width), part(one * two, 4 * units), part(one, two, 4 * units)
     t.reshape(x, flat)
     t.emit("FULLY_CONNECTED", [flat, weights, bias], products, "FullyConnected")
     t.reshape(products, gates)
@@ -194,10 +195,7 @@ def lstm_steps(t: Task) -> None:
     outs = [t.output(n) for n in range(1, len(t.operation.outputs))]
     for step in range(steps):
         last = step == steps - 1
-        new, row, turned, total = (
-            part(*((1, batch) if axis == 0 else (batch, 1)), 4 * units),
-            *(part(batch, 4 * units) for _ in range(3)),
-        )
+        new, row, turned, total = part(*step_of, 4 * units), *(part(batch, 4 * units) for _ in range(3))
         t.slice(gates, (step, 0, 0) if axis == 0 else (0, step, 0), new)
         t.reshape(new, row)
         t.emit("FULLY_CONNECTED", [state, again, None], turned, "FullyConnected")
@@ -218,7 +216,7 @@ def lstm_steps(t: Task) -> None:
         t.emit("TANH", [cell], wide)
         state = outs[0] if last and outs else part(batch, units)
         t.emit("MUL", [shown, wide], state, "Mul")
-        result = part(*((1, batch) if axis == 0 else (batch, 1)), units)
+        result = part(*step_of, units)
         t.reshape(state, result)
         results.append(result)
     t.emit("CONCATENATION", results, t.out, "Concatenation", axis=axis)
