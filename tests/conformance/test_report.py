@@ -63,7 +63,7 @@ def test_a_report_has_a_vector_of_each_kind_of_failure_which_fails_again_alone(v
     cases = {case["name"]: case for case in found["suites"][0]["cases"]}
     assert found["totals"]["passed"] == 0 < found["totals"]["failed"] == len(cases)
     assert sum(group["count"] for group in found["groups"]) == len(cases) > len(found["groups"])
-    hints = {case.get("hint", "") for case in cases.values()}  # of most cases there is none, and so of the group
+    hints = {case.get("hint", "") for case in cases.values()}  # most cases have none, so the group has none
     assert {"all 3 too high: bias?", "all 3 steps high: zero point?", ""} == hints
     assert [group["hint"] for group in found["groups"]] == [""]
 

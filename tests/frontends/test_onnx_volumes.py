@@ -62,9 +62,10 @@ def test_a_layer_of_three_dimensions_is_that_of_onnx_runtime(name, device):
         (node("ConvTranspose", "x w", strides=[1, 2, 2]), "has overlapping planes or groups, must have neither"),
         (node("Conv", "x w", auto_pad="SAME_UPPER"), "has auto_pad SAME_UPPER, must have pads"),
         (node("MaxPool", "x", kernel_shape=[2, 2]), "has a window of other than 3 dimensions"),
+        (node("BatchNormalization", "x s s s s", "y m v"), "is in training mode"),
     ],
 )
 def test_a_layer_that_pictures_cannot_express_is_refused_by_name(layer, why):
-    made = model([layer], X, {"w": real(4, 4, 2, 2, 2)}, infer=False)
+    made = model([layer], X, {"w": real(4, 4, 2, 2, 2), "s": real(4)}, infer=False)
     with pytest.raises(nnhal.UnsupportedModel, match=f"{layer.op_type} #0: .*{why}"):
         nnhal.load(made.SerializeToString())

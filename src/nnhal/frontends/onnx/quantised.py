@@ -24,9 +24,10 @@ from nnhal.frontends.onnx.expanded import ExpandedNode
 from nnhal.frontends.onnx.file import DTYPES, OnnxNode
 from nnhal.frontends.onnx.file import KINDS as FILE_KINDS
 from nnhal.frontends.onnx.graph import NodeGraph
-from nnhal.frontends.onnx.layers import dilated_filter, narrowed, ordered, window
+from nnhal.frontends.onnx.layers import dilated_filter, narrowed, ordered
 from nnhal.frontends.onnx.products import is_row
 from nnhal.frontends.onnx.task import OPERATORS, NodeTask, operator
+from nnhal.frontends.onnx.windows import window
 from nnhal.ops.schema import F32, I32, Q8, Q8PC, Q8S
 
 KINDS = {"UINT8": Q8, "INT8": Q8S}

@@ -8,24 +8,22 @@ import numpy as np
 
 from nnhal.frontends.common.writing import check_count
 from nnhal.frontends.onnx.expanded import ExpandedNode
+from nnhal.frontends.onnx.windows import LayerWindow, Pads, window
 
 MODES = ("", "NOTSET", "VALID")
 
 
-def window(t: ExpandedNode, kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """Return strides, dilations and pads (before, then after) of three dimensions."""
+def volume_window(t: ExpandedNode, kernel: Sequence[int]) -> LayerWindow:
+    """Return a window of three dimensions."""
     mode = t.attr("auto_pad", "NOTSET")
     t.require(mode in MODES, f"of 3 dimensions has auto_pad {mode}, must have pads")
-    strides, dilations = (t.attr.ints(name) or [1, 1, 1] for name in ("strides", "dilations"))
-    pads = (t.attr.ints("pads") if mode != "VALID" else []) or [0] * 6
-    good = len(kernel) == len(strides) == len(dilations) == 3 and len(pads) == 6
-    t.require(good and min([*kernel, *strides, *dilations]) >= 1, "has a window of other than 3 dimensions")
-    return strides, dilations, pads
+    t.require(len(kernel) == 3, "has a window of other than 3 dimensions")
+    return window(t, kernel, [])
 
 
-def sides(pads: Sequence[int], axes: slice) -> list[int]:
-    """Return the pads of some dimensions."""
-    return [*pads[:3][axes], *pads[3:][axes]]
+def flat_pads(pads: Pads) -> tuple[int, ...]:
+    """Return pads in ONNX's order: all before, then all after."""
+    return tuple(pad for side in zip(*pads, strict=True) for pad in side)
 
 
 def convolution(t: ExpandedNode) -> None:
@@ -33,11 +31,12 @@ def convolution(t: ExpandedNode) -> None:
     (batch, channels, deep, height, width), shape = t.known(t.x(0)), t.known(t.x(1))
     t.require(len(shape) == 5, f"has a filter of {len(shape)} dimensions, must have 5")
     units, inner, *kernel = shape
-    strides, dilations, pads = window(t, kernel)
+    _, strides, dilations, pads = volume_window(t, kernel)
     x, reach = t.input(0), (kernel[0] - 1) * dilations[0] + 1
-    if pads[0] or pads[3]:
-        x = t.write("Pad", x, t.constant([0, 0, pads[0], 0, 0, 0, 0, pads[3], 0, 0]))
-    places = (deep + pads[0] + pads[3] - reach) // strides[0] + 1
+    before, after = pads[0]
+    if before or after:
+        x = t.write("Pad", x, t.constant([0, 0, before, 0, 0, 0, 0, after, 0, 0]))
+    places = (deep + before + after - reach) // strides[0] + 1
     t.require(places > 0, f"has a filter of depth {reach}, which must fit into the padded depth")
     check_count(places * kernel[0])
     seen = np.arange(places)[:, None] * strides[0] + np.arange(kernel[0]) * dilations[0]
@@ -49,10 +48,10 @@ def convolution(t: ExpandedNode) -> None:
         "kernel_shape": tuple(kernel[1:]),
         "strides": tuple(strides[1:]),
     }
-    how |= {"dilations": tuple(dilations[1:]), "pads": tuple(sides(pads, slice(1, 3)))}
+    how |= {"dilations": tuple(dilations[1:]), "pads": flat_pads(pads[1:])}
     made = t.write("Conv", planes, weights, *[t.input(2)] * t.given(2), **how)
     rows, columns = (
-        (size + pads[n] + pads[n + 3] - (kernel[n] - 1) * dilations[n] - 1) // strides[n] + 1
+        (size + sum(pads[n]) - (kernel[n] - 1) * dilations[n] - 1) // strides[n] + 1
         for n, size in ((1, height), (2, width))
     )
     made = t.write("Reshape", made, t.constant([batch, places, units, rows, columns]))
@@ -64,9 +63,9 @@ def transposed_convolution(t: ExpandedNode) -> None:
     (batch, channels, deep, height, width), shape = t.known(t.x(0)), t.known(t.x(1))
     t.require(len(shape) == 5, f"has a filter of {len(shape)} dimensions, must have 5")
     (_, units, *kernel), groups = shape, t.attr("group", 1)
-    strides, dilations, pads = window(t, kernel)
+    _, strides, dilations, pads = volume_window(t, kernel)
     more = t.attr.ints("output_padding") or [0, 0, 0]
-    apart = strides[0] == kernel[0] and dilations[0] == 1 and pads[0] == pads[3] == more[0] == 0
+    apart = strides[0] == kernel[0] and dilations[0] == 1 and (*pads[0], more[0]) == (0, 0, 0)
     t.require(apart and groups == 1, "of 3 dimensions has overlapping planes or groups, must have neither")
     t.require(not t.attr.ints("output_shape"), "of 3 dimensions has output_shape, must have pads")
     planes = t.write("Transpose", t.input(0), perm=(0, 2, 1, 3, 4))
@@ -77,10 +76,10 @@ def transposed_convolution(t: ExpandedNode) -> None:
         "strides": tuple(strides[1:]),
         "dilations": tuple(dilations[1:]),
     }
-    how |= {"pads": tuple(sides(pads, slice(1, 3))), "output_padding": tuple(more[1:])}
+    how |= {"pads": flat_pads(pads[1:]), "output_padding": tuple(more[1:])}
     made = t.write("ConvTranspose", planes, weights, **how)
     rows, columns = (
-        (size - 1) * strides[n] - pads[n] - pads[n + 3] + (kernel[n] - 1) * dilations[n] + 1 + more[n]
+        (size - 1) * strides[n] - sum(pads[n]) + (kernel[n] - 1) * dilations[n] + 1 + more[n]
         for n, size in ((1, height), (2, width))
     )
     made = t.write("Reshape", made, t.constant([batch, deep, units, kernel[0], rows, columns]))
@@ -97,7 +96,7 @@ def pool(t: ExpandedNode) -> None:
     """Pool height and width, then depth: both are separable, the mean without padding too."""
     batch, channels, deep, height, width = t.known(t.x(0))
     kernel = t.attr.ints("kernel_shape")
-    strides, dilations, pads = window(t, kernel)
+    _, strides, dilations, pads = volume_window(t, kernel)
     how: dict[str, Any] = {"ceil_mode": t.attr("ceil_mode", 0), "count_include_pad": t.attr("count_include_pad", None)}
 
     def pooled(x: str, shape: Sequence[int], axes: slice) -> str:
@@ -107,14 +106,14 @@ def pool(t: ExpandedNode) -> None:
             "kernel_shape": (*kernel[axes], *one),
             "strides": (*strides[axes], *one),
             "dilations": (*dilations[axes], *one),
-            "pads": (*pads[:3][axes], *[0] * len(one), *pads[3:][axes], *[0] * len(one)),
+            "pads": flat_pads([*pads[axes], *[(0, 0)] * len(one)]),
         }
         return str(t.write(t.name, flat, **settings, **how))
 
     def size(n: int, old: int) -> int:
-        room = old + pads[n] + pads[n + 3] - (kernel[n] - 1) * dilations[n] - 1
+        room = old + sum(pads[n]) - (kernel[n] - 1) * dilations[n] - 1
         new = (-(-room // strides[n]) if how["ceil_mode"] else room // strides[n]) + 1
-        return new - (how["ceil_mode"] and (new - 1) * strides[n] >= old + pads[n])
+        return new - (how["ceil_mode"] and (new - 1) * strides[n] >= old + pads[n][0])
 
     rows, columns, planes = size(1, height), size(2, width), size(0, deep)
     found = pooled(t.input(0), [batch, channels * deep, height, width], slice(1, 3))
@@ -127,6 +126,7 @@ def batch_normalisation(t: ExpandedNode) -> None:
     """Normalise channels of pictures whose rows are those of all planes."""
     shape = t.known(t.x(0))
     batch, channels, deep, height, width = shape
+    t.require(sum(map(bool, t.node.outputs)) == 1, "is in training mode, which NNAPI does not have")
     flat = t.write("Reshape", t.input(0), t.constant([batch, channels, deep * height, width]))
     parameters = [t.input(n) for n in range(1, 5)]
     how: dict[str, Any] = {name: t.attr(name) for name in ("epsilon", "training_mode", "spatial")}
