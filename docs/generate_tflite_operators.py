@@ -56,6 +56,9 @@ TFLite_Detection_PostProcess. You can define others: see
   numbers. LSTM's basic kernel of UINT8 and SVDF of INT8 are within one LSB.
 - **QUANTIZE** between two scales gives the nearest LSB, as LiteRT's built-in kernel does. XNNPACK is
   off by up to 0.73 of an LSB, so models with it may differ by one LSB from there on.
+- **64-bit integers** are 32 bits in NNAPI. nnhal checks inputs at each call, and computes the range of
+  sums and products. If 32 bits may not suffice, inputs may only have numbers of 30 bits or fewer, with a
+  note. If that does not suffice, nnhal refuses the operator.
 - **FLOOR_MOD** of floats is exact for quotients below 2**24 and divisors below 1e34.
 - **CONCATENATION** of integers needs known shapes.
 - **NON_MAX_SUPPRESSION_V4 and V5** select a box without area repeatedly, as LiteRT does.

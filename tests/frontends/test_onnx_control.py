@@ -301,6 +301,13 @@ def test_an_input_of_64_bits_is_taken_as_far_as_sums_of_it_fit_32_bits(nodes, bi
         for beyond in (most + 1, -most - 2):
             with pytest.raises(nnhal.InvalidRequest, match=f"{beyond}, must be"):
                 compiled(np.array([0, 1, 2, beyond]))
+        if bits:
+            memory = nnhal.allocate([(compiled, "input", 0)])
+            memory.write(np.array([0, 1, most + 1, 2], np.int32))
+            with pytest.raises(nnhal.InvalidRequest, match=f"{most + 1}, must be"):
+                compiled(memory)
+            memory.write(np.array([0, 1, 2, most], np.int32))
+            assert compiled(memory).tolist() == compiled(np.array([0, 1, 2, most])).tolist()
 
 
 def test_only_the_inputs_that_are_added_up_take_fewer_bits():

@@ -355,6 +355,32 @@ def test_positions_in_64_bits_are_used_as_32_bits():
     assert positions.dtype == np.int64 and positions.tolist() == [1, 0]
 
 
+def test_an_input_of_64_bits_is_taken_as_far_as_sums_of_it_fit_32_bits():
+    """The square of `x`, and more: of 10 bits. The sum of `y`: of 30. `z` is only compared."""
+    w = Writer()
+    x, y, z = (w.tensor([2], "i8") for _ in range(3))
+    square, cube, doubled, same = w.tensor([2], "i8"), w.tensor([2], "i8"), w.tensor([2], "i8"), w.tensor([2], "b1")
+    w.operator("MUL", [x, x], [square], "Mul")
+    w.operator("MUL", [square, x], [cube], "Mul")
+    w.operator("ADD", [y, y], [doubled], "Add")
+    w.operator("EQUAL", [z, z], [same])
+    w.ends([x, y, z], [cube, doubled, same])
+    read = load(w.bytes())
+    compiled = nnhal.compile(read, devices="reference")
+    names = [each.name for each in compiled.inputs]
+    told = ((name, (1 << bits) - 1) for name, bits in zip(names, (10, 30), strict=False))
+    assert read.notes == tuple(
+        f"values of {name} must be from -{most} to {most}, so that sums and products fit 32 bits" for name, most in told
+    )
+    given = [np.array(pair) for pair in ((1023, -1023), (2**30 - 1, 1 - 2**30), (2**31 - 1, -(2**31)))]
+    for mine, theirs in zip(compiled(*given), litert(w.bytes(), *given), strict=True):
+        assert mine.dtype == theirs.dtype
+        assert mine.tolist() == theirs.tolist()
+    for number, beyond in enumerate((1024, -(2**30), 2**31)):
+        with pytest.raises(nnhal.InvalidRequest, match=f"{beyond}, must be"):
+            compiled(*(np.array([0, beyond]) if n == number else each for n, each in enumerate(given)))
+
+
 # --------------------------------------------------------------------------------------------------------- what is refused
 
 

@@ -142,11 +142,15 @@ class EdgeForm(Record, frozen=True):
         if not self.wide:
             return array
         found = convert_value(array, f"{array.dtype.kind}4", where, InvalidRequest)
-        if self.most and found.size and not (-self.most <= found.min() and found.max() <= self.most):
-            worst = found.max() if found.max() > self.most else found.min()
+        self.require_magnitude(found, where)
+        return found
+
+    def require_magnitude(self, array: Array, where: str) -> None:
+        """Raise InvalidRequest if an integer of an operand's value is of a greater magnitude than `most`."""
+        if self.most and array.size and not (-self.most <= array.min() and array.max() <= self.most):
+            worst = array.max() if array.max() > self.most else array.min()
             must = f"must be from {-self.most} to {self.most}, so that the model's sums and products fit 32 bits"
             raise InvalidRequest(f"{where} has {worst}, {must}")
-        return found
 
     def outside(self, array: Array) -> Array:
         """Convert an operand's value to the application's type. Integers with a scale are rounded and saturate.

@@ -117,6 +117,12 @@ class ModelInterface:
                 one, other = (f"{size} in dimension {axis} of input {at}" for at, axis, size in (sizes[0], wrong))
                 raise InvalidRequest(f"inputs: {printable(name)!r} is {one} and {other}, must be one size")
 
+    def require_magnitudes(self, read: Mapping[int, Allocation]) -> None:
+        """Raise InvalidRequest if the contents of an input's allocation are greater than the model takes."""
+        for at, spec in self._formed.items():
+            if spec.form.most and at in read and read[at].shape is not None:
+                spec.form.require_magnitude(read[at].read(), f"input {at} ({spec.name})")
+
     def _by_name(self, inputs: Mapping[str, Any]) -> list[Any]:
         """Return named inputs in order; omitted optional ones are None."""
         specs = {spec.name: spec for spec in self.inputs}

@@ -169,6 +169,7 @@ class Caller:
                 written[n] = x
         if read and self.edge.alike:  # their contents may have changed since they were given
             self.edge.require_alike(given)
+        self.edge.require_magnitudes(read)
         return read, written
 
     @contextmanager

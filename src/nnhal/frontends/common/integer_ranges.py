@@ -7,10 +7,11 @@ refused.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
+from nnhal.base.names import short
 from nnhal.base.operands import Shape
 from nnhal.frontends.common.terms import Term, UnsupportedOperator, fits
 
@@ -18,6 +19,8 @@ Span = tuple[int, int]
 ANY: Span = (-(1 << 31), (1 << 31) - 1)
 TOO_WIDE = "is of INT64 and may need more than the 32 bits that NNAPI's integers have"
 EVERY: Span = (-(1 << 63), (1 << 63) - 1)
+NO_SPANS: Mapping[str, Span] = {}
+FEWER_BITS = 30, 24, 17, 10, 7  # of inputs of INT64, where operators may exceed 32
 
 
 class Spans(NamedTuple):
@@ -66,6 +69,63 @@ def magnitude(x: Span) -> Span:
 def power(x: int, exponent: int) -> int:
     """Compute a power of an absolute value only as far as needed to see that it exceeds 32 bits."""
     return int(x ** min(exponent, 32)) if x > 1 else x
+
+
+# --------------------------------------------------------------------------------------------------------------- inputs
+
+
+class Problems(Protocol):
+    """An import: the operators that NNAPI cannot express, by name and reason, with their places."""
+
+    @property
+    def problems(self) -> Mapping[tuple[str, str], Sequence[str]]: ...
+
+
+Context = TypeVar("Context", bound=Problems)
+Result = TypeVar("Result")
+
+
+def symmetric(bits: int) -> Span:
+    """Return the range of integers whose magnitude has that many bits."""
+    return -((1 << bits) - 1), (1 << bits) - 1
+
+
+def import_in_32_bits(
+    names: Sequence[str], imported: Callable[[Mapping[str, Span]], tuple[Context, Result]]
+) -> tuple[Context, Result, list[str]]:
+    """Import a file; if 64-bit integers may exceed 32 bits, with smaller ranges of inputs, if that helps.
+
+    First all inputs have as many bits as possible. Then each gets more, if the others allow it.
+
+    Args:
+        names: The inputs of INT64.
+        imported: Imports the file. It takes the ranges of some inputs.
+
+    Returns:
+        The import, and a note for each input with a smaller range.
+    """
+    context, result = imported(NO_SPANS)
+    if all(why != TOO_WIDE for _, why in context.problems):
+        return context, result, []
+    for count in FEWER_BITS if names else ():
+        spans = dict.fromkeys(names, symmetric(count))
+        found = imported(spans)
+        if not found[0].problems:
+            break
+    else:
+        return context, result, []
+    for name in names if len(names) > 1 else ():
+        others = {each: span for each, span in spans.items() if each != name}
+        for wider in (others, *(others | {name: symmetric(n)} for n in FEWER_BITS[: FEWER_BITS.index(count)])):
+            again = imported(wider)
+            if not again[0].problems:
+                spans, found = wider, again
+                break
+    notes = [
+        f"values of {short(name)} must be from {low} to {high}, so that sums and products fit 32 bits"
+        for name, (low, high) in spans.items()
+    ]
+    return *found, notes
 
 
 # --------------------------------------------------------------------------------------------------------------- rules

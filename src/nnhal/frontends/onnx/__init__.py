@@ -39,7 +39,7 @@ from nnhal.frontends.common.inputs import (
     unsupported,
     validated,
 )
-from nnhal.frontends.common.integer_ranges import TOO_WIDE
+from nnhal.frontends.common.integer_ranges import NO_SPANS, Span, import_in_32_bits
 from nnhal.frontends.common.terms import Term, WrittenGraph
 from nnhal.frontends.common.write import ModelWriter
 from nnhal.frontends.external_data import BESIDE
@@ -51,8 +51,6 @@ from nnhal.model.graph import Model
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 
 DOUBLES = "numbers of DOUBLE are computed in float32: NNAPI has no 64-bit floats"
-FEWER_BITS = 30, 24, 17, 10, 7  # of inputs of INT64, where operators may exceed 32
-NOTHING: Mapping[str, int] = {}
 ONE_BRANCH = "where an input decides the If, --value NAME=N, or values={NAME: N}, leaves one branch"
 
 
@@ -76,10 +74,8 @@ def load_opened(
         raise BadFile(f"{label}: has no outputs, must have at least one")
     file, sizes = with_constants(file, arrays(values))
     wanted, left = settled(file, shapes, sizes)
-    context, graph = imported(file, wanted)
-    bits: dict[str, int] = {}
-    if any(why == TOO_WIDE for _, why in context.problems):
-        bits, (context, graph) = narrowed(file, wanted) or ({}, (context, graph))
+    wide = [edge.name for edge in file.graph.inputs if edge.kind == "INT64"]
+    context, graph, limits = import_in_32_bits(wide, lambda spans: imported(file, wanted, spans))
     if context.problems and left:
         look_for_the_cause(context, file, wanted, left)
     if context.problems:
@@ -91,10 +87,7 @@ def load_opened(
         raise unsupported(file.label, context.problems, ONE_BRANCH if branch else emptied)
     for term, edge in zip(graph.outputs, file.graph.outputs, strict=True):
         term.value = replace(term.value, name=edge.name)
-    notes = [*open_notes(left), *[DOUBLES] * has_doubles(graph)]
-    for name, count in bits.items():
-        most = (1 << count) - 1
-        notes.append(f"values of {short(name)} must be from {-most} to {most}, so that sums and products fit 32 bits")
+    notes = [*open_notes(left), *[DOUBLES] * has_doubles(graph), *limits]
     release_file(graph, file)
     writer = ModelWriter(file.memories, file.budget, bounded_text(os.path.splitext(os.path.basename(label))[0]))
     metadata = metadata_of(file, [context.labels.get(id(term)) for term in graph.outputs])
@@ -114,9 +107,9 @@ def open_inputs(
 
 
 def imported(
-    file: OnnxFile, wanted: Sequence[tuple[int | None, ...]], bits: Mapping[str, int] = NOTHING
+    file: OnnxFile, wanted: Sequence[tuple[int | None, ...]], spans: Mapping[str, Span] = NO_SPANS
 ) -> tuple[FileContext, NodeGraph]:
-    """Return the graph for inputs of these shapes. bits: of the magnitudes of some inputs of INT64."""
+    """Return the graph for inputs of these shapes. spans: the ranges of some inputs of INT64."""
     context = FileContext(file, lower, lower_open)
     graph = NodeGraph(context, file.graph)
     for edge, shape in zip(file.graph.inputs, wanted, strict=True):
@@ -128,40 +121,12 @@ def imported(
         else:
             value = Value(kind, shape or (1,), PLAIN.get(edge.kind, 0.0), name=edge.name)
         term = graph.give(edge.name, value, edge.kind, scalar=shape == ())
-        if edge.name in bits:
-            most = (1 << bits[edge.name]) - 1
-            term.span = -most, most
+        term.span = spans.get(edge.name)
         context.trials.names[id(term)] = edge.shape or ()
         if kind is None:
             graph.terms[edge.name].doubtful = True
     lower(graph)
     return context, graph
-
-
-def narrowed(
-    file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]
-) -> tuple[dict[str, int], tuple[FileContext, NodeGraph]] | None:
-    """Import with fewer bits for inputs of INT64, so that results fit 32 bits; None if that is impossible.
-
-    First all inputs have as many bits as possible. Then each gets more, if the others allow it.
-    """
-    names = [edge.name for edge in file.graph.inputs if edge.kind == "INT64"]
-    for count in FEWER_BITS if names else ():
-        bits = dict.fromkeys(names, count)
-        found = imported(file, wanted, bits)
-        if not found[0].problems:
-            break
-    else:
-        return None
-    for name in names if len(names) > 1 else ():
-        for more in (0, *FEWER_BITS[: FEWER_BITS.index(count)]):
-            others = {each: n for each, n in bits.items() if each != name}
-            wider = others | ({name: more} if more else {})
-            again = imported(file, wanted, wider)
-            if not again[0].problems:
-                bits, found = wider, again
-                break
-    return bits, found
 
 
 def has_doubles(graph: WrittenGraph) -> bool:

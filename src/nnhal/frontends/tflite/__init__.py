@@ -34,6 +34,7 @@ from nnhal.frontends.common.inputs import (
     unsupported,
     validated,
 )
+from nnhal.frontends.common.integer_ranges import NO_SPANS, Span, import_in_32_bits
 from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator
 from nnhal.frontends.common.write import ModelWriter
 from nnhal.frontends.source import Source, is_onnx, open_source
@@ -84,7 +85,10 @@ def load_opened(
     file, subgraph, names, results = _entry(label, memory, signature, values)
     wanted = _shapes(subgraph, names, shapes)
     left = _left_open(subgraph, names, shapes)
-    context, graph, states = _imported(file, subgraph, names, wanted)
+    wide = [name for index, name in zip(subgraph.inputs, names, strict=True) if subgraph.tensors[index].type == "INT64"]
+    context, (graph, states), limits = import_in_32_bits(
+        wide, lambda spans: _imported(file, subgraph, names, wanted, spans)
+    )
     if context.problems and left:
         _look_for_the_cause(context, subgraph, names, wanted, left)
     if context.problems:
@@ -94,7 +98,7 @@ def load_opened(
     notes = open_notes(left)
     if signature is None:
         notes = _signature_note(file) + notes
-    notes = [*notes, *[SIXTEEN] * context.sixteen]
+    notes = [*notes, *[SIXTEEN] * context.sixteen, *limits]
     writer = ModelWriter([memory], file.budget, bounded_text(os.path.splitext(os.path.basename(label))[0]))
     return validated(writer.model(graph, states, metadata_of(file, subgraph.index), notes), label, left)
 
@@ -134,12 +138,16 @@ def _entry(
 
 
 def _imported(
-    file: File, subgraph: FileSubgraph, names: Sequence[str], wanted: Sequence[tuple[int, ...]]
-) -> tuple[ImportContext, ImportGraph, list[tuple[Term, Term, Array]]]:
-    """Return a subgraph for inputs of these shapes, and its states."""
+    file: File,
+    subgraph: FileSubgraph,
+    names: Sequence[str],
+    wanted: Sequence[tuple[int, ...]],
+    spans: Mapping[str, Span] = NO_SPANS,
+) -> tuple[ImportContext, tuple[ImportGraph, list[tuple[Term, Term, Array]]]]:
+    """Return a subgraph for inputs of these shapes, and its states. spans: the ranges of some inputs of INT64."""
     context = ImportContext(file, lower, reshaped=list(wanted) != [subgraph.tensors[i].shape for i in subgraph.inputs])
-    graph = context.import_subgraph(subgraph.index, _values(context, subgraph, names, wanted), "")
-    return context, graph, [] if context.problems else settle(graph)
+    graph = context.import_subgraph(subgraph.index, _values(context, subgraph, names, wanted), "", spans=spans)
+    return context, (graph, [] if context.problems else settle(graph))
 
 
 def _left_open(subgraph: FileSubgraph, names: Sequence[str], shapes: Shapes | None) -> Left:

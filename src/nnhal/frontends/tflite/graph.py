@@ -1,6 +1,6 @@
 """A subgraph during import: the known facts of each of its tensors, and the NNAPI operations made so far."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from nnhal.base.errors import BadFile, InvalidModel
 from nnhal.base.operands import ChannelQuant, Value
 from nnhal.base.records import Struct, field, replace
 from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.integer_ranges import NO_SPANS, Span
 from nnhal.frontends.common.terms import (
     PLAIN_SCALE,
     UNTYPED,
@@ -46,9 +47,18 @@ class ImportContext(Struct, eq=False):
     _done: dict[Any, "ImportGraph"] = field(default_factory=dict)
 
     def import_subgraph(
-        self, number: int, given: Sequence[Value], where: str, *, starts: bool = False
+        self,
+        number: int,
+        given: Sequence[Value],
+        where: str,
+        *,
+        starts: bool = False,
+        spans: Mapping[str, Span] = NO_SPANS,
     ) -> "ImportGraph":
-        """Import a subgraph for these inputs, once for each kind of call. starts: whether it initialises variables."""
+        """Import a subgraph for these inputs, once for each kind of call.
+
+        starts: whether it initialises variables. spans: the ranges of some inputs of INT64, by name.
+        """
         source = self._source(number, len(given), where)
         key = number, starts, tuple((v.type, v.shape, v.scale, v.zero_point, v.channel) for v in given)
         lists = sum(len(operator.inputs) for operator in source.operators) + len(source.outputs)
@@ -59,6 +69,8 @@ class ImportContext(Struct, eq=False):
             self._open.append(number)
             inner = len(self._open) > 1 and not starts
             graph = ImportGraph(self, source, given, inner=inner, starts=starts)
+            for term in graph.inputs:
+                term.span = spans.get(term.value.name)
             self.lower(graph)
             self._done[key] = graph
             self._open.pop()
