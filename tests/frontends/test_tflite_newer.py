@@ -7,6 +7,7 @@ import pytest
 import tflite
 
 import nnhal
+from nnhal.base.codes import OperationType
 from nnhal.frontends.tflite import load
 from nnhal.frontends.tflite.lowering import UNRUN, why_refused
 from nnhal.frontends.tflite.task import OPERATORS
@@ -156,7 +157,7 @@ def windows_of(windows: str) -> bytes:
     return w.bytes()
 
 
-@pytest.mark.parametrize("windows", ["STABLEHLO_ADD", "STABLEHLO_MAXIMUM"])
+@pytest.mark.parametrize("windows", ["STABLEHLO_ADD", "STABLEHLO_MAXIMUM", "ADD", "MUL", "MAXIMUM", "MINIMUM"])
 def test_windows_of_stablehlo_are_reduced_with_what_their_subgraph_does(windows):
     agrees(windows_of(windows), [f(2, 5).data])
 
@@ -174,6 +175,61 @@ def summed(padding: list[int] | None, shape: tuple[int, ...] = (2, 5), **how: An
     w.operator("STABLEHLO_ADD", [a, z], [both])
     w.ends([a, z], [both])
     return w.bytes()
+
+
+@pytest.mark.parametrize("body", ["ADD", "MAXIMUM"])
+@pytest.mark.parametrize(
+    ("shape", "size", "stride", "dilation", "pads", "start"),
+    [
+        ((2, 9, 8, 3), (1, 3, 2, 1), (1, 2, 1, 1), (1, 1, 1, 1), (0, 0, 1, 2, 1, 0, 0, 0), None),  # pictures
+        ((2, 3, 9, 8), (1, 1, 3, 3), (1, 1, 1, 1), (1, 1, 2, 1), (0, 0, 0, 0, 1, 1, 1, 1), None),  # channels first
+        ((1, 2, 6, 5, 4), (1, 1, 3, 1, 1), (1, 1, 1, 1, 1), (1,) * 5, (0,) * 10, None),  # as a response is normalised
+        ((2, 7), (1, 3), (1, 2), (1, 2), (0, 0, 0, 1), None),
+        ((3, 4, 5), (2, 1, 3), (1, 1, 1), (1, 1, 1), (0,) * 6, None),  # not neighbours
+        ((4, 6), (2, 3), (1, 1), (1, 1), (1, 0, 0, 1), 2.5),  # padding counts
+        ((5, 4), (2, 2), (2, 1), (1, 1), (2, 0, 0, 0), None),  # a window of padding alone
+        ((6, 4), (2, 2), (1, 1), (1, 1), (-1, 0, 0, 0), None),
+    ],
+)
+def test_windows_of_floats_are_reduced_as_numpy_does(body, shape, size, stride, dilation, pads, start):
+    x, neutral = f(*shape).data, 0.0 if body == "ADD" else -np.inf
+    start = neutral if start is None else start
+    edges = list(zip(pads[::2], pads[1::2], strict=True))
+    cut = x[tuple(slice(max(0, -low), n - max(0, -high)) for (low, high), n in zip(edges, shape, strict=True))]
+    whole = np.pad(cut, [(max(0, low), max(0, high)) for low, high in edges], constant_values=start)
+    reach = [(n - 1) * d + 1 for n, d in zip(size, dilation, strict=True)]
+    seen = np.lib.stride_tricks.sliding_window_view(whole, reach)
+    seen = seen[tuple(slice(None, None, n) for n in (*stride, *dilation))]
+    over = tuple(range(len(shape), 2 * len(shape)))
+    wanted = seen.sum(over) + np.float32(start) if body == "ADD" else np.maximum(seen.max(over), np.float32(start))
+    how = {"windowDimensions": size, "windowStrides": stride, "windowDilations": dilation, "padding": pads}
+    for known in (False, True):
+        w = Writer()
+        given, first = w.tensor(shape, "f4", x if known else None), w.tensor([], "f4", start)
+        y = w.tensor(wanted.shape)
+        w.operator("STABLEHLO_REDUCE_WINDOW", [given, first], [y], "StablehloReduceWindow", bodySubgraphIndex=1, **how)
+        w.ends([] if known else [given], [y])
+        w.subgraph()
+        a, z, both = w.tensor([]), w.tensor([]), w.tensor([])
+        w.operator(body, [a, z], [both])
+        w.ends([a, z], [both])
+        for device in ("reference", "litert"):
+            found = nnhal.compile(nnhal.load(w.bytes()), devices=[device, "reference"])(*[] if known else [x])
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_windows_of_a_large_picture_are_added_up_by_one_operation():
+    """Its windows have more elements than may be gathered."""
+    w = Writer()
+    x, first, y = w.tensor([1, 112, 112, 64]), w.tensor([], "f4", 0), w.tensor([1, 112, 112, 64])
+    how = {"windowDimensions": [1, 3, 3, 1], "padding": [0, 0, 1, 1, 1, 1, 0, 0], "bodySubgraphIndex": 1}
+    w.operator("STABLEHLO_REDUCE_WINDOW", [x, first], [y], "StablehloReduceWindow", **how)
+    w.ends([x], [y])
+    w.subgraph()
+    a, z, both = w.tensor([]), w.tensor([]), w.tensor([])
+    w.operator("ADD", [a, z], [both])
+    w.ends([a, z], [both])
+    assert [o.type for o in nnhal.load(w.bytes()).main.operations] == [OperationType.DEPTHWISE_CONV_2D]
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 5), (2, 3, 4)])

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -129,72 +129,161 @@ def shifted(t: OperatorTask, x: Term, step: int, *, back: bool) -> Term:
 
 FUNCTIONS = (None, "REDUCE_SUM", "REDUCE_PROD", "REDUCE_MIN", "REDUCE_MAX", "REDUCE_ALL", "REDUCE_ANY")  # by number
 BODIES = {
-    f"STABLEHLO_{name}": reduction
-    for name, reduction in zip(("ADD", "MULTIPLY", "MINIMUM", "MAXIMUM", "AND", "OR"), FUNCTIONS[1:], strict=True)
-}
+    name: reduction
+    for names, reduction in zip(
+        (
+            ("ADD", "STABLEHLO_ADD"), ("MUL", "STABLEHLO_MULTIPLY"), ("MINIMUM", "STABLEHLO_MINIMUM"),
+            ("MAXIMUM", "STABLEHLO_MAXIMUM"), ("LOGICAL_AND", "STABLEHLO_AND"), ("LOGICAL_OR", "STABLEHLO_OR"),
+        ),
+        FUNCTIONS[1:],
+        strict=True,
+    )
+    for name in names
+}  # fmt: skip
+MOST_ONES = 1 << 16  # elements of a filter that adds up windows
+COMBINED: dict[str, np.ufunc] = {
+    "REDUCE_SUM": np.add, "REDUCE_PROD": np.multiply, "REDUCE_MIN": np.minimum, "REDUCE_MAX": np.maximum,
+    "REDUCE_ALL": np.logical_and, "REDUCE_ANY": np.logical_or,
+}  # fmt: skip
+NEUTRAL = {"REDUCE_SUM": 0.0, "REDUCE_MAX": -math.inf}  # of the functions that layers compute
 
 
-@operator("REDUCE_WINDOW", inputs=5, becomes="GATHER of windows, then REDUCE_SUM, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN")
+class Windows(NamedTuple):
+    """Windows of a tensor: size, stride, dilation, and padding before and behind, for each dimension."""
+
+    size: Sequence[int]
+    stride: Sequence[int]
+    dilation: Sequence[int]
+    pads: Sequence[tuple[int, int]]
+
+    def along(self, axis: int) -> tuple[int, int, int, int, int]:
+        """Return the size, stride, dilation and padding of a dimension."""
+        return self.size[axis], self.stride[axis], self.dilation[axis], *self.pads[axis]
+
+    @property
+    def reach(self) -> list[int]:
+        """The elements that a window covers, including those it skips."""
+        return [(n - 1) * d + 1 for n, d in zip(self.size, self.dilation, strict=True)]
+
+
+WHOLE = 1, 1, 1, 0, 0  # the window of a dimension that no layer needs to know
+
+
+@operator("REDUCE_WINDOW", inputs=5,
+          becomes="DEPTHWISE_CONV_2D, MAX_POOL_2D; or GATHER, REDUCE_SUM, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN")  # fmt: skip
 def reduce_window(t: OperatorTask) -> None:
     """Reduce every window within the tensor."""
     number = t.options("ReduceWindowOptions")("ReduceFunction")
     kind = FUNCTIONS[number] if 0 <= number < len(FUNCTIONS) else None
-    shape, steps, apart = (
+    size, stride, dilation = (
         t.ints(place, what) for place, what in ((2, "window_shape"), (3, "strides"), (4, "dilations"))
     )
-    x = t.x(0)
-    over_windows(t, x, kind, windows(t, numbered(t, [x])[0], shape, steps, apart))
+    over_windows(t, kind, Windows(size, stride, dilation, [(0, 0)] * t.rank(t.x(0))), ())
 
 
 @operator("STABLEHLO_REDUCE_WINDOW", inputs=2, becomes="as REDUCE_WINDOW, with padding")
 def reduce_padded_window(t: OperatorTask) -> None:
     """Reduce padded windows; padding has the initial value, and the function is a subgraph of one operator."""
-    o, x = t.options("StablehloReduceWindowOptions"), t.x(0)
+    o, rank = t.options("StablehloReduceWindowOptions"), t.rank(t.x(0))
     number, graphs = o("BodySubgraphIndex"), t.graph.file.subgraphs
     t.require(0 <= number < len(graphs), f"refers to subgraph {number}, must be 0 to {len(graphs) - 1}")
     body = [operator.name for operator in graphs[number].operators]
     kind = BODIES.get(body[0]) if len(body) == 1 else None
-    rank = t.rank(x)
     names = ("WindowDimensions", "WindowStrides", "WindowDilations", "BaseDilations")
-    shape, steps, apart, grown = (o.numbers(name) or (1,) * rank for name in names)
+    size, stride, dilation, grown = (o.numbers(name) or (1,) * rank for name in names)
     pads = o.numbers("Padding") or (0,) * 2 * rank
     fits = len(pads) == 2 * rank == 2 * len(grown) and min(grown, default=1) > 0
     t.require(fits, "must have two paddings and a dilation for each dimension")
-    try:
-        whole = pad_edges(dilate(numbered(t, [x])[0], grown), list(zip(pads[::2], pads[1::2], strict=True)))
-    except CannotFold:
-        t.refuse("has no elements, or too many")
-    over_windows(t, x, kind, windows(t, whole, shape, steps, apart))
+    over_windows(t, kind, Windows(size, stride, dilation, list(zip(pads[::2], pads[1::2], strict=True))), grown)
 
 
-def windows(
-    t: OperatorTask, whole: Array, shape: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
-) -> Array:
-    """Return the element numbers in each window, with one more dimension."""
-    lists = shape, strides, dilations
-    fits = all(len(each) == whole.ndim and min(each, default=1) > 0 for each in lists)
-    t.require(fits, f"window, strides and dilations are {lists}, must be {whole.ndim} positive numbers each")
-    reach = [(size - 1) * apart + 1 for size, apart in zip(shape, dilations, strict=True)]
-    t.require(all(n <= size for n, size in zip(reach, whole.shape, strict=True)), "has a window that does not fit")
-    check_count(whole.size * math.prod(shape))
-    seen = np.lib.stride_tricks.sliding_window_view(whole, reach)
-    seen = seen[tuple(slice(None, None, n) for n in (*strides, *dilations))]
-    return seen.reshape(*seen.shape[: whole.ndim], -1)
+def over_windows(t: OperatorTask, kind: str | None, windows: Windows, grown: Sequence[int]) -> None:
+    """Set the output to reduced windows of input 0, combined with the initial value, input 1.
 
-
-def over_windows(t: OperatorTask, x: Term, kind: str | None, places: Array) -> None:
-    """Set the output to reduced windows, combined with the initial value, input 1."""
+    grown: the dilation of each dimension of the input; none if it is 1.
+    """
+    x, first = t.x(0), t.x(1)
     if kind is None:
         t.refuse("reduces with a function that NNAPI has no reduction for")
     t.require(x.value.type in (F32, I32, B8), f"of {x.kind} sums stored integers, which NNAPI does not support")
     t.require((x.value.type == B8) == (kind not in PAIRWISE), f"of {x.kind} has a reduction of another type")
-    first = t.x(1)
+    lists, rank = windows[:3], t.rank(x)
+    fits = all(len(each) == rank and min(each, default=1) > 0 for each in lists)
+    t.require(fits, f"window, strides and dilations are {lists}, must be {rank} positive numbers each")
+    if x.value.data is not None and first.value.data is not None:
+        places, start = places_of(t, x, windows, grown), first.value.data.item()
+        elements = np.append(x.value.data, x.value.data.dtype.type(start))[places]
+        t.known_result(COMBINED[kind].reduce(elements, axis=-1, dtype=elements.dtype, initial=start))
+        return
+    found = None if max(grown, default=1) > 1 else by_layer(t, x, kind, windows)
+    if found is None:
+        found = by_places(t, x, kind, places_of(t, x, windows, grown))
+    shape = t.known(found)
+    if first.value.data is None or first.value.data.item() != NEUTRAL.get(kind):
+        both = t.reshaped(found, (math.prod(shape),)), t.reshaped(first, (1,))
+        found = t.make(BOTH[kind], *both, **unfused(BOTH[kind]))
+    t.result(0, t.reshaped(found, shape))
+
+
+def by_layer(t: OperatorTask, x: Term, kind: str, windows: Windows) -> Term | None:
+    """Reduce windows of floats along a dimension, or two neighbours, by one operation; None if that is impossible.
+
+    A convolution with ones adds them up, and a pool takes their greatest elements.
+    """
+    sizes, reach = t.known(x), windows.reach
+    over = [axis for axis in range(len(windows.size)) if windows.along(axis) != WHOLE]
+    padded = any(before or after for before, after in windows.pads)
+    if x.value.type != F32 or kind not in NEUTRAL or not 0 < len(over) <= 2 or over[-1] - over[0] > 1:
+        return None
+    if not all(
+        0 <= min(pad) <= max(pad) < n <= d + sum(pad) for pad, n, d in zip(windows.pads, reach, sizes, strict=True)
+    ):
+        return None
+    if padded and (t.raw(1).data is None or t.number(1, "init_value") != NEUTRAL[kind]):
+        return None
+    (high, down, skip_h, top, bottom), (wide, right_step, skip_w, left, right) = (
+        *map(windows.along, over), *[WHOLE] * (2 - len(over))
+    )  # fmt: skip
+    outer, inner = math.prod(sizes[: over[0]]), math.prod(sizes[over[-1] + 1 :])
+    picture = t.reshaped(x, (outer, sizes[over[0]], sizes[over[1]] if len(over) > 1 else 1, inner))
+    how = {"pad_left": left, "pad_right": right, "pad_top": top, "pad_bottom": bottom}
+    how |= {"stride_w": right_step, "stride_h": down, "activation": 0}
+    if kind == "REDUCE_SUM":
+        if high * wide * inner > MOST_ONES:
+            return None
+        how |= {"depth_multiplier": 1} | ({} if skip_h == skip_w == 1 else {"dilation_w": skip_w, "dilation_h": skip_h})
+        filter, bias = np.ones((1, high, wide, inner), np.float32), np.zeros(inner, np.float32)
+        found = t.make("DEPTHWISE_CONV_2D", picture, constant(Value(F32), filter), constant(Value(F32), bias), **how)
+    elif skip_h == skip_w == 1:
+        found = t.make("MAX_POOL_2D", picture, filter_w=wide, filter_h=high, **how)
+    else:
+        return None
+    rows = t.known(found)[1 : 1 + len(over)]
+    return t.reshaped(found, (*sizes[: over[0]], *rows, *sizes[over[-1] + 1 :]))
+
+
+def places_of(t: OperatorTask, x: Term, windows: Windows, grown: Sequence[int]) -> Array:
+    """Return the numbers of the elements in each window, with one more dimension. grown: see `over_windows`."""
+    whole = numbered(t, [x])[0]
+    try:
+        if windows.pads:
+            whole = pad_edges(dilate(whole, grown or (1,) * whole.ndim), windows.pads)
+    except CannotFold:
+        t.refuse("has no elements, or too many")
+    fits = all(n <= size for n, size in zip(windows.reach, whole.shape, strict=True))
+    t.require(fits, "has a window that does not fit")
+    check_count(whole.size * math.prod(windows.size))
+    seen = np.lib.stride_tricks.sliding_window_view(whole, windows.reach)
+    seen = seen[tuple(slice(None, None, n) for n in (*windows.stride, *windows.dilation))]
+    return seen.reshape(*seen.shape[: whole.ndim], -1)
+
+
+def by_places(t: OperatorTask, x: Term, kind: str, places: Array) -> Term:
+    """Reduce windows whose elements are gathered."""
     fill = t.number(1, "init_value") if (places == NOWHERE).any() else 0
     found = t.reshaped(moved(t, [x], places, fill), (places[..., 0].size, places.shape[-1], 1))
     found = halved(t, PAIRWISE[kind], found) if x.value.type == I32 else t.make(kind, found, t.integers([1]), True)
-    both = t.reshaped(found, (places[..., 0].size,)), t.reshaped(first, (1,))
-    result = t.make(BOTH[kind], *both, **unfused(BOTH[kind]))
-    t.result(0, t.reshaped(result, places.shape[:-1] or (1,)))
+    return t.reshaped(found, places.shape[:-1] or (1,))
 
 
 # ------------------------------------------------------------------------------------------------------- places of extremes
