@@ -50,8 +50,9 @@ TFLite_Detection_PostProcess. You can define others: see
   - A bias has its scale in the file. LiteRT uses the scales of the input and the weights.
   - LiteRT's RESIZE_BILINEAR, EXP and GELU of INT16 are approximations.
   - Operators on the stored integers, such as CAST and BITWISE_XOR, are refused.
-- **INT16 without a scale and INT4 weights** are refused. The quantised recurrent operators below
-  keep their states of INT16.
+- **INT4 and INT2 weights** become INT8 with the same scales, and real values in FLOAT32 if each channel has
+  several scales, for blocks. They take two to sixteen times their bytes in the file.
+- **INT16 without a scale** is refused. The quantised recurrent operators below keep their states of INT16.
 - **Quantised recurrent operators**: LSTM and UNIDIRECTIONAL_SEQUENCE_LSTM of INT8 give exactly LiteRT's
   numbers. LSTM's basic kernel of UINT8 and SVDF of INT8 are within one LSB.
 - **QUANTIZE** between two scales gives the nearest LSB, as LiteRT's built-in kernel does. XNNPACK is

@@ -19,9 +19,19 @@ KINDS = {
     "u1": "UINT8",
     "b1": "BOOL",
     "c8": "COMPLEX64",
+    "int4": "INT4",
+    "int2": "INT2",
     "resource": "RESOURCE",
     "string": "STRING",
 }
+
+
+def packed(kind: str, numbers: Any) -> Any:
+    """The bytes of small integers; the first number of a byte is in its lowest bits."""
+    bits = int(kind.removeprefix("int"))
+    rows = np.asarray(numbers).astype(np.uint8).reshape(-1) & ((1 << bits) - 1)
+    rows = np.pad(rows, (0, -len(rows) % (8 // bits))).reshape(-1, 8 // bits)
+    return (rows << np.arange(0, 8, bits)).sum(1).astype(np.uint8)
 
 
 class Writer:
@@ -53,7 +63,9 @@ class Writer:
         tensor.type, tensor.buffer = getattr(schema.TensorType, KINDS[kind]), 0
         if data is not None:
             self.model.buffers.append(schema.BufferT())
-            self.model.buffers[-1].data = np.asarray(data, np.dtype(kind)).reshape(-1).view(np.uint8)
+            small = kind.startswith("int")
+            array = packed(kind, data) if small else np.asarray(data, np.dtype(kind)).reshape(-1).view(np.uint8)
+            self.model.buffers[-1].data = array
             tensor.buffer = len(self.model.buffers) - 1
         if scale is not None:
             quant = tensor.quantization = schema.QuantizationParametersT()

@@ -214,23 +214,25 @@ def test_a_sum_of_integers_that_are_known_to_be_small_is_taken():
 @pytest.mark.parametrize("name", ["ADD", "SUB", "MUL", "NEG"])
 def test_a_sum_that_may_need_more_than_32_bits_is_refused(name):
     w = Writer()
-    x, y, z = w.tensor([4], "i8"), w.tensor([4], "i8"), w.tensor([4], "i8")
-    given = [x] if name == "NEG" else [x, y]
-    w.operator(name, given, [z], name.title())
-    w.ends(given, [z])
-    with pytest.raises(nnhal.UnsupportedModel, match=f"{name} #0: is of INT64 and may need more than the 32 bits"):
+    x, y, z = w.tensor([4], "i4"), w.tensor([4], "i8"), w.tensor([4], "i8")
+    w.operator("CAST", [x], [y], "Cast")
+    w.operator(name, [y] if name == "NEG" else [y, y], [z], name.title())
+    w.ends([x], [z])
+    with pytest.raises(nnhal.UnsupportedModel, match=f"{name} #1: is of INT64 and may need more than the 32 bits"):
         load(w.bytes())
 
 
 def test_what_only_follows_from_a_refused_sum_is_not_listed():
     w = Writer()
-    x, y, z, two = w.tensor([1], "i8"), w.tensor([1], "i8"), w.tensor([1], "i8"), w.tensor([1], "i8", [2])
-    w.operator("NEG", [x], [y])
+    x, long, two = w.tensor([1], "i4"), w.tensor([1], "i8"), w.tensor([1], "i8", [2])
+    y, z = w.tensor([1], "i8"), w.tensor([1], "i8")
+    w.operator("CAST", [x], [long], "Cast")
+    w.operator("NEG", [long], [y])
     w.operator("MUL", [y, two], [z], "Mul")
     w.ends([x], [z])
     with pytest.raises(nnhal.UnsupportedModel) as caught:
         load(w.bytes())
-    assert "NEG #0" in str(caught.value) and "MUL" not in str(caught.value)
+    assert "NEG #1" in str(caught.value) and "MUL" not in str(caught.value)
 
 
 def test_what_a_subgraph_gives_may_be_anything_that_32_bits_hold():

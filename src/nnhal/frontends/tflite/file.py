@@ -8,6 +8,7 @@ from nnhal.base.operands import Array
 from nnhal.base.records import Record
 from nnhal.frontends.common.budget import Budget
 from nnhal.frontends.common.terms import Blob, in_float32
+from nnhal.frontends.tflite.packed import BlockQuant
 from nnhal.frontends.tflite.sparse import Sparsity
 
 OMITTED = -1  # the index of an omitted input
@@ -36,7 +37,8 @@ class TensorQuant(NamedTuple):
 class FileTensor(NamedTuple):
     """A tensor of the file. open: the dimensions that the file leaves to the caller (-1 in its signature).
 
-    values: of an input that the caller made a constant. stored: its type in the file, if `sixteen` changed it.
+    values: of an input that the caller made a constant. stored: its type in the file, if `sixteen` or `packed` changed
+    it. blocks: the scales of a constant with several for each channel.
     """
 
     name: str
@@ -49,6 +51,7 @@ class FileTensor(NamedTuple):
     sparsity: Sparsity | None = None
     values: Array | None = None
     stored: str = ""
+    blocks: BlockQuant | None = None
 
     @property
     def step(self) -> float:

@@ -1,18 +1,20 @@
 """A subgraph during import: the known facts of each of its tensors, and the NNAPI operations made so far."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.errors import BadFile, InvalidModel
-from nnhal.base.operands import ChannelQuant, Value
+from nnhal.base.operands import Array, ChannelQuant, Value
 from nnhal.base.records import Struct, field, replace
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.integer_ranges import NO_SPANS, Span
 from nnhal.frontends.common.terms import (
     PLAIN_SCALE,
     UNTYPED,
+    Blob,
     EmittedOperation,
     Term,
     UnsupportedOperator,
@@ -22,6 +24,7 @@ from nnhal.frontends.common.terms import (
 from nnhal.frontends.common.writing import ImportedGraph
 from nnhal.frontends.tflite.file import DTYPES, File, FileSubgraph, FileTensor
 from nnhal.frontends.tflite.lists import with_updates
+from nnhal.frontends.tflite.packed import BITS, unpack
 from nnhal.frontends.tflite.sparse import densify
 from nnhal.model.graph import EdgeForm
 from nnhal.model.validate import MAX_DEPTH
@@ -152,7 +155,9 @@ class ImportGraph(ImportedGraph):
         tensor = self.source.tensors[index]
         place = f"subgraph {self.source.index} tensor {index}"
         data, blob = None, tensor.blob
-        if tensor.type in DTYPES:
+        if tensor.stored in BITS and blob is not None:
+            data, blob = self._unpacked(tensor, blob, place), None
+        elif tensor.type in DTYPES:
             dtype = np.dtype(DTYPES[tensor.stored or tensor.type])
             if tensor.sparsity is not None and blob is not None:
                 whole = blob.length % dtype.itemsize == 0
@@ -172,7 +177,7 @@ class ImportGraph(ImportedGraph):
                     must = "must be written by an operator before it is read"
                     raise BadFile(f"{self.file.label}: {place}: has no value, {must}")
                 data = np.zeros(tensor.shape, dtype)
-        if tensor.stored and tensor.quant and data is not None:
+        if tensor.stored and tensor.type == "FLOAT32" and tensor.quant and data is not None:
             self.file.budget.spend(Cost.MEMORY, data.size * np.dtype(np.float32).itemsize, place)
             data, blob = tensor.quant.real(data), None
         try:
@@ -180,6 +185,20 @@ class ImportGraph(ImportedGraph):
         except UnsupportedOperator:
             return Term(Value(UNTYPED, tensor.shape), tensor.type, data)
         return constant(value, data, tensor.type, blob)
+
+    def _unpacked(self, tensor: FileTensor, blob: Blob, place: str) -> Array:
+        """Return weights of less than eight bits as those of INT8, or their real values."""
+        self.file.budget.spend(Cost.MEMORY, math.prod(tensor.shape) * np.dtype(DTYPES[tensor.type]).itemsize, place)
+        stored = unpack(tensor.stored, self.file.bytes_of(blob), tensor.shape)
+        if tensor.blocks is None:
+            return stored
+        number, count = tensor.blocks.scales, stored.size // tensor.blocks.size
+        known = 0 <= number < len(self.source.tensors) and self.source.tensors[number].type in ("FLOAT16", "FLOAT32")
+        scales = self.term(number).value.data if known and self.source.tensors[number].blob else None
+        if scales is None or scales.size != count or not (np.isfinite(scales) & (scales >= 0)).all():
+            must = f"must be a constant of {count} floats from 0"
+            raise BadFile(f"{self.file.label}: {place}: scales of its blocks are tensor {number}, {must}")
+        return tensor.blocks.real(stored, np.asarray(scales))
 
     def variable(self, key: Any, name: str) -> Variable:
         """Return a variable of the model, by its key."""

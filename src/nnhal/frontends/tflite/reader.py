@@ -31,10 +31,12 @@ from nnhal.frontends.tflite.file import (
     TensorQuant,
 )
 from nnhal.frontends.tflite.flat import WORD, FlatTable, target
+from nnhal.frontends.tflite.packed import BITS, PACKED, BlockQuant, packed_size, unpack
 from nnhal.frontends.tflite.sparse import SparseLevel, Sparsity
 
 IDENTIFIER, METADATA = b"TFL3", "TFLITE_METADATA"
 VERSION = 3
+BLOCKWISE = 2  # the type of details that have scales for blocks
 BIASES = ("INT32", "INT64")  # types of biases beside stored values
 QUANTISED = {"INT8": (-128, 127), "UINT8": (0, 255), "INT16": (-32768, 32767)}  # range of the stored values
 DAMAGE = (struct.error, IndexError, KeyError, ValueError, TypeError, OverflowError, AttributeError)  # of the parser
@@ -266,7 +268,8 @@ class Reader:
         kind = TYPES[code]
         shape = self.numbers(tensor, 0, "i", "a shape")
         signature = self.numbers(tensor, 7, "i", "a shape signature")
-        size = math.prod(shape) * ITEM_BYTES.get(kind, 1)
+        count = math.prod(shape)
+        size = packed_size(kind, count) if kind in PACKED else count * ITEM_BYTES.get(kind, 1)
         if len(shape) > MAX_RANK:
             self.bad(f"has rank {len(shape)}, must be at most {MAX_RANK}")
         if min(shape, default=0) < 0:
@@ -281,21 +284,43 @@ class Reader:
             blobs[number] if blobs else None,
             tensor.child(6),
         )  # buffer 0 means no data, even if there are no buffers
-        if blob and not sparse and kind in DTYPES and blob.length != size:
+        if blob and not sparse and (kind in DTYPES or kind in PACKED) and blob.length != size:
             self.bad(f"has {blob.length} bytes in buffer {number}, must have {size}")
-        table = tensor.child(4)
+        table, stored = tensor.child(4), ""
+        blocks = self._blocks(table, kind, shape) if table and blob else None
+        if blob and not sparse and (kind in PACKED or blocks):
+            kind, stored = "FLOAT32" if blocks else "INT8", kind
         return FileTensor(
             self.text(tensor, 3),
             kind,
             shape,
             frozenset(i for i, d in enumerate(signature) if d == -1) if len(signature) == len(shape) else frozenset(),
-            self._quant(table, kind, shape) if table else None,
+            self._quant(table, kind, shape, blob if not sparse else None, stored) if table else None,
             bool(tensor.number(5, "b")),
             blob,
             self._sparsity(sparse) if sparse else None,
+            stored=stored,
+            blocks=blocks,
         )
 
-    def _quant(self, table: FlatTable, kind: str, shape: tuple[int, ...]) -> TensorQuant | None:
+    def _blocks(self, table: FlatTable, kind: str, shape: tuple[int, ...]) -> BlockQuant | None:
+        """Return the scales of blocks of elements; None if the quantisation has none."""
+        details = table.child(5) if table.number(4, "B") == BLOCKWISE else None
+        if details is None:
+            return None
+        self.must(kind in BITS, f"of {kind} has scales for blocks, must be {', '.join(BITS)}")
+        found, zeros = BlockQuant(details.number(0), details.number(2)), details.number(1)
+        self.must(zeros <= 0, "has zero points for blocks, must have none")  # 0 is the default of the schema
+        self.must(
+            shape and found.size > 0 and shape[-1] % found.size == 0,
+            f"has blocks of {found.size} elements, must divide the last dimension of {list(shape)}",
+        )
+        return found
+
+    def _quant(
+        self, table: FlatTable, kind: str, shape: tuple[int, ...], blob: Blob | None, stored: str
+    ) -> TensorQuant | None:
+        """Return a quantisation. blob, stored: of a constant, as in `FileTensor`."""
         scales, axis = self.numbers(table, 2, "f", "scales"), table.number(6)
         zeros = self.numbers(table, 3, "q", "zero points") or (0,) * len(scales)
         if not scales or kind not in (*QUANTISED, *BIASES):
@@ -305,8 +330,6 @@ class Reader:
             self.must(wrong is None, f"has scale {wrong}, must be a finite number greater than 0")
         if kind in BIASES:  # for a bias, it follows from those of input and weights
             return TensorQuant(scales, (0,) * len(scales), 0)
-        if 0 in scales:
-            self.bad("has scale 0, must be a finite number greater than 0")
         low, high = QUANTISED[kind]
         if len(zeros) == 1:
             zeros = zeros * len(scales)
@@ -319,7 +342,21 @@ class Reader:
             self.must(
                 len(scales) == shape[axis], f"has {len(scales)} scales, must be {shape[axis]}, one for each channel"
             )
+        if 0 in scales:
+            scales = self._of_zeros(scales, axis, shape, blob, stored)
         return TensorQuant(scales, zeros, axis)
+
+    def _of_zeros(
+        self, scales: tuple[float, ...], axis: int, shape: tuple[int, ...], blob: Blob | None, stored: str
+    ) -> tuple[float, ...]:
+        """Return scales with 1 in place of 0, which some tools write for channels whose weights are all 0."""
+        if len(scales) > 1 and blob is not None:
+            data = self.data[blob.offset : blob.offset + blob.length]
+            weights = unpack(stored or "INT8", data, shape)
+            channels = [n for n, scale in enumerate(scales) if scale == 0]
+            if not weights.take(channels, axis).any():
+                return tuple(scale or 1.0 for scale in scales)
+        self.bad("has scale 0, must be a finite number greater than 0")
 
     def _sparsity(self, table: FlatTable) -> Sparsity:
         order, blocks = self.numbers(table, 0, "i", "a traversal order"), self.numbers(table, 1, "i", "a block map")

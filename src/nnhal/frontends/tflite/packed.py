@@ -1,0 +1,47 @@
+"""Weights of four and two bits, which NNAPI has no types for.
+
+They become INT8, with the scales of the file. Those with several scales for each channel, one for each block of
+elements, become real values in FLOAT32.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from nnhal.base.operands import Array
+
+BITS = {"INT8": 8, "INT4": 4, "INT2": 2}  # of the types that may have scales for blocks
+PACKED = "INT4", "INT2"  # those that share bytes
+
+
+class BlockQuant(NamedTuple):
+    """Scales of blocks along the last dimension. scales: the number of their tensor. size: the elements of a block."""
+
+    scales: int
+    size: int
+
+    def real(self, stored: Array, scales: Array) -> Array:
+        """Return the real values of stored ones, as float32."""
+        blocks = stored.reshape(-1, self.size).astype(np.float32)
+        return (blocks * scales.reshape(-1, 1).astype(np.float32)).reshape(stored.shape)
+
+
+def packed_size(kind: str, count: int) -> int:
+    """Return the bytes of so many numbers of a type of BITS."""
+    return -(-count * BITS[kind] // 8)
+
+
+def unpack(kind: str, data: Array, shape: Sequence[int]) -> Array:
+    """Return the numbers of a type of BITS as int8.
+
+    Args:
+        kind: The type.
+        data: Their bytes. The first number of a byte is in its lowest bits.
+        shape: Their shape.
+    """
+    bits = BITS[kind]
+    places = np.arange(0, 8, bits, dtype=np.uint8)
+    high = (data.view(np.uint8)[:, None] >> places) << (8 - bits)  # the sign in the highest bit
+    return (high.view(np.int8) >> (8 - bits)).reshape(-1)[: math.prod(shape)].reshape(shape)

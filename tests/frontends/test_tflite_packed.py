@@ -1,0 +1,137 @@
+"""Weights of four and two bits in `.tflite` files: what LiteRT computes with them, or NumPy where it cannot."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.operands import Array
+from tests.frontends.cases import run
+from tests.frontends.flat import Writer, litert, schema
+
+RANDOM = np.random.default_rng(4)
+LIMITS = {"int4": (-8, 8), "int2": (-2, 2)}
+KINDS = pytest.mark.parametrize("kind", LIMITS)
+
+
+def drawn(kind: str, *shape: int) -> Array:
+    """Integers of a type, its least and greatest among them."""
+    low, high = LIMITS[kind]
+    found = RANDOM.integers(low, high, shape)
+    found.flat[:2] = low, high - 1
+    return found
+
+
+def layer(x: Array, shape: tuple[int, ...], weights: Any, **more: Any) -> bytes:
+    """A FULLY_CONNECTED of floats."""
+    w = Writer()
+    given, filter = w.tensor(x.shape), w.tensor(shape, *weights, **more)
+    y = w.tensor([len(x), shape[0]])
+    w.operator("FULLY_CONNECTED", [given, filter], [y], "FullyConnected")
+    w.ends([given], [y])
+    return w.bytes()
+
+
+def blockwise(kind: str, stored: Array, parts: Array, size: int, **more: Any) -> bytes:
+    """A FULLY_CONNECTED of floats, whose weights have a scale for each block. more: fields of the details."""
+    w = Writer()
+    given, several = w.tensor([2, stored.shape[1]]), w.tensor(parts.shape, parts.dtype.str[1:], parts)
+    filter, y = w.tensor(stored.shape, kind, stored), w.tensor([2, len(stored)])
+    quant = w.graph.tensors[filter].quantization = schema.QuantizationParametersT()
+    quant.detailsType, quant.details = schema.QuantizationDetails.BlockwiseQuantization, schema.BlockwiseQuantizationT()
+    quant.details.scales, quant.details.zeroPoints, quant.details.blockSize = several, -1, size
+    for name, value in more.items():
+        setattr(quant.details, name, value)
+    w.operator("FULLY_CONNECTED", [given, filter], [y], "FullyConnected")
+    w.ends([given], [y])
+    return w.bytes()
+
+
+@KINDS
+@pytest.mark.parametrize("channels", [False, True])
+def test_a_layer_of_floats_computes_with_the_real_weights(kind, channels):
+    x, stored = RANDOM.normal(size=(2, 7)).astype("f4"), drawn(kind, 5, 7)
+    scale = RANDOM.uniform(0.1, 1, 5 if channels else 1).astype("f4")
+    found = run(layer(x, stored.shape, (kind, stored, scale)), [x])[0]
+    np.testing.assert_allclose(found, x @ (stored * scale[:, None]).astype("f4").T, rtol=1e-5, atol=1e-5)
+
+
+def test_the_real_values_are_those_of_litert():
+    stored, scale = drawn("int4", 3, 5), [0.5, 0.25, 3.0]
+    w = Writer()
+    x, y = w.tensor([3, 5], "int4", stored, scale), w.tensor([3, 5])
+    w.operator("DEQUANTIZE", [x], [y])
+    w.ends([], [y])
+    content = w.bytes()
+    assert run(content, [])[0].tolist() == litert(content)[0].tolist()
+
+
+def test_a_layer_of_8_bits_gives_what_litert_gives():
+    x, stored = RANDOM.integers(-128, 128, (1, 6, 6, 3)).astype("i1"), drawn("int4", 4, 3, 3, 3)
+    w = Writer()
+    given, scale = w.tensor(x.shape, "i1", None, 0.05, 3), np.array([0.1, 0.2, 0.05, 0.3], "f4")
+    filter, y = w.tensor(stored.shape, "int4", stored, scale), w.tensor([1, 6, 6, 4], "i1", None, 0.2, -5)
+    bias = w.tensor([4], "i4", [100, -50, 7, 0], scale * np.float32(0.05))
+    w.operator("CONV_2D", [given, filter, bias], [y], "Conv2D", strideW=1, strideH=1)
+    w.ends([given], [y])
+    content = w.bytes()
+    distance = run(content, [x])[0].astype(int) - litert(content, x)[0].astype(int)
+    assert np.abs(distance).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["i1", *LIMITS])
+@pytest.mark.parametrize("form", ["f2", "f4"])
+def test_blocks_of_weights_have_their_scales(kind, form):
+    x, stored = RANDOM.normal(size=(2, 12)).astype("f4"), drawn(kind if kind in LIMITS else "int4", 3, 12)
+    scales = RANDOM.uniform(0.1, 1, (3, 3)).astype(form)
+    real = (stored.reshape(3, 3, 4) * scales[..., None].astype("f8")).reshape(3, 12)
+    found = run(blockwise(kind, stored, scales, 4), [x])[0]
+    np.testing.assert_allclose(found, x @ real.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["i1", "int4"])
+def test_a_channel_of_zeros_may_have_scale_0(kind):
+    """As tools write it that scale each channel by its greatest weight."""
+    x, stored, scale = RANDOM.normal(size=(1, 6)).astype("f4"), drawn("int4", 3, 6), np.array([0.5, 0, 0.25], "f4")
+    stored[1] = 0
+    found = run(layer(x, stored.shape, (kind, stored, scale)), [x])[0]
+    np.testing.assert_allclose(found, x @ (stored * scale[:, None]).T, rtol=1e-5, atol=1e-6)
+    stored[1, 2] = 1
+    with pytest.raises(nnhal.BadFile, match="tensor 1: has scale 0, must be a finite number greater than 0"):
+        nnhal.load(layer(x, stored.shape, (kind, stored, scale)))
+
+
+def refused(content: bytes) -> str:
+    with pytest.raises(nnhal.NnhalError) as caught:
+        nnhal.load(content)
+    return str(caught.value)
+
+
+def test_what_does_not_fit_together_is_refused():
+    stored, scales = drawn("int4", 3, 12), np.ones((3, 3), "f4")
+    assert "has blocks of 5 elements, must divide the last dimension of [3, 12]" in refused(
+        blockwise("int4", stored, scales, 5)
+    )
+    assert "has blocks of 0 elements" in refused(blockwise("int4", stored, scales, 0))
+    assert "has zero points for blocks, must have none" in refused(blockwise("int4", stored, scales, 4, zeroPoints=1))
+    for number in (-1, 0, 99):
+        told = f"scales of its blocks are tensor {number}, must be a constant of 9 floats from 0"
+        assert told in refused(blockwise("int4", stored, scales, 4, scales=number))
+    assert "must be a constant of 18 floats from 0" in refused(blockwise("int4", stored, scales, 2))
+    for wrong in (-1, np.inf, np.nan):
+        assert "must be a constant of 9 floats from 0" in refused(blockwise("int4", stored, scales * wrong, 4))
+    assert "of FLOAT32 has scales for blocks, must be INT8, INT4, INT2" in refused(blockwise("f4", stored, scales, 4))
+    short = Writer()
+    x, y = short.tensor([3], "int4", [1, 2], 0.5), short.tensor([3])
+    short.operator("DEQUANTIZE", [x], [y])
+    short.ends([], [y])
+    assert "has 1 bytes in buffer 1, must have 2" in refused(short.bytes())
+
+
+def test_inputs_of_4_bits_are_refused():
+    w = Writer()
+    x, y = w.tensor([3], "int4", None, 0.5), w.tensor([3])
+    w.operator("DEQUANTIZE", [x], [y])
+    w.ends([x], [y])
+    assert "is INT4, which NNAPI has no type for" in refused(w.bytes())
