@@ -52,6 +52,8 @@ within float rounding. Quantised results of one node are within one LSB.
   size: an execution with different ones is refused.
 - **Weights** stay in the file, or in files beside it in the model's folder, if their order and alignment
   fit. nnhal copies filters of convolutions, except those of 1x1.
+- **Weights of four and two bits** become 8-bit ones. With scales for blocks, by DequantizeLinear or
+  MatMulNBits, they become real values in float32.
 - **uint8 and int8** weights beside inputs of the other type are shifted by 128 with their zero point.
   uint8 weights with a scale for each channel need zero points of 128.
 - **Nodes on stored values** (MaxPool, Max, Concat, Where behind QuantizeLinear) need one scale and zero

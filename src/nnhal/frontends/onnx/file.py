@@ -19,13 +19,17 @@ DTYPES = {
     "FLOAT": "<f4", "FLOAT16": "<f2", "DOUBLE": "<f8", "BOOL": "?", "INT8": "i1", "UINT8": "u1", "INT16": "<i2",
     "UINT16": "<u2", "INT32": "<i4", "UINT32": "<u4", "INT64": "<i8", "UINT64": "<u8",
 }  # fmt: skip
+SMALL = {"INT4": 4, "UINT4": 4, "INT2": 2, "UINT2": 2}  # types with several values to a byte: their bits
 OWN_DOMAINS = ("", "ai.onnx")
 
 Dim = int | str | None  # a size, a name that several share, or unspecified
 
 
 class OnnxTensor(NamedTuple):
-    """A tensor with a value in the file. blob: its bytes; values: if they are not contiguous; texts: if it has those."""
+    """A tensor with a value in the file. blob: its bytes; values: if they are not contiguous; texts: if it has those.
+
+    packed: the type in the file of numbers of INT8 or UINT8 that share bytes of the blob, or "".
+    """
 
     name: str
     kind: str
@@ -33,6 +37,7 @@ class OnnxTensor(NamedTuple):
     blob: Blob | None = None
     values: Array | None = None
     texts: tuple[str, ...] = ()
+    packed: str = ""
 
 
 class OnnxEdge(NamedTuple):

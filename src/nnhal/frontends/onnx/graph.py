@@ -1,5 +1,6 @@
 """A graph of an `.onnx` file during import: the known facts of its values, and the operations made so far."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from nnhal.base.operands import Array, Value
 from nnhal.base.records import Struct, field, replace
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.integer_ranges import TOO_WIDE
+from nnhal.frontends.common.packed import unpack
 from nnhal.frontends.common.terms import (
     PLAIN_SCALE,
     UNTYPED,
@@ -23,7 +25,7 @@ from nnhal.frontends.common.terms import (
     fits,
 )
 from nnhal.frontends.common.writing import INT32_RANGE, ImportedGraph
-from nnhal.frontends.onnx.file import DTYPES, OnnxFile, OnnxFileGraph, OnnxNode, OnnxTensor
+from nnhal.frontends.onnx.file import DTYPES, SMALL, OnnxFile, OnnxFileGraph, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.node_order import reads
 from nnhal.frontends.onnx.open_sizes import Trials
 from nnhal.model.graph import EdgeForm
@@ -170,7 +172,7 @@ class NodeGraph(ImportedGraph):
             return self._places_of_texts(tensor, name)
         if kind == UNTYPED or data is None:
             return Term(Value(UNTYPED, tensor.shape), tensor.kind, data, scalar=not tensor.shape)
-        term = constant(value, data, tensor.kind, tensor.blob)
+        term = constant(value, data, tensor.kind, None if tensor.packed else tensor.blob)
         term.kind = tensor.kind
         return term
 
@@ -189,6 +191,10 @@ class NodeGraph(ImportedGraph):
             return tensor.values
         if tensor.blob is None:
             return None
+        if tensor.packed:
+            self.file.budget.spend(Cost.MEMORY, math.prod(tensor.shape), tensor.name)
+            data = self.file.bytes_of(tensor.blob)
+            return unpack(data, SMALL[tensor.packed], tensor.shape, signed=tensor.kind == "INT8")
         data = self.file.bytes_of(tensor.blob).view(np.dtype(DTYPES[tensor.kind])).reshape(tensor.shape)
         if tensor.kind == "BOOL":
             return data.view(np.uint8) != 0

@@ -118,13 +118,13 @@ def dequantise(t: NodeTask) -> None:
     """Dequantise stored values."""
     raw = t.raw(0)
     t.follows(raw)
-    t.require(not t.attr("block_size", 0), "has scales for blocks, which NNAPI does not have")
     if raw.data is not None:
         real, stored = dequantised(t, raw)
         t.result(0, real, "FLOAT", scalar=raw.scalar)
         if stored is not None:
             t.later.append(lambda: t.graph.context.note_real_term(t.results[0], stored))
         return
+    t.require(not t.attr("block_size", 0), "has scales for blocks of computed values, which NNAPI does not have")
     steps = quant_params_at(t, 1, 2, raw.kind if raw.kind in KINDS else "")
     found = seen_as(t, raw, steps)
     if found is None:
@@ -169,6 +169,8 @@ def dequantised(t: NodeTask, raw: Term) -> tuple[Term, Term | None]:
     zero = np.asarray(t.data(2, "the zero point")) if t.given(2) else np.zeros(scale.shape, data.dtype)
     t.require(data.dtype.kind in "iu" and scale.dtype == np.float32, f"of {raw.kind} is not in NNAPI")
     t.require(scale.size == zero.size, f"has {scale.size} scales and {zero.size} zero points, must have equal numbers")
+    if size := t.attr("block_size", 0):
+        return constant(Value(F32), of_blocks(t, data, scale, zero, size)), None
     axis = 0
     sizes = [1] * data.ndim
     if scale.size > 1:
@@ -180,6 +182,17 @@ def dequantised(t: NodeTask, raw: Term) -> tuple[Term, Term | None]:
     factor = scale.reshape(sizes) if scale.size > 1 else scale.reshape(())
     real = constant(Value(F32), (centred.astype(np.float32) * factor).astype(np.float32))
     return real, stored_as(data, scale.reshape(-1), zero.reshape(-1), axis, raw)
+
+
+def of_blocks(t: NodeTask, data: Array, scale: Array, zero: Array, size: int) -> Array:
+    """Return the real values of constants with a scale and zero point for each block of elements along an axis."""
+    axis = t.axis(t.attr("axis", 1), data.ndim)
+    wanted = tuple(-(-d // size) if n == axis else d for n, d in enumerate(data.shape)) if size > 0 else ()
+    must = f"block_size is {size} and the scales have shape {list(scale.shape)}, must fit {list(data.shape)}"
+    t.require(size > 0 and scale.shape == wanted == zero.shape, must)
+    t.budget.spend(Cost.MEMORY, 16 * data.size, t.label)
+    steps, first = (each.repeat(size, axis).take(range(data.shape[axis]), axis) for each in (scale, zero))
+    return ((data.astype(np.int64) - first.astype(np.int64)).astype(np.float32) * steps).astype(np.float32)
 
 
 def stored_as(data: Array, scales: Array, zeros: Array, axis: int, raw: Term) -> Term | None:

@@ -15,12 +15,14 @@ from nnhal.base.memory import Memory
 from nnhal.base.names import short
 from nnhal.base.operands import Array
 from nnhal.frontends.common.budget import Budget, Cost
+from nnhal.frontends.common.packed import packed_size, unpack
 from nnhal.frontends.common.terms import Blob
 from nnhal.frontends.onnx.external_data import ExternalDataFiles
 from nnhal.frontends.onnx.file import (
     DTYPES,
     KINDS,
     OWN_DOMAINS,
+    SMALL,
     AttributeReference,
     OnnxEdge,
     OnnxFile,
@@ -457,16 +459,24 @@ class _OnnxReader:
         if kind == "STRING":
             self.counted(len(texts), math.prod(shape), where)
             return OnnxTensor(name[-1], kind, shape, texts=tuple(texts))
+        packed = kind if kind in SMALL else ""
+        kind = f"{packed[:-1]}8" if packed else kind
         if kind not in DTYPES:
             return OnnxTensor(name[-1], kind, shape)
-        size = math.prod(shape) * np.dtype(DTYPES[kind]).itemsize
+        count = math.prod(shape)
+        size = packed_size(SMALL[packed], count) if packed else count * np.dtype(DTYPES[kind]).itemsize
         if places[-1] == 1:
-            return OnnxTensor(name[-1], kind, shape, self.beside.blob(outside, size, where))
+            return OnnxTensor(name[-1], kind, shape, self.beside.blob(outside, size, where), packed=packed)
         if raw:
             start, length = raw[-1]
             if length != size:
-                self.malformed(where, f"raw_data has {length} bytes, must have {size} for {kind} {list(shape)}")
-            return OnnxTensor(name[-1], kind, shape, Blob(start, length))
+                of = f"{packed or kind} {list(shape)}"
+                self.malformed(where, f"raw_data has {length} bytes, must have {size} for {of}")
+            return OnnxTensor(name[-1], kind, shape, Blob(start, length), packed=packed)
+        if packed:
+            found = self.in_fields("", "UINT8", (size,), typed, where).values
+            values = unpack(np.asarray(found), SMALL[packed], shape, signed=kind == "INT8")
+            return OnnxTensor(name[-1], kind, shape, values=values)
         return self.in_fields(name[-1], kind, shape, typed, where)
 
     def in_fields(

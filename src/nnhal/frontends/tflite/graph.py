@@ -11,6 +11,7 @@ from nnhal.base.operands import Array, ChannelQuant, Value
 from nnhal.base.records import Struct, field, replace
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.integer_ranges import NO_SPANS, Span
+from nnhal.frontends.common.packed import unpack
 from nnhal.frontends.common.terms import (
     PLAIN_SCALE,
     UNTYPED,
@@ -24,7 +25,7 @@ from nnhal.frontends.common.terms import (
 from nnhal.frontends.common.writing import ImportedGraph
 from nnhal.frontends.tflite.file import DTYPES, File, FileSubgraph, FileTensor
 from nnhal.frontends.tflite.lists import with_updates
-from nnhal.frontends.tflite.packed import BITS, unpack
+from nnhal.frontends.tflite.packed import BITS
 from nnhal.frontends.tflite.sparse import densify
 from nnhal.model.graph import EdgeForm
 from nnhal.model.validate import MAX_DEPTH
@@ -189,7 +190,7 @@ class ImportGraph(ImportedGraph):
     def _unpacked(self, tensor: FileTensor, blob: Blob, place: str) -> Array:
         """Return weights of less than eight bits as those of INT8, or their real values."""
         self.file.budget.spend(Cost.MEMORY, math.prod(tensor.shape) * np.dtype(DTYPES[tensor.type]).itemsize, place)
-        stored = unpack(tensor.stored, self.file.bytes_of(blob), tensor.shape)
+        stored = unpack(self.file.bytes_of(blob), BITS[tensor.stored], tensor.shape, signed=True)
         if tensor.blocks is None:
             return stored
         number, count = tensor.blocks.scales, stored.size // tensor.blocks.size

@@ -4,8 +4,6 @@ They become INT8, with the scales of the file. Those with several scales for eac
 elements, become real values in FLOAT32.
 """
 
-import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,22 +24,3 @@ class BlockQuant(NamedTuple):
         """Return the real values of stored ones, as float32."""
         blocks = stored.reshape(-1, self.size).astype(np.float32)
         return (blocks * scales.reshape(-1, 1).astype(np.float32)).reshape(stored.shape)
-
-
-def packed_size(kind: str, count: int) -> int:
-    """Return the bytes of so many numbers of a type of BITS."""
-    return -(-count * BITS[kind] // 8)
-
-
-def unpack(kind: str, data: Array, shape: Sequence[int]) -> Array:
-    """Return the numbers of a type of BITS as int8.
-
-    Args:
-        kind: The type.
-        data: Their bytes. The first number of a byte is in its lowest bits.
-        shape: Their shape.
-    """
-    bits = BITS[kind]
-    places = np.arange(0, 8, bits, dtype=np.uint8)
-    high = (data.view(np.uint8)[:, None] >> places) << (8 - bits)  # the sign in the highest bit
-    return (high.view(np.int8) >> (8 - bits)).reshape(-1)[: math.prod(shape)].reshape(shape)

@@ -19,6 +19,7 @@ from nnhal.base.errors import BadFile
 from nnhal.base.operands import Array
 from nnhal.base.tflite_schema import OPERATORS, OPTIONS, OPTIONS_2, TYPES, fields_of
 from nnhal.frontends.common.budget import Budget, Cost
+from nnhal.frontends.common.packed import packed_size, unpack
 from nnhal.frontends.common.terms import Blob
 from nnhal.frontends.tflite.file import (
     DTYPES,
@@ -31,7 +32,7 @@ from nnhal.frontends.tflite.file import (
     TensorQuant,
 )
 from nnhal.frontends.tflite.flat import WORD, FlatTable, target
-from nnhal.frontends.tflite.packed import BITS, PACKED, BlockQuant, packed_size, unpack
+from nnhal.frontends.tflite.packed import BITS, PACKED, BlockQuant
 from nnhal.frontends.tflite.sparse import SparseLevel, Sparsity
 
 IDENTIFIER, METADATA = b"TFL3", "TFLITE_METADATA"
@@ -269,7 +270,7 @@ class Reader:
         shape = self.numbers(tensor, 0, "i", "a shape")
         signature = self.numbers(tensor, 7, "i", "a shape signature")
         count = math.prod(shape)
-        size = packed_size(kind, count) if kind in PACKED else count * ITEM_BYTES.get(kind, 1)
+        size = packed_size(BITS[kind], count) if kind in PACKED else count * ITEM_BYTES.get(kind, 1)
         if len(shape) > MAX_RANK:
             self.bad(f"has rank {len(shape)}, must be at most {MAX_RANK}")
         if min(shape, default=0) < 0:
@@ -352,7 +353,7 @@ class Reader:
         """Return scales with 1 in place of 0, which some tools write for channels whose weights are all 0."""
         if len(scales) > 1 and blob is not None:
             data = self.data[blob.offset : blob.offset + blob.length]
-            weights = unpack(stored or "INT8", data, shape)
+            weights = unpack(data, BITS[stored or "INT8"], shape, signed=True)
             channels = [n for n, scale in enumerate(scales) if scale == 0]
             if not weights.take(channels, axis).any():
                 return tuple(scale or 1.0 for scale in scales)
