@@ -176,6 +176,13 @@ def test_a_quantised_node_is_one_step_off_at_most(op, how):
     check(made, BYTES, steps=1)
 
 
+@pytest.mark.parametrize("op", ["QLinearSigmoid", "QLinearLeakyRelu"])
+def test_a_result_without_a_zero_point_is_of_the_type_of_the_input(op):
+    inputs = {"x": RNG.integers(-128, 127, (3, 8)).astype(np.int8)}
+    steps = {"a": np.float32(0.02), "c": np.float32(1 / 64)}
+    check(model([fused(op, "x a - c -")], inputs, steps, otherwise=TensorProto.INT8), inputs, steps=1)
+
+
 @pytest.mark.parametrize(
     ("made", "inputs", "why"),
     [
