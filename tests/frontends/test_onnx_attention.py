@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node
 
@@ -17,6 +18,7 @@ Q, K, V = real(2, 4, 5, 8), real(2, 4, 7, 8), real(2, 4, 7, 6)
 SOME = RNG.integers(0, 2, (5, 7)) > 0
 SOME[1] = False  # a query that reads nothing
 FLOATS = np.where(SOME, 0, -np.inf).astype(np.float32)
+LEAST = np.where(SOME, 0, np.finfo(np.float32).min)
 PAST = {"pk": real(2, 4, 3, 8), "pv": real(2, 4, 3, 6)}
 THREE = {"q": real(2, 5, 32), "k": real(2, 7, 32), "v": real(2, 7, 24)}
 CASES = {
@@ -31,6 +33,7 @@ CASES = {
     "mask of booleans": ({}, {"m": SOME}),
     "mask of booleans, causal": ({"is_causal": 1}, {"m": SOME}),
     "mask of infinities": ({}, {"m": FLOATS}),
+    "softcap below 0": ({"softcap": -1.0}, {}),
     "of three dimensions": ({"q_num_heads": 4, "kv_num_heads": 4}, THREE),
     "shared keys": ({}, {"k": K[:, :2], "v": V[:, :2]}),
     "shared keys of three dimensions": (
@@ -42,12 +45,12 @@ CASES = {
 }
 
 
-def attention(attributes, inputs, outputs="y"):
+def attention(attributes, inputs, outputs="y", opset=23):
     names = "q k v"
     if "m" in inputs or "pk" in inputs or "s" in outputs:
         names += " m" if "m" in inputs else " -"
     names += " pk pv" if "pk" in inputs else ""
-    return model([node("Attention", names, outputs, **attributes)], inputs, {}, outputs, opset=23)
+    return model([node("Attention", names, outputs, **attributes)], inputs, {}, outputs, opset)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -58,6 +61,33 @@ def test_attention_is_that_of_onnx_runtime(name, device):
     made = attention(attributes, inputs, "y a b" if "pk" in given else "y")
     for found, wanted in zip(by_nnhal(made, inputs, device), by_onnxruntime(made, inputs), strict=True):
         np.testing.assert_allclose(found, wanted, atol=2e-6)
+
+
+LEFT, RIGHT = {"left_window_size": 1}, {"right_window_size": 2}
+SPECIFIED = {
+    "mask of the least number, causal": (23, {"is_causal": 1}, {"m": LEAST}),
+    "left": (25, LEFT, {}),
+    "right": (25, RIGHT, {}),
+    "left and right": (25, LEFT | RIGHT, {}),
+    "left, causal": (25, LEFT | {"is_causal": 1}, {}),
+    "left and right, past": (25, LEFT | RIGHT, PAST),
+    "queries behind all keys": (25, LEFT, {"k": K[:, :, :2], "v": V[:, :, :2]}),
+    "short mask": (24, {}, {"m": real(5, 4)}),
+    "short mask of booleans": (24, {}, {"m": SOME[:, :4]}),
+    "mask of the first key": (24, {}, {"m": real(5, 1)}),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", SPECIFIED)
+def test_attention_is_that_of_the_specification(name, device):
+    """ONNX Runtime lacks these, or reads later positions if those before have the least number."""
+    opset, attributes, given = SPECIFIED[name]
+    inputs = {"q": Q, "k": K, "v": V} | given
+    made = attention(attributes, inputs, "y a b" if "pk" in given else "y", opset)
+    wanted = ReferenceEvaluator(made).run(None, inputs)
+    for found, expected in zip(by_nnhal(made, inputs, device), wanted, strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("mode", range(4))

@@ -203,9 +203,10 @@ for n in ("Mish", "Gelu"):
     case(n, node(n, "x"), {"x": real(3, 4, 5) * 2}, opset=20)
 case("Gelu far", node("Gelu", "x"), {"x": np.float32([np.inf, np.nan, 3e38, 41, 13, -13, -41, -3e38])}, opset=20)
 case("Gelu tanh", node("Gelu", "x", approximate="tanh"), {"x": real(3, 4, 5) * 2}, opset=20)
+case("Tan of FLOAT16", node("Tan", "x"), {"x": np.float16([-1.5, -0.3, 0, 1e-3, 1.4, 1.5, 1.55, 1.5625, 1.57])})
 for n in ("Asin", "Acos", "Atanh"):
     case(n, node(n, "x"), {"x": np.float32([-1.2, -1, -0.999, -0.4, -1e-4, 0, 1e-4, 0.4, 0.999, 1, 1.2])})
-case("Acosh", node("Acosh", "x"), {"x": np.float32([0.9, 1, 1.0001, 1.3, 4, 1e20])})
+case("Acosh", node("Acosh", "x"), {"x": np.float32([-3, -1, 0, 0.9, 1, 1.0001, 1.3, 4, 1e20])})
 for n in ("Log", "Sqrt"):
     case(n, node(n, "x"), {"x": np.abs(real(3, 4))})
 case("PRelu", node("PRelu", "x s"), {"x": x}, {"s": real(6, 1, 1)})

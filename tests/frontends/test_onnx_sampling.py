@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 import nnhal
 from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node
@@ -44,6 +45,14 @@ def test_a_picture_of_one_pixel_is_sampled(padding, align):
     check(*sampled(real(1, 2, 1, 1), GRID[:1, 1:], padding_mode=padding, align_corners=align))
 
 
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+def test_infinitely_far_is_the_pixel_at_the_border(mode):
+    """ONNX Runtime converts infinity to an integer there, whose value the language leaves open."""
+    far = np.float32([[[[np.inf, -np.inf], [-3e38, np.inf]]]])
+    made, inputs = sampled(PICTURES[:1], far, mode=mode, padding_mode="border")
+    np.testing.assert_array_equal(by_nnhal(made, inputs)[0][0, :, 0], PICTURES[0][:, [0, -1], [-1, 0]])
+
+
 @pytest.mark.parametrize(
     ("how", "why"),
     [
@@ -64,6 +73,13 @@ def test_what_has_no_operation_is_refused_by_name(how, why):
 def test_a_grid_of_an_affine_map_is_that_of_onnx_runtime(size, align):
     inputs = {"t": real(2, len(size) - 2, len(size) - 1)}
     check(model([node("AffineGrid", "t s", align_corners=align)], inputs, {"s": np.array(size)}, opset=20), inputs)
+
+
+def test_a_grid_of_float16_is_that_of_the_specification():
+    inputs = {"t": real(2, 2, 3).astype(np.float16)}
+    made = model([node("AffineGrid", "t s")], inputs, {"s": np.array([2, 3, 4, 5])}, opset=20)
+    (wanted,) = ReferenceEvaluator(made).run(None, inputs)
+    np.testing.assert_allclose(by_nnhal(made, inputs)[0], wanted, atol=2e-3)
 
 
 def test_the_corners_of_one_pixel_are_refused():

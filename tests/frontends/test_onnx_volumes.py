@@ -27,6 +27,9 @@ for groups, units in ((1, 5), (2, 6), (4, 8)):
         how = {"group": groups, "strides": [2, 1, 2], "dilations": dilations, "pads": [1, 0, 1, 2, 1, 0]}
         constants = {"w": real(units, 4 // groups, 3, 2, 3), "b": real(units)}
         case(f"Conv {groups} {dilations}", node("Conv", "x w b", **how), constants)
+for mode in ("SAME_UPPER", "SAME_LOWER"):
+    same = node("Conv", "x w", auto_pad=mode, strides=[2, 1, 2])
+    case(f"Conv {mode}", same, {"w": real(3, 4, 3, 2, 2)})
 case("Conv of one", node("Conv", "x w"), {"w": real(3, 4, 1, 1, 1)})
 case("Conv of computed weights", node("Conv", "x w"), inputs=X | {"w": real(3, 4, 2, 2, 2)})
 for strides in ([2, 2, 2], [3, 2, 1]):
@@ -40,6 +43,10 @@ WINDOWS = {
     "flat": {"kernel_shape": [1, 3, 3], "strides": [1, 2, 1], "pads": [0, 1, 1, 0, 1, 1]},
     "ceil": {"kernel_shape": [3, 3, 3], "strides": [2, 2, 2], "pads": [1, 0, 1, 0, 1, 1], "ceil_mode": 1},
 }
+for mode in ("SAME_UPPER", "SAME_LOWER"):
+    for up in (0, 1):
+        how = {"kernel_shape": [3, 2, 3], "strides": [2, 1, 3], "auto_pad": mode, "ceil_mode": up}
+        WINDOWS[f"{mode} {up}"] = how
 for name, how in WINDOWS.items():
     case(f"MaxPool {name}", node("MaxPool", "x", **how))
     for counted in (0, 1):
@@ -60,7 +67,7 @@ def test_a_layer_of_three_dimensions_is_that_of_onnx_runtime(name, device):
     ("layer", "why"),
     [
         (node("ConvTranspose", "x w", strides=[1, 2, 2]), "has overlapping planes or groups, must have neither"),
-        (node("Conv", "x w", auto_pad="SAME_UPPER"), "has auto_pad SAME_UPPER, must have pads"),
+        (node("ConvTranspose", "x w", auto_pad="SAME_UPPER"), "has auto_pad SAME_UPPER, must have pads"),
         (node("MaxPool", "x", kernel_shape=[2, 2]), "has a window of other than 3 dimensions"),
         (node("BatchNormalization", "x s s s s", "y m v"), "is in training mode"),
     ],

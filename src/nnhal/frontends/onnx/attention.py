@@ -14,6 +14,7 @@ from nnhal.frontends.onnx.elementwise import floats
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import B8
 
+NOTHING = -1000.0  # its exponential is 0
 RAW, CAPPED, MASKED, SHARES = range(4)  # the modes of qk_matmul_output
 
 
@@ -37,7 +38,7 @@ def attention(t: NodeTask) -> None:
     products = t.make("BATCH_MATMUL", t.reshaped(q, (*groups, size)), keys, like=q, adj_x=False, adj_y=True)
     scores = [t.reshaped(products, (batch, heads, rows, columns))]
     cap = t.attr("softcap", 0.0)
-    scores.append(r("MUL", t.make("TANH", r("MUL", scores[RAW], 1 / cap)), cap) if cap else scores[RAW])
+    scores.append(r("MUL", t.make("TANH", r("MUL", scores[RAW], 1 / cap)), cap) if cap > 0 else scores[RAW])
     scores.append(masked(t, scores[CAPPED], past))
     scores.append(shares_of(t, scores[MASKED]))
     shares = t.reshaped(scores[SHARES], (*groups, columns))
@@ -64,29 +65,47 @@ def by_heads(t: NodeTask, place: int, count: str) -> Term:
 
 
 def masked(t: NodeTask, scores: Term, past: int) -> Term:
-    """Add the mask, and minus infinity where a query would read a later position."""
+    """Add the mask, and minus infinity where a query would read a later position, or one outside its window."""
     r, kind = RealArithmetic(t), scores.value.type
     _, _, rows, columns = t.known(scores)
-    if t.attr("is_causal", 0):
-        later = np.triu(np.full((1, 1, rows, columns), -np.inf, scores.value.dtype), past + 1)
-        scores = r("ADD", scores, constant(Value(kind), later))
+    back = np.arange(past, past + rows)[:, None] - np.arange(columns)  # from the position of a query to that of a key
+    left, right = windows(t)
+    unread = (back > left) | (-back > right)
+    if unread.any():
+        added = np.where(unread, -np.inf, 0)[None, None].astype(scores.value.dtype)
+        scores = r("ADD", scores, constant(Value(kind), added))
     if not t.given(3):
         return scores
     mask = t.x(3)
     shape = t.known(mask)
-    t.require(shape[-1] in (1, columns), f"has a mask of {shape[-1]} positions, must be of {columns}")
     if mask.value.type == B8:
         mask = either(t, mask, 0.0, -math.inf, OperandType(kind))
+    if t.opset >= 24 and shape[-1] < columns:
+        rest = np.full((*shape[:-1], columns - shape[-1]), -np.inf, scores.value.dtype)
+        mask = joined(t, [mask, constant(Value(kind), rest)], len(shape) - 1)
+        shape = (*shape[:-1], columns)
+    t.require(shape[-1] in (1, columns), f"has a mask of {shape[-1]} positions, must be of {columns}")
     return r("ADD", scores, t.reshaped(mask, (*[1] * (4 - len(shape)), *shape)))
 
 
+def windows(t: NodeTask) -> tuple[float, float]:
+    """Return how many positions a query reads before its own, and behind it."""
+    left, right = (math.inf if n < 0 else n for n in (t.attr(f"{side}_window_size", -1) for side in ("left", "right")))
+    return left, 0 if t.attr("is_causal", 0) else right
+
+
 def shares_of(t: NodeTask, scores: Term) -> Term:
-    """Return the softmax of each row; a row of minus infinities, as a mask may leave, has shares of 0."""
-    if not t.given(3):
+    """Return the softmax of each row; a row of minus infinities, as a mask may leave, has shares of 0.
+
+    The greatest of a row is subtracted first: what remains of minus infinity is great enough to have a share of 0.
+    """
+    if not t.given(3) and windows(t)[0] == math.inf:
         return t.make("SOFTMAX", scores, 1.0, -1)
     r, kind = RealArithmetic(t), scores.value.type
-    shares = t.make("SOFTMAX", r("MAXIMUM", scores, float(np.finfo(scores.value.dtype).min)), 1.0, -1)
-    return r("MUL", shares, either(t, r.test("GREATER", scores, -math.inf), 1.0, 0.0, OperandType(kind)))
+    most = t.make("REDUCE_MAX", scores, t.integers([3]), True)
+    below = r("SUB", scores, r("MAXIMUM", most, float(np.finfo(scores.value.dtype).min)))
+    shares = t.make("SOFTMAX", r("MAXIMUM", below, NOTHING), 1.0, -1)
+    return r("MUL", shares, either(t, r.test("GREATER", most, -math.inf), 1.0, 0.0, OperandType(kind)))
 
 
 @operator("RotaryEmbedding", inputs=(3, 4), becomes="GATHER of positions, MUL, SUB, ADD, CONCATENATION")

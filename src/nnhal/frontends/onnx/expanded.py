@@ -9,7 +9,7 @@ from nnhal.frontends.onnx.graph import NodeGraph
 from nnhal.frontends.onnx.task import NodeTask
 
 VERSION = 23  # of the operators of ai.onnx that are written
-KINDS = {"f": "FLOAT", "i": "INT64"}  # of constants
+DTYPES = {"FLOAT": np.float32, "FLOAT16": np.float16, "INT64": np.int64}  # of constants
 
 
 class ExpandedNode(NodeTask):
@@ -51,8 +51,10 @@ class ExpandedNode(NodeTask):
         return names[0] if parts == 1 else names
 
     def constant(self, value: Any) -> str:
-        """Write a constant of FLOAT or INT64."""
+        """Write a constant: of INT64 if it has integers; else of FLOAT, or of FLOAT16 if the first input is."""
         array = np.asarray(value)
-        array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
-        tensor = OnnxTensor("", KINDS[array.dtype.kind], array.shape, values=array)
-        return str(self.write("Constant", value=tensor))
+        kind = "INT64"
+        if array.dtype.kind == "f":
+            kind = "FLOAT16" if self.raw(0).kind == "FLOAT16" else "FLOAT"
+        array = array.astype(DTYPES[kind])
+        return str(self.write("Constant", value=OnnxTensor("", kind, array.shape, values=array)))

@@ -54,9 +54,8 @@ def cosine(t: NodeTask) -> None:
 @operator("Tan", single=True, becomes="SIN and DIV")
 def tangent(t: NodeTask) -> None:
     """Write sin(x) / cos(x)."""
-    x, r = floats(t), RealArithmetic(t)
-    half = t.make("SIN", r("MUL", x, 0.5))
-    t.result(0, r("DIV", t.make("SIN", x), r.less(1.0, r("MUL", r("MUL", half, half), 2.0))))
+    x, r = single_floats(t), RealArithmetic(t)
+    t.result(0, in_own_type(t, r("DIV", t.make("SIN", x), cosine_of(t, x))))
 
 
 @operator("Atan", single=True, fold=plain(np.arctan), becomes="DIV and a polynomial, in the eighth of the circle")
@@ -94,10 +93,11 @@ def inverse_hyperbolic_sine(t: NodeTask) -> None:
 
 @operator("Acosh", single=True, fold=plain(np.arccosh), becomes="SQRT, DIV, LOG; a polynomial near 1")
 def inverse_hyperbolic_cosine(t: NodeTask) -> None:
-    """Write log(x + sqrt(x² - 1)), as sums that neither overflow nor cancel; NaN, as the root is, below 1."""
+    """Write log(x + sqrt(x² - 1)), as sums that neither overflow nor cancel; NaN, as a root of x - 1 is, below 1."""
     x, r = single_floats(t), RealArithmetic(t)
     more = r("SUB", x, 1.0)
-    near = log_of_one_and(r, r("ADD", more, t.make("SQRT", r("MUL", more, r("ADD", x, 1.0)))))
+    root = r("MUL", t.make("SQRT", more), t.make("SQRT", r("ADD", x, 1.0)))
+    near = log_of_one_and(r, r("ADD", more, root))
     t.result(0, in_own_type(t, r.choose(r.test("LESS", x, 1.25), near, log_of_sum(r, x, -1.0))))
 
 

@@ -1,5 +1,7 @@
 """Entries of the nodes that ONNX Runtime's optimiser writes in place of several: they are expanded into these again."""
 
+import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -8,19 +10,25 @@ import numpy as np
 from nnhal.base.operands import Array
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.onnx.expanded import ExpandedNode
+from nnhal.frontends.onnx.layers import rounded_up
 from nnhal.frontends.onnx.task import operator
+from nnhal.frontends.onnx.volumes import flat_pads
+from nnhal.frontends.onnx.windows import window
 
-FLOAT = 1  # of TensorProto
+FLOAT, INT32 = 1, 6  # of TensorProto
+BOTH = {"Relu": (), "Tanh": (), "Sigmoid": (), "LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta")}
+OF_CONV: dict[str, tuple[str, ...]] = BOTH | {"Clip": ("min", "max"), "HardSwish": (), "Identity": ()}
+OF_GEMM: dict[str, tuple[str, ...]] = BOTH | {
+    "Celu": ("alpha",), "Elu": ("alpha",), "Selu": ("alpha", "gamma"), "Softplus": (), "Softsign": (),
+    "ThresholdedRelu": ("alpha",),
+}  # the activations of fused layers, and their parameters  # fmt: skip
 
 
-def activated(t: ExpandedNode, x: str, name: str, values: tuple[float, ...]) -> None:
-    """Write the activation of a fused layer, which gives output 0. values: its parameters, in the order of ONNX."""
-    alpha, beta = (*values, None, None)[:2]
-    if name == "Clip":
-        t.write("Clip", x, t.constant(float(alpha or 0.0)), t.constant(float(beta or 0.0)), gives=0)
-    else:
-        t.require(name in ("Relu", "Tanh", "Sigmoid", "LeakyRelu", "HardSigmoid"), f"has the activation {name}")
-        t.write(name, x, gives=0, alpha=alpha, beta=beta)
+def activation_of(t: ExpandedNode, known: Mapping[str, tuple[str, ...]], default: str) -> tuple[str, tuple[str, ...]]:
+    """Return the activation of a fused layer, and the names of its parameters."""
+    name = t.attr("activation", default)
+    t.require(name in known, f"activation is {name!r}, must be one of {', '.join(known)}")
+    return name, known[name]
 
 
 fused = partial(operator, task=ExpandedNode)
@@ -35,15 +43,27 @@ def convolution(t: ExpandedNode) -> None:
     given = [t.input(n) for n in range(3)]
     made = t.write("Conv", *given[: 2 + bool(given[2])], **{name: t.attr(name) for name in names})
     made = t.write("Add", made, t.input(3)) if t.given(3) else made
-    activated(t, made, t.attr("activation", "Relu"), t.attr("activation_params", ()))
+    activation, needed = activation_of(t, OF_CONV, "Identity")
+    values = t.attr.floats("activation_params").tolist() if needed else []
+    t.require(
+        len(values) == len(needed),
+        f"activation_params has {len(values)} numbers, must be {' and '.join(needed)} of {activation}",
+    )
+    if activation == "Clip":
+        t.write("Clip", made, *(t.constant(n) for n in values), gives=0)
+    else:
+        t.write(activation, made, gives=0, **dict(zip(needed, values, strict=True)))
 
 
 @fused("com.microsoft.FusedGemm", inputs=(2, 3), becomes="Gemm and the activation")
 def gemm(t: ExpandedNode) -> None:
     given = [t.input(n) for n in range(2 + t.given(2))]
     made = t.write("Gemm", *given, **{name: t.attr(name) for name in ("alpha", "beta", "transA", "transB")})
-    values = [t.attr(f"activation_{name}") for name in ("alpha", "beta")]
-    activated(t, made, t.attr("activation", "Relu"), tuple(n for n in values if n is not None))
+    activation, needed = activation_of(t, OF_GEMM, "")
+    values = {name: t.attr(f"activation_{name}") for name in needed}
+    for name, value in values.items():
+        t.require(value is not None, f"has no activation_{name}, must have that of {activation}")
+    t.write(activation, made, gives=0, **values)
 
 
 @fused("com.microsoft.FusedMatMul", inputs=2, becomes="Transpose, MatMul, Mul")
@@ -64,7 +84,7 @@ def matmul(t: ExpandedNode) -> None:
 @fused("com.microsoft.MatMulNBits", inputs=(3, 6), becomes="MatMul with weights as reals")
 def matmul_of_few_bits(t: ExpandedNode) -> None:
     """Dequantise constant weights of 4 or 8 bits in blocks. Zero points have as many bits as the weights, or are floats."""
-    size, units, bits, block = (t.attr(name, 0) for name in ("K", "N", "bits", "block_size"))
+    size, units, block, bits = *(t.attr(name, 0) for name in ("K", "N", "block_size")), t.attr("bits", 4)
     t.require(bits in (4, 8), f"bits is {bits}, must be 4 or 8")
     t.require(min(size, units) > 0 and block > 0, f"has {units} units of {size} in blocks of {block}")
     t.require(not t.given(4), "has an order of groups, must have none")
@@ -169,12 +189,18 @@ def sum_of(t: ExpandedNode, names: list[str], gives: int) -> str:
     "com.microsoft.EmbedLayerNormalization", inputs=(7, 9), outputs=(1, 3), becomes="Gather, Add, LayerNormalization"
 )
 def embedding(t: ExpandedNode) -> None:
-    """Normalise the sum of the embeddings of words, positions and segments. Positions count from 0 if they are left out."""
+    """Normalise the sum of the embeddings of words, positions and segments. Positions count from 0 if they are left out.
+
+    Output 1 is the number of ones in each row of the mask.
+    """
     length = t.known(t.x(0))[1]
     places = t.input(8) or t.constant(np.arange(length, dtype=np.int64)[None])
     found = [t.write("Gather", t.input(2), t.input(0)), t.write("Gather", t.input(3), places)]
     if t.given(1):
         found.append(t.write("Gather", t.input(4), t.input(1)))
+    if t.given(7) and t.is_output_used(1):
+        ones = t.write("Cast", t.write("Equal", t.input(7), t.constant(1)), to=INT32)
+        t.write("ReduceSum", ones, t.constant([1]), gives=1, keepdims=0)
     made = sum_of(t, found, 2)
     t.write("LayerNormalization", made, t.input(5), t.input(6), gives=0, epsilon=t.attr("epsilon", 1e-12))
 
@@ -190,22 +216,26 @@ def attention(t: ExpandedNode) -> None:
     made = t.write("MatMul", t.input(0), t.input(1))
     made = t.write("Add", made, t.input(2)) if t.given(2) else made
     parts = t.write("Split", made, t.constant(np.array(sizes)), parts=3, axis=-1)
-    attended(t, parts, heads, mask_of(t, 3, 5), causal=t.attr("unidirectional", 0))
+    attended(t, parts, heads, mask_of(t, 3, 5, 0), causal=t.attr("unidirectional", 0))
 
 
-@fused("com.microsoft.MultiHeadAttention", inputs=(1, 8), becomes="Add, Attention")
+@fused("com.microsoft.MultiHeadAttention", inputs=(1, 8), outputs=(1, 4), becomes="Add, Attention")
 def multi_head_attention(t: ExpandedNode) -> None:
     """Attend to separate queries, keys and values of three dimensions."""
     t.require(not t.given(6) and not t.given(7), "has a past, must have none")
     t.require(t.given(1) and t.given(2), "has packed keys and values, must have separate ones")
-    parts = [t.input(n) for n in range(3)]
+    parts, causal = [t.input(n) for n in range(3)], t.attr("unidirectional", 0)
     for place in range(3):
         t.require(t.rank(t.x(place)) == 3, f"input {place} is of rank {t.rank(t.x(place))}, must be of 3")
+    queries, keys = (t.known(t.x(n))[1] for n in range(2))
+    t.require(
+        not causal or keys <= queries, f"is unidirectional of {queries} queries, must have as many keys, not {keys}"
+    )
     if t.given(3):
         sizes = [t.known(t.x(n))[2] for n in range(3)]
         biases = t.write("Split", t.input(3), t.constant(np.array(sizes)), parts=3, axis=0)
         parts = [t.write("Add", *pair) for pair in zip(parts, biases, strict=True)]
-    attended(t, parts, t.attr("num_heads", 0), mask_of(t, 4, 5), causal=t.attr("unidirectional", 0))
+    attended(t, parts, t.attr("num_heads", 0), mask_of(t, 4, 5, 1), causal=causal)
 
 
 def attended(t: ExpandedNode, parts: list[str], heads: int, mask: str, *, causal: int) -> None:
@@ -219,19 +249,35 @@ def attended(t: ExpandedNode, parts: list[str], heads: int, mask: str, *, causal
     t.write("Attention", *parts, *[mask] * bool(mask), gives=0, **how)
 
 
-def mask_of(t: ExpandedNode, keys: int, scores: int) -> str:
+def mask_of(t: ExpandedNode, keys: int, scores: int, of: int) -> str:
     """Return what is added to products of queries and keys, "" if nothing is.
 
     Args:
-        keys: The input with a 1 for each key that counts: of batches and keys, and queries between them.
+        keys: The input with a 1 for each key that counts: of batches and keys, and queries between them. Or, of one
+            dimension, for each batch the key where they end, then maybe for each the key where they begin.
         scores: The input that is added.
+        of: The input whose second dimension are the keys.
     """
     if not t.given(keys):
         return t.input(scores)
-    shape = t.known(t.x(keys))
-    t.require(len(shape) in (2, 3), f"has a mask of {len(shape)} dimensions, must be of 2 or 3")
-    shape = (shape[0], 1, *shape[1:]) if len(shape) == 3 else (shape[0], 1, 1, shape[1])
-    counts = t.write("Greater", t.write("Reshape", t.input(keys), t.constant(np.array(shape))), t.constant(0))
+    shape, (batch, columns, *_) = t.known(t.x(keys)), t.known(t.x(of))
+    if shape in ((batch,), (2 * batch,)):
+        places = t.constant(np.arange(columns).reshape(1, 1, 1, columns))
+        counts, *later = (
+            t.write(
+                op,
+                places,
+                t.write("Reshape", t.write("Gather", t.input(keys), t.constant(rows)), t.constant([batch, 1, 1, 1])),
+            )
+            for op, rows in zip(("Less", "GreaterOrEqual"), np.arange(shape[0]).reshape(-1, batch), strict=False)
+        )
+        counts = t.write("And", counts, *later) if later else counts
+    else:
+        t.require(
+            len(shape) in (2, 3), f"has a mask of shape {list(shape)}, must be of {batch} lengths, 2 or 3 dimensions"
+        )
+        shape = (shape[0], 1, *shape[1:]) if len(shape) == 3 else (shape[0], 1, 1, shape[1])
+        counts = t.write("Greater", t.write("Reshape", t.input(keys), t.constant(shape)), t.constant(0))
     added = t.constant(t.attr("mask_filter_value", -10000.0))
     made = t.write("Where", counts, t.constant(0.0), added)
     return str(t.write("Add", made, t.input(scores))) if t.given(scores) else str(made)
@@ -239,13 +285,17 @@ def mask_of(t: ExpandedNode, keys: int, scores: int) -> str:
 
 @fused("com.microsoft.RotaryEmbedding", inputs=4, becomes="RotaryEmbedding")
 def rotary_embedding(t: ExpandedNode) -> None:
-    """Rotate by given positions."""
-    t.require(t.rank(t.x(1)) == 2, "counts positions from one number, must have them for each element")
+    """Rotate by given positions, or by those from one number on."""
+    shape, places = t.known(t.x(0)), t.input(1)
+    if t.rank(t.x(1)) < 2:
+        count = shape[2] if len(shape) == 4 else shape[1]
+        places = t.write("Add", places, t.constant(np.arange(count)[None]))
+        places = t.write("Expand", places, t.constant([shape[0], count]))
     t.require(t.attr("scale", 1.0) == 1, f"scale is {t.attr('scale', 1.0)}, must be 1")
     how: dict[str, Any] = {name: t.attr(name) for name in ("interleaved", "num_heads", "rotary_embedding_dim")}
-    if t.rank(t.x(0)) == 3 and not how["num_heads"]:
-        how["num_heads"] = t.known(t.x(0))[2] // (2 * t.known(t.x(2))[1])
-    t.write("RotaryEmbedding", t.input(0), t.input(2), t.input(3), t.input(1), gives=0, **how)
+    if len(shape) == 3 and not how["num_heads"]:
+        how["num_heads"] = shape[2] // (2 * t.known(t.x(2))[1])
+    t.write("RotaryEmbedding", t.input(0), t.input(2), t.input(3), places, gives=0, **how)
 
 
 # ------------------------------------------------------------------------------------------------------------- quantised
@@ -253,17 +303,27 @@ def rotary_embedding(t: ExpandedNode) -> None:
 
 @fused("com.microsoft.QLinearSoftmax", inputs=5, becomes="Softmax of real values")
 def quantised_softmax(t: ExpandedNode) -> None:
-    on_reals(t, "Softmax", axis=t.attr("axis", -1))
+    """Write a softmax; of before operator set 13, of all dimensions from the axis on as one."""
+    axis, shape = t.attr("axis", -1), t.known(t.x(0))
+    x = t.write("DequantizeLinear", t.input(0), t.input(1), t.input(2))
+    if t.attr("opset", 13) >= 13:
+        made = t.write("Softmax", x, axis=axis)
+    else:
+        axis = t.axis(axis, len(shape))
+        rows = t.write("Reshape", x, t.constant([math.prod(shape[:axis]), math.prod(shape[axis:])]))
+        made = t.write("Reshape", t.write("Softmax", rows, axis=1), t.constant(shape))
+    t.write("QuantizeLinear", made, t.input(3), t.input(4), gives=0)
 
 
 @fused("com.microsoft.QLinearAveragePool", inputs=5, becomes="AveragePool of real values")
 def quantised_average(t: ExpandedNode) -> None:
+    """Write a mean. Padding that counts does so beyond the given pads too, if sizes are rounded up."""
     t.require(not t.attr("channels_last", 0), "has channels last, must have them first")
     names = "auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides"
-    on_reals(t, "AveragePool", **{name: t.attr(name) for name in names})
-
-
-def on_reals(t: ExpandedNode, op: str, **attributes: Any) -> None:
-    """Write an operator between DequantizeLinear and QuantizeLinear."""
+    how = {name: t.attr(name) for name in names}
+    if how["ceil_mode"] and how["count_include_pad"] and not t.attr("auto_pad", "NOTSET").startswith("SAME"):
+        sizes, kernel = t.known(t.x(0))[2:], t.attr.ints("kernel_shape")
+        sides = rounded_up(t, window(t, kernel, sizes), (1, *sizes)[-max(2, len(sizes)) :]).pads[-len(sizes) :]
+        how |= {"pads": flat_pads(sides), "auto_pad": None, "ceil_mode": None}
     x = t.write("DequantizeLinear", t.input(0), t.input(1), t.input(2))
-    t.write("QuantizeLinear", t.write(op, x, **attributes), t.input(3), t.input(4), gives=0)
+    t.write("QuantizeLinear", t.write("AveragePool", x, **how), t.input(3), t.input(4), gives=0)

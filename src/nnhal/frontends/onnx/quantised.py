@@ -600,7 +600,7 @@ def linear_arithmetic(t: NodeTask) -> None:
           becomes="LOGISTIC, PRELU of real values")  # fmt: skip
 def linear_function(t: NodeTask) -> None:
     """Compute through real values, which rounds once."""
-    x, out = stored_input(t, 0, 1, 2), quant_params_at(t, 3, 4)
+    x, out = stored_input(t, 0, 1, 2), quant_params_at(t, 3, 4, t.raw(0).kind)
     real = t.make("DEQUANTIZE", x, like=Value(F32))
     if t.name.endswith("Sigmoid"):
         made = t.make("LOGISTIC", real)

@@ -58,8 +58,9 @@ def taps_along(t: NodeTask, place: Term, size: int, mode: str, padding: str) -> 
     r, align = RealArithmetic(t), bool(t.attr("align_corners", 0))
     last = float(size - 1)
     position = r("ADD", r("MUL", place, last / 2 if align else size / 2), last / 2)
-    if padding == "zeros":  # far outside, every pixel is as far as it matters
-        position = r("MINIMUM", r("MAXIMUM", position, -2.0), size + 1.0)
+    if padding != "reflection":  # far outside, every pixel is as far as it matters
+        low, high = (-2.0, size + 1.0) if padding == "zeros" else (0.0, last)
+        position = r("MINIMUM", r("MAXIMUM", position, low), high)
     if mode == "nearest":
         found: list[tuple[Term, Term | None]] = [(rounded(t, position), None)]
     else:
@@ -98,7 +99,7 @@ def reflected(t: NodeTask, number: Term, last: float, align: bool) -> Term:
 @operator("AffineGrid", inputs=2, becomes="BATCH_MATMUL with constant positions")
 def affine_grid(t: NodeTask) -> None:
     """Multiply the positions of an image of constant size with a matrix of each batch."""
-    theta, size = t.x(0), t.ints(1, "size")
+    theta, size = single_floats(t), t.ints(1, "size")
     t.require(len(size) in (4, 5), f"has a size of {len(size)} dimensions, must be of 4 or 5")
     batch, *dims = size[0], *size[2:]
     align = bool(t.attr("align_corners", 0))
@@ -107,7 +108,7 @@ def affine_grid(t: NodeTask) -> None:
     grid = np.stack([*reversed(np.meshgrid(*axes, indexing="ij")), np.ones(dims)], -1).reshape(-1, len(dims) + 1)
     points = constant(Value(F32), np.broadcast_to(grid, (batch, *grid.shape)).astype(np.float32))
     made = t.make("BATCH_MATMUL", points, theta, like=theta, adj_x=False, adj_y=True)
-    t.result(0, t.reshaped(made, (batch, *dims, len(dims))))
+    t.result(0, in_own_type(t, t.reshaped(made, (batch, *dims, len(dims)))))
 
 
 def positions(size: int, align: bool) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":

@@ -10,15 +10,11 @@ from nnhal.frontends.common.writing import check_count
 from nnhal.frontends.onnx.expanded import ExpandedNode
 from nnhal.frontends.onnx.windows import LayerWindow, Pads, window
 
-MODES = ("", "NOTSET", "VALID")
-
 
 def volume_window(t: ExpandedNode, kernel: Sequence[int]) -> LayerWindow:
     """Return a window of three dimensions."""
-    mode = t.attr("auto_pad", "NOTSET")
-    t.require(mode in MODES, f"of 3 dimensions has auto_pad {mode}, must have pads")
     t.require(len(kernel) == 3, "has a window of other than 3 dimensions")
-    return window(t, kernel, [])
+    return window(t, kernel, t.known(t.x(0))[2:])
 
 
 def flat_pads(pads: Pads) -> tuple[int, ...]:
@@ -63,6 +59,8 @@ def transposed_convolution(t: ExpandedNode) -> None:
     (batch, channels, deep, height, width), shape = t.known(t.x(0)), t.known(t.x(1))
     t.require(len(shape) == 5, f"has a filter of {len(shape)} dimensions, must have 5")
     (_, units, *kernel), groups = shape, t.attr("group", 1)
+    mode = t.attr("auto_pad", "NOTSET")
+    t.require(not mode.startswith("SAME"), f"of 3 dimensions has auto_pad {mode}, must have pads")
     _, strides, dilations, pads = volume_window(t, kernel)
     more = t.attr.ints("output_padding") or [0, 0, 0]
     apart = strides[0] == kernel[0] and dilations[0] == 1 and (*pads[0], more[0]) == (0, 0, 0)
