@@ -58,7 +58,7 @@ for a in (0, 1):
     for b in (0, 1):
         sides = {"x": real(2, 4, 3) if a else real(2, 3, 4), "z": real(2, 5, 4) if b else real(2, 4, 5)}
         case(f"FusedMatMul {a} {b}", fused("FusedMatMul", "x z", transA=a, transB=b, alpha=0.7), sides)
-for bits in (4, 8):
+for bits in (2, 4, 8):
     packed = {"b": RNG.integers(0, 256, (6, 4, 2 * bits), np.uint8), "s": np.abs(real(6, 4))}
     how = {"K": 50, "N": 6, "bits": bits, "block_size": 16}
     rows = {"x": real(2, 3, 50)}
@@ -210,9 +210,9 @@ def test_a_result_without_a_zero_point_is_of_the_type_of_the_input(op):
         ),
         (fused("FusedMatMul", "x x", transBatchA=1), X, "FusedMatMul #0: transBatchA is 1, must be 0"),
         (
-            fused("MatMulNBits", "x w w", K=4, N=5, bits=2, block_size=16),
+            fused("MatMulNBits", "x w w", K=4, N=5, bits=3, block_size=16),
             X,
-            "MatMulNBits #0: bits is 2, must be 4 or 8",
+            "MatMulNBits #0: bits is 3, must be 2, 4 or 8",
         ),
         (fused("SkipLayerNormalization", "x x w", "y m"), X, "SkipLayerNormalization #0: output 1 is read"),
     ],

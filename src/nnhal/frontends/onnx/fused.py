@@ -9,6 +9,7 @@ import numpy as np
 
 from nnhal.base.operands import Array
 from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.packed import packed_size, unpack
 from nnhal.frontends.onnx.expanded import ExpandedNode
 from nnhal.frontends.onnx.layers import rounded_up
 from nnhal.frontends.onnx.task import operator
@@ -83,29 +84,29 @@ def matmul(t: ExpandedNode) -> None:
 
 @fused("com.microsoft.MatMulNBits", inputs=(3, 6), becomes="MatMul with weights as reals")
 def matmul_of_few_bits(t: ExpandedNode) -> None:
-    """Dequantise constant weights of 4 or 8 bits in blocks. Zero points have as many bits as the weights, or are floats."""
+    """Dequantise constant weights in blocks. Zero points have as many bits as the weights, or are floats."""
     size, units, block, bits = *(t.attr(name, 0) for name in ("K", "N", "block_size")), t.attr("bits", 4)
-    t.require(bits in (4, 8), f"bits is {bits}, must be 4 or 8")
+    t.require(bits in (2, 4, 8), f"bits is {bits}, must be 2, 4 or 8")
     t.require(min(size, units) > 0 and block > 0, f"has {units} units of {size} in blocks of {block}")
     t.require(not t.given(4), "has an order of groups, must have none")
     count = -(-size // block)
     scales = np.asarray(t.data(2, "scales"), np.float32).reshape(units, count, 1)
     t.budget.spend(Cost.MEMORY, 8 * units * count * block, t.label)
-    weights = unpacked(t.data(1, "B"), bits).reshape(units, count, block)
+    stored, row = t.data(1, "B"), packed_size(bits, count)
+    wanted = units * count * packed_size(bits, block)
+    t.require(stored.size == wanted, f"B has {stored.size} bytes, must have {wanted}")
+    weights = unpack(stored, bits, (units, count, block), signed=False)
     zeros: Array = np.full(1, 1 << (bits - 1), np.float32)
     if t.given(3):
         zeros = np.asarray(t.data(3, "zero_points"))
-        zeros = unpacked(zeros.reshape(units, -1), bits)[:, :count] if zeros.dtype == np.uint8 else zeros
+        if zeros.dtype == np.uint8:
+            t.require(zeros.size == units * row, f"zero_points has {zeros.size} bytes, must have {units * row}")
+            zeros = unpack(zeros, bits, (units, row * 8 // bits), signed=False)[:, :count]
         zeros = zeros.astype(np.float32).reshape(units, count, 1)
     found = ((weights.astype(np.float32) - zeros) * scales).reshape(units, count * block)[:, :size]
     made = t.write("MatMul", t.input(0), t.constant(found.T), gives=None if t.given(5) else 0)
     if t.given(5):
         t.write("Add", made, t.input(5), gives=0)
-
-
-def unpacked(data: Array, bits: int) -> Array:
-    """Return numbers of 4 bits, of which each byte holds two, the lower first; others as they are."""
-    return np.stack([data & 15, data >> 4], -1).reshape(*data.shape[:-1], -1) if bits == 4 else data
 
 
 @fused(
