@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nnhal.base.errors import InvalidArgument, ResourceExhausted
@@ -251,6 +252,34 @@ except IndexError as error:
 data = [operator.mul(counter.next(), ord("a") // 97), counter.next()]
 """
     assert len(evaluated(text + ADD + DATA.replace("x: [1, 2]", "x: data"))) == 2
+
+
+def test_a_variation_looks_at_operands_and_types_as_in_aosps_generator() -> None:
+    text = (
+        ADD.replace("Model()", "model = Model()")
+        + """
+class Tripled(RelaxedModeConverter):
+  def TransformModel(self, model):
+    for op in model.GetInputs() + model.GetOutputs():
+      op.SetValueFromNumpy(op.GetValueAsNumpy() * 3)
+    for op in model.operands:
+      if isinstance(op, (Parameter, Internal)) and not op.type.IsScalar():
+        op.SetValue([3 * value for value in op.value])
+    return model
+kinds = Input, Output, IgnoredOutput, Parameter, Int32Scalar, Float32Vector, BoolScalar
+found = ["".join("01"[isinstance(op, kind)] for kind in kinds) for op in model.operands]
+assert found == ["1000000", "0001010", "0001100", "0100000"], found
+assert [op.type.GetNumberOfElements() for op in model.operands] == [2, 2, 1, 2]
+assert x.type.IsFloat() and not x.type.IsBool()
+"""
+    )
+    text += DATA.strip() + ".AddVariations(Tripled(name='t'), includeDefault=False).DisableLifeTimeVariation()\n"
+    (vector,) = evaluated(text)
+    (given,), (expected,) = vector.inputs(), vector.expected()
+    assert given is not None and given.tolist() == [3, 6]
+    assert expected.data is not None and expected.data.tolist() == [6, 12]
+    offset, length = next(o["data"] for o in vector.test["main"]["operands"] if o["name"] == "param")
+    assert np.frombuffer(vector.blob[offset : offset + length], np.float32).tolist() == [3, 6]
 
 
 @pytest.fixture

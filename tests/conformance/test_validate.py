@@ -287,7 +287,10 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
         (of("left-unfilled"), ADD, "are unchanged|filled wholly"),
         (of("half-filled"), QUANTIZE, "are unchanged"),
     ],
-    "past-end": [(of("past-the-end"), ADD, "past its end")],
+    "past-end": [
+        (of("past-the-end"), ADD, "past its end"),
+        (of("before-the-start"), ADD, "before the start of an output was written to"),
+    ],
     "inputs-kept": [
         (of("writes-input-by-pointer"), ADD, "input 0 was written to"),
         (of("writes-input"), ADD, "writes to an input or a constant"),
@@ -304,7 +307,10 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
     "late-write": [(lambda: giving(late), ADD, "written after the execution ended")],
     "values": [(of("scale-of-the-other"), ADD, r"\d+ of \d+ calls: output 0 differs")],
     "steps": [(of("zero-point"), QUANTIZE, "not at a half|too high, zero point")],
-    "stale-output": [(of("stale-output"), ADD, "run 2 equals the previous run with other inputs")],
+    "stale-output": [
+        (of("stale-output"), ADD, "run 2 equals the previous run with other inputs"),
+        (of("request-by-sum"), ADD, "run 5 equals the previous run with other inputs"),
+    ],
     "same-memory": [(of("address-kept"), ADD, "in the same memory equals the previous run")],
     "order": [(of("third-wrong"), ADD, "after other runs")],
     "deterministic": [(of("third-wrong"), ADD, "on the inputs of run 1")],

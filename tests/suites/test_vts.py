@@ -470,6 +470,10 @@ def test_a_compilation_that_fails_at_its_deadline_with_another_error_is_found() 
     finds("deadlines/prepare", Fails(), "must be MissedDeadline")
 
 
+def test_an_execution_that_is_wrong_only_beside_one_of_a_higher_priority_is_found() -> None:
+    finds("deadlines/priorities", made("preempted"), "at once with others: output 0 differs")
+
+
 # ----------------------------------------------------------------------------------------------------------------- queries
 
 

@@ -117,6 +117,16 @@ def with_other_values(call: Call, rng: np.random.Generator) -> Call:
     return replace(call, inputs=tuple(inputs), bound=bound)
 
 
+def reordered(call: Call) -> Call:
+    """Return the call with the elements of each input that may hold any in reverse order."""
+    inputs = list(call.inputs)
+    for place in call.given:
+        value, argument = inputs[place], call.arguments[place]
+        if value is not None and argument.drawn is None and not argument.scalar:
+            inputs[place] = replace(value, data=np.ascontiguousarray(np.flip(value.array)))
+    return replace(call, inputs=tuple(inputs))
+
+
 def _others(value: Value | None, argument: Arg, rng: np.random.Generator) -> Iterator[Value]:
     """Yield a few other values of a parameter."""
     if value is None:

@@ -77,9 +77,9 @@ def _test(test: GeneratedTest, blob: DataBlob) -> dict[str, Any]:
 
 
 def _graph(model: SpecModel, referenced: Sequence[SpecModel], blob: DataBlob) -> dict[str, Any]:
-    index = {name: n for n, name in enumerate(model.operands)}
+    index = {name: n for n, name in enumerate(model.named)}
     return {
-        "operands": [_operand(operand, referenced, blob) for operand in model.operands.values()],
+        "operands": [_operand(operand, referenced, blob) for operand in model.operands],
         "operations": [
             {
                 "type": operation.type,
@@ -88,8 +88,8 @@ def _graph(model: SpecModel, referenced: Sequence[SpecModel], blob: DataBlob) ->
             }
             for operation in model.sorted_operations()
         ],
-        "inputIndexes": [index[operand.name] for operand in model.inputs()],
-        "outputIndexes": [index[operand.name] for operand in model.outputs()],
+        "inputIndexes": [index[operand.name] for operand in model.GetInputs()],
+        "outputIndexes": [index[operand.name] for operand in model.GetOutputs()],
     }
 
 
@@ -112,7 +112,7 @@ def _operand(operand: SpecOperand, referenced: Sequence[SpecModel], blob: DataBl
     if operand.kind is OperandKind.SUBGRAPH:
         model = (operand.value or [None])[0]
         stated["subgraph"] = next(n for n, each in enumerate(referenced) if each is model)
-    elif operand.value and not (operand.is_output and not type.elements):  # Android 10 writes one element for none
+    elif operand.value and (type.GetNumberOfElements() or not operand.is_output):  # Android 10 writes one for none
         stated["data"] = blob.place(elements(operand).tobytes())
     return stated
 
@@ -120,15 +120,16 @@ def _operand(operand: SpecOperand, referenced: Sequence[SpecModel], blob: DataBl
 def elements(operand: SpecOperand) -> Array:
     """The elements as NNAPI has them. InvalidArgument where there are too many, too few, or one does not fit the type."""
     type, value = operand.type, operand.value or ()
-    if len(value) != type.elements:
+    if len(value) != type.GetNumberOfElements():
         raise InvalidArgument(
-            f"{operand.name} has {len(value)} elements, must have {type.elements} for dimensions {list(type.dimensions)}"
+            f"{operand.name} has {len(value)} elements, must have {type.GetNumberOfElements()} "
+            f"for dimensions {list(type.dimensions)}"
         )
     dtype = dtype_of(OperandType[type.type])
-    if type.is_float:
+    if type.IsFloat():
         with np.errstate(over="ignore"):
             return np.array([float(each) for each in value], np.float32).astype(dtype)
-    if dtype == np.bool_ or type.type in {"BOOL", "TENSOR_BOOL8"}:
+    if type.IsBool():
         return np.array([bool(each) for each in value]).astype(np.uint8)
     numbers, limits = [int(each) for each in value], np.iinfo(dtype)
     if wrong := [each for each in numbers if not limits.min <= each <= limits.max]:

@@ -165,7 +165,7 @@ class SpecExample(Visible):
     def _pair(self, values: Any) -> tuple[Any, Any]:
         """Values of inputs and of outputs."""
         if isinstance(values, dict):
-            for operand in (*self.model.inputs(), *self.model.outputs()):
+            for operand in (*self.model.GetInputs(), *self.model.GetOutputs()):
                 if operand not in values:
                     raise InvalidArgument(f"example has no values of {operand}, must have those of inputs and outputs")
             return values, values

@@ -69,15 +69,21 @@ class SpecType(NamedTuple):
     zeroPoint: int = 0
     extraParams: SymmPerChannelQuantParams | None = None
 
-    @property
-    def elements(self) -> int:
-        """How many elements a value has."""
+    def GetNumberOfElements(self) -> int:
+        """Return how many elements a value has."""
         return prod(self.dimensions)
 
-    @property
-    def is_float(self) -> bool:
-        """Whether elements are floating-point numbers."""
+    def IsFloat(self) -> bool:
+        """Return whether elements are floating-point numbers."""
         return self.type.endswith(("FLOAT32", "FLOAT16"))
+
+    def IsBool(self) -> bool:
+        """Return whether elements are booleans."""
+        return self.type in {"BOOL", "TENSOR_BOOL8"}
+
+    def IsScalar(self) -> bool:
+        """Return whether it is the type of a scalar."""
+        return not self.type.startswith("TENSOR_")
 
 
 def type_of(kind: Any, dimensions: Any = (), scale: Any = 0, zero: Any = 0, extra: Any = None) -> SpecType:
@@ -163,7 +169,7 @@ class SpecOperand(Visible):
     def feed(self, values: Any) -> None:
         """Set the elements that an example gives."""
         if self.kind is OperandKind.IGNORED:
-            self.value = [0] * self.type.elements
+            self.value = [0] * self.type.GetNumberOfElements()
         elif not isinstance(values, dict):
             self.SetValue(values)
         elif self in values:
@@ -244,7 +250,7 @@ class SpecModel(Visible):
     def __init__(self, maker: OperandMaker, name: str | None = None, version: str | None = None) -> None:
         self._maker = maker
         self.name, self.version = name, version
-        self.operands: dict[str, SpecOperand] = {}
+        self.named: dict[str, SpecOperand] = {}
         self.operations: list[SpecOperation] = []
         self.isRelaxed = False
 
@@ -267,12 +273,12 @@ class SpecModel(Visible):
     def IdentifyInputs(self, *operands: SpecOperand) -> Self:
         """State all inputs in their order."""
         self._add(operands)
-        return self._same("inputs", self.inputs(), operands)
+        return self._same("inputs", self.GetInputs(), operands)
 
     def IdentifyOutputs(self, *operands: SpecOperand) -> Self:
         """State all outputs in their order."""
         self._add(operands)
-        return self._same("outputs", self.outputs(), operands)
+        return self._same("outputs", self.GetOutputs(), operands)
 
     def RelaxedExecution(self, isRelaxed: bool) -> Self:
         """Whether float32 may be computed with the precision of float16."""
@@ -284,18 +290,23 @@ class SpecModel(Visible):
         self.version = known_version(version)
         return self
 
-    def inputs(self) -> list[SpecOperand]:
-        """Its inputs in order."""
-        return [operand for operand in self.operands.values() if operand.kind is OperandKind.INPUT]
+    @property
+    def operands(self) -> list[SpecOperand]:
+        """Its operands in the order in which they were named."""
+        return list(self.named.values())
 
-    def outputs(self) -> list[SpecOperand]:
-        """Its outputs in order."""
-        return [operand for operand in self.operands.values() if operand.is_output]
+    def GetInputs(self) -> list[SpecOperand]:
+        """Return its inputs in order."""
+        return [operand for operand in self.operands if operand.kind is OperandKind.INPUT]
+
+    def GetOutputs(self) -> list[SpecOperand]:
+        """Return its outputs in order."""
+        return [operand for operand in self.operands if operand.is_output]
 
     def replace(self, operands: Iterable[SpecOperand]) -> None:
         """Put operands in the place of those of their names."""
         for operand in operands:
-            self.operands[operand.name] = operand
+            self.named[operand.name] = operand
 
     def placeholder(self, like: SpecOperand) -> tuple[SpecOperand, int]:
         """The second and third input of an ADD that changes nothing."""
@@ -304,22 +315,22 @@ class SpecModel(Visible):
 
     def feed(self, inputs: Any, outputs: Any) -> None:
         """Set the values of inputs and outputs."""
-        for operand in self.inputs():
+        for operand in self.GetInputs():
             operand.feed(inputs)
-        for operand in self.outputs():
+        for operand in self.GetOutputs():
             operand.feed(outputs)
 
     def copy(self, copied: "dict[int, SpecModel]") -> "SpecModel":
         """A copy whose operands and subgraphs are copies."""
         if id(self) not in copied:
             made = copied[id(self)] = SpecModel(self._maker, self.name, self.version)
-            made.operands = {name: operand.copy(copied) for name, operand in self.operands.items()}
+            made.named = {name: operand.copy(copied) for name, operand in self.named.items()}
             made.operations, made.isRelaxed = list(self.operations), self.isRelaxed
         return copied[id(self)]
 
     def sorted_operations(self) -> list[SpecOperation]:
         """The operations, each behind those whose results it reads, else in the order of the specification."""
-        places = {name: n for n, name in enumerate(self.operands)}
+        places = {name: n for n, name in enumerate(self.named)}
         makers: dict[str, list[int]] = {}
         for n, operation in enumerate(self.operations):
             for name in operation.outputs:
@@ -347,7 +358,7 @@ class SpecModel(Visible):
         found: list[SpecModel] = []
 
         def visit(model: SpecModel) -> None:
-            for operand in model.operands.values():
+            for operand in model.operands:
                 for each in (operand.value or ()) if operand.kind is OperandKind.SUBGRAPH else ():
                     if not any(each is known for known in found):
                         found.append(each)
@@ -361,7 +372,7 @@ class SpecModel(Visible):
         for operand in operands:
             if not isinstance(operand, SpecOperand):
                 raise InvalidArgument(f"operand is {operand!r}, must be an operand of this specification")
-            self.operands.setdefault(operand.name, operand)
+            self.named.setdefault(operand.name, operand)
             names.append(operand.name)
         return tuple(names)
 

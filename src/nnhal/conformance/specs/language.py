@@ -1,6 +1,7 @@
 """The names that a test specification is written in."""
 
 import sys
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,20 @@ _CONVERTERS = (
     variations.ParameterAsInputConverter,
     variations.RelaxedModeConverter,
 )
+_VARIABLES = {  # the kind that each makes, then others that are instances of it too
+    "Input": [OperandKind.INPUT],
+    "Output": [OperandKind.OUTPUT, OperandKind.IGNORED],
+    "IgnoredOutput": [OperandKind.IGNORED],
+    "Internal": [OperandKind.INTERNAL],
+}
+_CONSTANTS = OperandKind.PARAMETER, OperandKind.SHORTHAND, OperandKind.SUBGRAPH
+_SCALARS = {
+    "Int32Scalar": ("INT32", int),
+    "Float16Scalar": ("FLOAT16", float),
+    "Float32Scalar": ("FLOAT32", float),
+    "BoolScalar": ("BOOL", bool),
+}
+_VECTORS = {"Int32Vector": ("TENSOR_INT32", int), "Float32Vector": ("TENSOR_FLOAT32", float)}
 
 
 class Specification:
@@ -54,18 +69,11 @@ class Specification:
     def names(self) -> dict[str, Any]:
         """Returns the names of the language with their values."""
         return {
-            "Input": partial(self._variable, OperandKind.INPUT),
-            "Output": partial(self._variable, OperandKind.OUTPUT),
-            "IgnoredOutput": partial(self._variable, OperandKind.IGNORED),
-            "Internal": partial(self._variable, OperandKind.INTERNAL),
-            "Parameter": self._parameter,
-            "Int32Scalar": partial(self._scalar, "INT32", int),
-            "Float16Scalar": partial(self._scalar, "FLOAT16", float),
-            "Float32Scalar": partial(self._scalar, "FLOAT32", float),
-            "BoolScalar": partial(self._scalar, "BOOL", bool),
-            "Int32Vector": partial(self._vector, "TENSOR_INT32", int),
-            "Float32Vector": partial(self._vector, "TENSOR_FLOAT32", float),
-            "SubgraphReference": self._maker.subgraph,
+            **{name: self._variables(kind, *more) for name, (kind, *more) in _VARIABLES.items()},
+            "Parameter": _Operands(self._parameter, _CONSTANTS),
+            **{name: self._constants(self._scalar, type, element) for name, (type, element) in _SCALARS.items()},
+            **{name: self._constants(self._vector, type, element) for name, (type, element) in _VECTORS.items()},
+            "SubgraphReference": _Operands(self._maker.subgraph, {OperandKind.SUBGRAPH}),
             "SymmPerChannelQuantParams": SymmPerChannelQuantParams,
             "Operand": SpecOperand,
             "Model": self._model,
@@ -73,6 +81,12 @@ class Specification:
             "Configuration": self._configuration,
             **{converter.__name__: converter for converter in _CONVERTERS},
         }
+
+    def _variables(self, *kinds: OperandKind) -> "_Operands":
+        return _Operands(partial(self._variable, kinds[0]), kinds)
+
+    def _constants(self, make: Callable[..., SpecOperand], type: str, element: type[Any]) -> "_Operands":
+        return _Operands(partial(make, type, element), {OperandKind.SHORTHAND}, type)
 
     def _variable(
         self, kind: OperandKind, name: str, opType: Any, shape: str | None = None, extraParams: Any = None
@@ -111,6 +125,19 @@ class Specification:
         while frame.f_back and frame.f_code.co_filename != self._file:
             frame = frame.f_back
         return frame.f_lineno
+
+
+class _Operands(Visible):
+    """A name of the language that makes operands. `isinstance` is true of those of its kinds and type."""
+
+    def __init__(self, make: Callable[..., SpecOperand], kinds: Collection[OperandKind], type: str = "") -> None:
+        self._make, self._kinds, self._type = make, kinds, type
+
+    def __call__(self, *arguments: Any, **named: Any) -> SpecOperand:
+        return self._make(*arguments, **named)
+
+    def __instancecheck__(self, value: object) -> bool:
+        return isinstance(value, SpecOperand) and value.kind in self._kinds and self._type in {"", value.type.type}
 
 
 class _Examples(Visible):

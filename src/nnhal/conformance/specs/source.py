@@ -27,7 +27,7 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.levels import VERSIONS
 from nnhal.conformance.specs.document import document
 from nnhal.conformance.specs.expansion import at_line, expand
-from nnhal.conformance.specs.graph import Visible
+from nnhal.conformance.specs.graph import SpecType, Visible
 from nnhal.conformance.specs.language import Specification
 
 _GET, _SET = "__attribute__", "__set_attribute__"  # no specification can name them
@@ -71,6 +71,7 @@ _ATTRIBUTES: Mapping[type, str] = {
     float: _SCALAR,
     int: _SCALAR,
     np.generic: _SCALAR,
+    SpecType: "GetNumberOfElements IsBool IsFloat IsScalar",
     np.ndarray: "T all any argmax argmin astype clip copy cumsum dot dtype fill flatten item max mean min ndim prod ravel "
     "repeat reshape round shape size sort squeeze std sum swapaxes take tolist transpose var",
 }

@@ -38,7 +38,7 @@ def quantised(value: Any, type: SpecType) -> Any:
     if type.extraParams:
         value = value / type.extraParams.along(type.dimensions)
     value = value + type.zeroPoint
-    if not type.is_float:
+    if not type.IsFloat():
         value = np.round(value).astype(int)
     low, high = _CLIPPED.get(type.type, (None, None))
     if low is not None:
@@ -72,14 +72,14 @@ class Variation(Visible):
 
     def ApplyTo(self, model: SpecModel) -> SpecModel:
         """Change a model in place. Raises SkipVariation where it does not apply."""
-        if not self.subgraphs and any(operand.kind is OperandKind.SUBGRAPH for operand in model.operands.values()):
+        if not self.subgraphs and any(operand.kind is OperandKind.SUBGRAPH for operand in model.operands):
             raise InvalidArgument(f"{type(self).__name__} is applied to control flow, must be applied to other models")
         if not self.targets:
             self.AutoIdentify(model)
         for name in self.targets:
-            if name not in model.operands:
+            if name not in model.named:
                 raise InvalidArgument(f"{type(self).__name__} names {name}, must name operands of the model")
-        model.replace([self.TransformOperand(model.operands[name], arg) for name, arg in self.targets.items()])
+        model.replace([self.TransformOperand(model.named[name], arg) for name, arg in self.targets.items()])
         return self.TransformModel(model)
 
     def SetToDefaultName(self) -> Self:
@@ -141,7 +141,7 @@ class DataTypeConverter(Variation):
             becomes = {"TENSOR_FLOAT32": [self._SIGNED[target], self.scale, self.zeroPoint]}
         else:
             becomes = {"TENSOR_FLOAT32": [f"TENSOR_{target.upper()}"], "FLOAT32": [target.upper()]}
-        for operand in model.operands.values():
+        for operand in model.operands:
             if operand.kind is OperandKind.SUBGRAPH:
                 self.targets[operand.name] = DataTypeConverter(target, self.name, self.scale, self.zeroPoint)
             elif operand.type.type in becomes:
@@ -154,7 +154,7 @@ class DataTypeConverter(Variation):
             return op
         kind, *rest = _stated_type(op.name, arg)
         old, op.type = op.type, type_of(kind, op.type.dimensions, *rest)
-        if op.value is not None and old.elements:
+        if op.value is not None and old.GetNumberOfElements():
             values = np.array(op.value).reshape(old.dimensions).astype(np.float32)
             op.SetValueFromNumpy(quantised(real(values, old), op.type))
         return op
@@ -287,8 +287,8 @@ class AllTensorsAsInputsConverter(Variation):
     def TransformModel(self, model: SpecModel) -> SpecModel:
         constants = [
             op
-            for op in model.operands.values()
-            if op.kind is OperandKind.PARAMETER and op.type.type.startswith("TENSOR_") and op.value is not None
+            for op in model.operands
+            if op.kind is OperandKind.PARAMETER and not op.type.IsScalar() and op.value is not None
         ]
         _require_one_operation(model, constants)
         model.replace([op.converted(OperandKind.INPUT) for op in constants])
@@ -302,7 +302,7 @@ class AllInputsAsInternalCoverter(Variation):
     label = "all_inputs_as_internal"
 
     def TransformModel(self, model: SpecModel) -> SpecModel:
-        inputs = [op for op in model.inputs() if _fits_add(op) and op.may_be_internal]
+        inputs = [op for op in model.GetInputs() if _fits_add(op) and op.may_be_internal]
         _require_one_operation(model, inputs)
         for op in inputs:
             new = op.converted(OperandKind.INPUT, f"{op.name}_new")
@@ -318,7 +318,7 @@ class AllOutputsAsInternalCoverter(Variation):
     label = "all_outputs_as_internal"
 
     def TransformModel(self, model: SpecModel) -> SpecModel:
-        outputs = [op for op in model.outputs() if _fits_add(op)]
+        outputs = [op for op in model.GetOutputs() if _fits_add(op)]
         _require_one_operation(model, outputs)
         for op in outputs:
             new = op.converted(OperandKind.OUTPUT, f"{op.name}_new")
@@ -370,7 +370,7 @@ def _fits_add(op: SpecOperand) -> bool:
 
 
 def _transposed(op: SpecOperand, perm: Sequence[int], drop: Sequence[int] = ()) -> SpecOperand:
-    if op.value is not None and op.type.elements:
+    if op.value is not None and op.type.GetNumberOfElements():
         value = op.GetValueAsNumpy().transpose(perm)
         op.SetValueFromNumpy(value[tuple(0 if d in drop else slice(None) for d in range(len(perm)))])
     dimensions = tuple(op.type.dimensions[d] for n, d in enumerate(perm) if n not in drop)

@@ -1,5 +1,6 @@
 """Checks of one execution: each output is written once, whole, with its type and shape, in time, and nothing else is."""
 
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -8,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.errors import NnhalError
-from nnhal.base.operands import Array
+from nnhal.base.operands import Array, typed
 from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.place import place_in
 from nnhal.conformance.validate.check import check
-from nnhal.conformance.validate.trial import RequirementNotMet, Trial, copies
-from nnhal.hal.output_memory import OutputMemory
+from nnhal.conformance.validate.trial import MakeRequest, RequirementNotMet, Trial, copies
+from nnhal.hal.output_memory import GUARD, OutputMemory
 from nnhal.hal.request import Request, Signature
 
 SETTLE = 0.1  # seconds after an execution in which a driver may still write
@@ -30,15 +31,15 @@ RAN = ("runs",)
 OTHERS = "all its executions failed"
 
 
-def _by_rule(name: str) -> Callable[[Trial], int]:
-    """Return a check whether executions break one rule; other checks report other rules."""
+def _by_rule(name: str, make: MakeRequest = Request) -> Callable[[Trial], int]:
+    """Return a check whether executions break one rule; other checks report other rules. make: makes their requests."""
 
     def look(trial: Trial) -> int:
         seen = 0
         for call, model in trial.samples():
             prepared = trial.prepare(model)
             try:
-                trial.run(prepared, copies(arrays_of(call)))
+                trial.run(prepared, copies(arrays_of(call)), make=make)
             except NnhalError as error:
                 if RULES[name].search(str(error)):
                     raise RequirementNotMet(str(error), place_in(error.stack) or trial.place()) from error
@@ -53,7 +54,6 @@ for _name, _promise in {
     "output-type": "The array for an output has the output's element type.",
     "output-shape": "The array for an output has the output's shape.",
     "output-once": "Each output is written exactly once before run returns.",
-    "past-end": "Nothing is written past the end of an output.",
 }.items():
     check(_name, _promise, RAN, unseen=OTHERS)(_by_rule(_name))
 
@@ -72,6 +72,36 @@ def runs(trial: Trial) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------------------- writes
+
+
+class SurroundedMemory(OutputMemory):
+    """Output memory with a guard in front of it too. fronts: the guards of all outputs that were made."""
+
+    def __init__(self) -> None:
+        self.fronts: list[Array] = []
+
+    def blank(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return memory between two guards."""
+        size = math.prod(shape) * dtype.itemsize
+        data = np.zeros(len(GUARD) + size + len(GUARD), np.uint8)
+        self.fronts.append(data[: len(GUARD)])
+        self.fronts[-1][:] = data[-len(GUARD) :] = GUARD
+        return typed(data[len(GUARD) :], dtype, shape)
+
+
+@check("past-end", "Nothing is written before the start or past the end of an output.", RAN, unseen=OTHERS)
+def past_end(trial: Trial) -> int:
+    memory = SurroundedMemory()
+
+    def make(signature: Signature, arrays: Sequence[Array]) -> Request:
+        request = Request(signature, arrays)
+        request.memory = memory
+        return request
+
+    seen = _by_rule("past-end", make)(trial)
+    if any((front != GUARD).any() for front in memory.fronts):
+        trial.unmet("memory before the start of an output was written to, must not be")
+    return seen
 
 
 class PrefilledMemory(OutputMemory):

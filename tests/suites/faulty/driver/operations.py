@@ -43,7 +43,7 @@ OPERATIONS = (
 )
 HEAD = 16  # bytes
 LARGE = 1024  # bytes
-LATE = 0.02  # seconds
+LATE, SHORT = 0.02, 0.001  # seconds
 TABLE, TAPS = 4, 16
 DEEP, BROAD = 1024, 256
 LONGEST = 1 << 16  # elements
@@ -187,6 +187,22 @@ class WhileOnceMore(Kernels):
         context, operands = arguments
         first = context.call(a.body_model.index, operands)
         return kernel(a, context, [*first, *operands[len(first) :]])
+
+
+@of_engine("while-in-place", "a WHILE body's results replace loop variables one after another", "WHILE", (CTS,), Every)
+class WhileInPlace(Kernels):
+    operation = "WHILE"
+
+    def kernel(self, a: Bound, kernel: Kernel, *arguments: Any) -> Any:
+        context, operands = arguments
+
+        def call(index: int, variables: Sequence[Array]) -> list[Array]:
+            made: list[Array] = context.call(index, variables)
+            for place in range(1, len(made)) if index == a.body_model.index else ():
+                made[place] = context.call(index, [*made[:place], *variables[place:]])[place]
+            return made
+
+        return kernel(a, replace(context, call=call), operands)
 
 
 @of_engine("if-before", "IF takes the branch of the condition of the execution before", "IF", (RANDOM,))
@@ -382,6 +398,25 @@ class RequestBefore(Kernels):
         return None
 
 
+@of_engine(
+    "request-by-sum",
+    "an execution whose inputs have the sum of those before gives the results before",
+    "ADD",
+    (CONTRACT,),
+    check="stale-output",
+)
+class RequestBySum(Kernels):
+    before: tuple[Any, list[Array]] | None = None
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        sums = [None if x is None else (x.shape, int(flat_bytes(np.array(x)).sum())) for x in request.inputs]
+        if self.before is None or self.before[0] != sums:
+            self.before = sums, [np.array(y) for y in self.call(0, request.inputs, control)]
+        for place, result in enumerate(self.before[1]):
+            request.write(place, result)
+        return None
+
+
 @of_engine("shape-kept", "outputs keep the shape of the first execution", "ADD", (CTS,))
 class ShapeKept(Kernels):
     shape: tuple[int, ...] | None = None
@@ -499,6 +534,36 @@ class PowerHalf(Whole):
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         return self.Half(model) if hints.preference == 0 else super().prepare(model, hints)
+
+
+@of_device(
+    "preempted",
+    "an execution beside one of a higher priority leaves out its last element",
+    (VTS,),
+    numbers=True,
+)
+class Preempted(Whole):
+    class Ranked(Kernels):
+        """Knows the priorities of the executions that run now."""
+
+        priority = 0
+        active: list[int] = []
+
+        def run(self, request: Request, control: Control) -> Timing | None:
+            self.active.append(self.priority)
+            time.sleep(SHORT)
+            preempted = max(self.active) > self.priority
+            for place, result in enumerate(self.call(0, request.inputs, control)):
+                given = np.array(result)
+                given.reshape(-1)[-1:] *= not preempted
+                request.write(place, given)
+            self.active.remove(self.priority)
+            return None
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        prepared = self.Ranked(model)
+        prepared.priority = hints.priority
+        return prepared
 
 
 @of_device(

@@ -20,7 +20,7 @@ from .healthy import Engine, Healthy
 
 LATE = 0.02  # seconds after the end
 SLOW = 1.5  # seconds
-PAST = 16  # bytes
+PAST, BEFORE = 16, 4  # bytes
 
 # ------------------------------------------------------------------------------------------------ state that is kept
 
@@ -177,6 +177,13 @@ class PastTheEnd(Engine):
     def give(self, request: Request, results: Sequence[Array]) -> None:
         for room in filled(request, results):
             ctypes.memset(room.ctypes.data + room.nbytes, 0x11, PAST)
+
+
+@fault("before-the-start", "writes 4 bytes before its output's memory", "past-end", (CONTRACT,), survives=False)
+class BeforeTheStart(Engine):
+    def give(self, request: Request, results: Sequence[Array]) -> None:
+        for room in filled(request, results):
+            ctypes.memset(room.ctypes.data - BEFORE, 0x11, BEFORE)
 
 
 def later(work: Any) -> None:

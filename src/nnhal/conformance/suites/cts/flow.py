@@ -104,6 +104,33 @@ def iterations(trial: AreaTrial) -> None:
         trial.require((y == x * 2**times).all(), f"value after {times} iterations is {y.ravel()[:3]}")
 
 
+@area("flow/exchanged", "once")
+def exchanged(trial: AreaTrial) -> None:
+    """A body reads all loop variables as they were before the iteration: two of them change places."""
+    b = nnhal.Builder("exchange")
+    given = b.input([1], "TENSOR_INT32"), b.input([4]), b.input([4])
+    first = b.subgraph()
+    n, x, y = first.input([1], "TENSOR_INT32"), first.input([4]), first.input([4])
+    condition = first.finish_subgraph([n, x, y], [first.less(n, np.array([4], "i4"))])
+    body = b.subgraph()
+    n, x, y = body.input([1], "TENSOR_INT32"), body.input([4]), body.input([4])
+    results = body.add(n, np.array([1], "i4")), body.add(y, np.float32(0)), body.add(x, y)
+    following = body.finish_subgraph([n, x, y], list(results))
+    out_type = ["TENSOR_INT32", "TENSOR_FLOAT32", "TENSOR_FLOAT32"]
+    compiled = _compiled(trial, b.finish(given, b.while_(condition, following, given, out_type=out_type, outputs=3)))
+    data = np.array([1, -2, 0.5, 3], "f4"), np.array([3, 1, 4, -2], "f4")
+    for begin in (4, 3, 0):
+        wanted = data
+        for _ in range(4 - begin):
+            wanted = wanted[1], wanted[0] + wanted[1]
+        _, *made = trial.execute(partial(compiled, np.array([begin], "i4"), *data))
+        trial.require(
+            all((y == w).all() for y, w in zip(made, wanted, strict=True)),
+            f"variables after {4 - begin} iterations are {made[0].tolist()} and {made[1].tolist()}, "
+            f"must be {wanted[0].tolist()} and {wanted[1].tolist()}",
+        )
+
+
 @area("flow/timeout", "once")
 def timeout(trial: AreaTrial) -> None:
     """A loop that ends too late raises LoopTimeout, one with time ends, and both leave the model usable."""

@@ -10,6 +10,7 @@ from nnhal.conformance.control import WhileCall, endless_loop
 from nnhal.conformance.differential import Outputs, arrays_of, model_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.vts.promise import OPERATION, Probe, named, promise
+from nnhal.conformance.validate.state import at_once
 from nnhal.conformance.validate.table import of_operation
 from nnhal.conformance.validate.trial import PLAIN, RequirementNotMet, copies
 from nnhal.hal.chain import checked_burst, checked_prepared
@@ -92,7 +93,10 @@ def _late(probe: Probe, call: Call, wanted: Outputs, prepared: Prepared, run: Ru
     return time.monotonic_ns() - max(deadline, deadline - ahead)
 
 
-@promise("deadlines/priorities", "Prepared models of each priority and preference give right results side by side.")
+@promise(
+    "deadlines/priorities",
+    "Prepared models of each priority and preference give right results side by side, and at once.",
+)
 def priorities(probe: Probe) -> int:
     call, model = probe.closed()
     wanted = probe.alone(model, arrays_of(call))
@@ -102,6 +106,14 @@ def priorities(probe: Probe) -> int:
         for each, prepared in held:
             what = f"with preference {each.preference.name} and priority {each.priority.name} beside others"
             probe.right(call, wanted, prepared, what)
+    for place, results in at_once(probe, [(prepared, arrays_of(call)) for _, prepared in held]):
+        each, _ = held[place]
+        probe.same(
+            call,
+            wanted,
+            results,
+            f"with preference {each.preference.name} and priority {each.priority.name}, at once with others",
+        )
     return len(held)
 
 
