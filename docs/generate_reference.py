@@ -122,6 +122,8 @@ NOTES = {
         "`groups` are operations that a device runs as one, with the performance it declares for them together.",
         "`live` counts executions that fell back; `step` -1 is the whole model.",
         "`inside` has the placement of each branch of control flow that the runtime executes itself.",
+        "`alternatives` are all operations on each other device, and the best split that was compared. `supported` is "
+        "the number of operations that its devices support, `why` the reason against it.",
     ],
     "cache_outcomes": ['`state` is `hit`, `miss` or `off`; `reason` is "" for a hit.'],
     "show": ["`level` is null if NNAPI cannot express the model; `refused` is the reason, or null."],

@@ -235,9 +235,11 @@ def test_a_tuned_placement_says_that_it_was_measured() -> None:
     assert {c.device for c in placement.choices} == {"b"}
     assert placement.choices[0].reason.endswith("the fastest of 2 measured placements has it on b")
     assert words.basis(placement) == " (tuned)" and words.headline(placement).endswith("measured 2 ms (tuned)")
-    (other,) = words.alternatives(placement)
+    (other,) = placement.alternatives
     assert other[:3] == ("all on a", 3 * MS, True) and other.why == "slower"
     assert placement.source == placement.to_dict()["source"] == "tuned"
+    facts = {"name": "all on a", "predicted": 3 * MS, "took": 3 * MS, "supported": 2, "why": "slower"}
+    assert placement.to_dict()["alternatives"] == [facts]
     assert re.search(r"^Alternatives +measured .*\n  all on a +3 ms ", str(placement), re.MULTILINE)
 
 
@@ -257,11 +259,13 @@ def test_alternatives_are_those_that_were_compared_with_why_they_were_not_chosen
         says("c", [MS] * 3, "yny"),
     ]
     placement = Placement(partition(relus(3, 10), offers, FAST, Measured()))
-    found = {each.name: each for each in words.alternatives(placement)}
+    found = {each.name: each for each in placement.alternatives}
     assert set(found) == {"all on b", "all on c", "split a + b"} and placement.devices() == {"a": 3}
     assert (found["all on b"].supported, found["all on b"].why) == (3, "slower")
     assert (found["all on c"].supported, found["all on c"].latency) == (2, None)
     assert found["all on c"].why.startswith("rejects ") and found["all on c"].why.endswith(": no")
+    told = {each["name"]: (each["predicted"], each["took"]) for each in placement.to_dict()["alternatives"]}
+    assert told == {name: (each.latency, None) for name, each in found.items()}
     assert found["split a + b"].why == "gain too small for a split that was not measured"
     assert words.headline(placement).endswith("predicted 3.02 ms (measured profile)")
     assert placement.source == "calibrated"

@@ -218,7 +218,13 @@ class Placement:
             "live": self.live.to_dict(),
             "layouts": [_layout(each) for each in self.layouts],
             "inside": [_branch(each) for each in self.inside],
+            "alternatives": [_alternative(each) for each in self.alternatives],
         }
+
+    @property
+    def alternatives(self) -> list[words.Alternative]:
+        """All operations on each other device, and the best split that was compared, with why they were not chosen."""
+        return words.alternatives(self)
 
     def _times(self, number: int) -> dict[str, float | None]:
         """Return the predicted and the measured seconds of a partition; None if not known."""
@@ -266,6 +272,11 @@ class Placement:
         from html import escape
 
         return f"<pre>{escape(str(self))}</pre>"
+
+
+def _alternative(each: words.Alternative) -> dict[str, Any]:
+    took = each.latency if each.known else None
+    return {"name": each.name, "predicted": each.latency, "took": took, "supported": each.supported, "why": each.why}
 
 
 def _branch(branch: PlacedBranch) -> dict[str, Any]:
