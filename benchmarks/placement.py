@@ -11,10 +11,12 @@ Right is what agrees with `reference`, as benchmarks/engines.py has it. Regret: 
 tuned one. The last line is JSON: {"auto_over_fastest_max": of models over 1 ms,
 "auto_over_best_single_geomean": [ratio, low, high], "microseconds_more_max": of models under 1 ms,
 "over_fastest": {model: ratio or microseconds more, where above the bars}, all of the calibrated placement, and the same
-under "tuned"; "best_single": device, "splits_that_win": [...], "regret": {model: ratio}, "control_max": ratio}.
+under "tuned"; "best_single": device, "splits_that_win": [...], "regret": {model: ratio}, "control_max": ratio,
+"choices": eight digits for each placement, which two runs on one profile share}.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -52,13 +54,17 @@ Call = Callable[[], object]
 
 
 class PlacedRow(Struct):
-    """What was measured on one model: seconds by who, who is right, placements in words, seconds of all placements."""
+    """What was measured on one model: seconds by who, who is right, placements in words, seconds of all placements.
+
+    chosen: the device of each operation.
+    """
 
     name: str
     ms: dict[str, float] = field(default_factory=dict)
     wrong: dict[str, float] = field(default_factory=dict)
     placed: dict[str, str] = field(default_factory=dict)
     splits: dict[str, int] = field(default_factory=dict)
+    chosen: dict[str, list[str]] = field(default_factory=dict)
 
     def fastest(self, devices: Sequence[str]) -> float:
         """Milliseconds of the fastest single engine; 0 where none was measured."""
@@ -102,6 +108,7 @@ def measured(name: str, threads: int, rounds: int, devices: Sequence[str]) -> Pl
         held.append(compiled)
         row.placed[how] = compiled.placement.summary()
         row.splits[how] = len(compiled.placement.steps)
+        row.chosen[how] = [choice.device for choice in compiled.placement.choices]
         calls[how] = partial(compiled, *inputs)
         right(how, calls[how])
     calls["control"] = calls["calibrated"]
@@ -146,7 +153,13 @@ def summary(rows: Sequence[PlacedRow], devices: Sequence[str]) -> dict[str, obje
         "regret": {row.name: round(row.ms["calibrated"] / row.ms["tuned"], 3) for row in rows},
         "control_max": round(max(row.ms["control"] / row.ms["calibrated"] for row in rows), 3),
         "wrong": {row.name: row.wrong for row in rows if row.wrong},
+        "choices": {how: digest({row.name: row.chosen[how] for row in rows}) for how in HOW},
     }
+
+
+def digest(choices: dict[str, list[str]]) -> str:
+    """Eight digits that are equal in two runs with the same choices."""
+    return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def against(rows: Sequence[PlacedRow], devices: Sequence[str], best_single: str, how: str) -> dict[str, object]:
