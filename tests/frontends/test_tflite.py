@@ -171,6 +171,22 @@ def test_names_are_those_of_the_signature(key, expected):
     assert [s.name for s in (*compiled.inputs, *compiled.outputs)] == expected
 
 
+def test_an_output_of_the_signature_may_be_another_than_those_of_the_subgraph():
+    """As ai-edge-quantizer writes it when it adds an operator behind an output."""
+    w = Writer()
+    x, y, z = w.tensor([2]), w.tensor([2]), w.tensor([2])
+    w.operator("NEG", [x], [y])
+    w.operator("ABS", [y], [z])
+    w.ends([x], [z])
+    w.signature("main", {"given": x}, {"negative": y})
+    compiled = nnhal.compile(load(w.bytes()), devices="reference")
+    assert [each.name for each in compiled.outputs][-1] == "negative"
+    assert compiled(np.array([1, -2], "f4"))[-1].tolist() == [-1, 2]
+    w.signature("other", {"given": x}, {"nothing": w.tensor([2])})
+    with pytest.raises(nnhal.BadFile, match="'nothing' is tensor 3, must be an output of subgraph 0: 2"):
+        load(w.bytes())
+
+
 def test_a_signature_that_nobody_named_is_noted():
     (note,) = load(two_signatures()).notes
     assert note == (

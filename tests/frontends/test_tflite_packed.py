@@ -80,6 +80,25 @@ def test_a_layer_of_8_bits_gives_what_litert_gives():
     assert np.abs(distance).max() <= 1
 
 
+@pytest.mark.parametrize("kind", ["i1", "int4"])
+@pytest.mark.parametrize("turned", [True, False])
+@pytest.mark.parametrize(("left", "right"), [((3, 6), (6, 4)), ((2, 5, 3, 6), (6, 4)), ((2, 5, 3, 6), (2, 5, 6, 4))])
+def test_matrices_of_8_bits_may_have_a_scale_for_each_column(kind, turned, left, right):
+    x, stored, scale = RANDOM.integers(-128, 128, left).astype("i1"), drawn("int4", *right), RANDOM.uniform(0.1, 1, 4)
+    w = Writer()
+    given, y = w.tensor(left, "i1", None, 0.05, 3), w.tensor((*left[:-1], right[-1]), "i1", None, 0.4, -5)
+    data = stored.swapaxes(-1, -2) if turned else stored
+    more = {"axis": len(right) - (2 if turned else 1)}
+    w.operator(
+        "BATCH_MATMUL", [given, w.tensor(data.shape, kind, data, scale, **more)], [y], "BatchMatMul", adjY=turned
+    )
+    w.ends([given], [y])
+    real = (x.astype("f8") - 3) * 0.05 @ (stored * scale.astype("f4"))
+    wanted = np.clip(np.rint(real / np.float32(0.4)) - 5, -128, 127)
+    distance = run(w.bytes(), [x])[0].astype(int) - wanted
+    assert np.abs(distance).max() <= 1
+
+
 @pytest.mark.parametrize("kind", ["i1", *LIMITS])
 @pytest.mark.parametrize("form", ["f2", "f4"])
 def test_blocks_of_weights_have_their_scales(kind, form):

@@ -171,6 +171,9 @@ def batch_matmul(t: OperatorTask) -> None:
     y = weights_of(t, 1, x)
     left, right = t.shape(x), t.shape(y)
     t.require(min(len(left), len(right)) > 1, f"has ranks {len(left)} and {len(right)}, must have a matrix")
+    if y.value.channel is not None:
+        product_by_channels(t, x, y, y.value.channel, turned=bool(o("AdjY")))
+        return
     if left[:-2] == right[:-2] and len(left) <= 4:
         t.give("BATCH_MATMUL", x, y, **adjoint)
         return
@@ -190,6 +193,34 @@ def batch_matmul(t: OperatorTask) -> None:
     product = t.make("BATCH_MATMUL", x, y, like=t.out(), **adjoint)
     rows, columns = left[-1 if o("AdjX") else -2], right[-2 if o("AdjY") else -1]
     t.reshaped(product, (*batch, rows, columns), out=True)
+
+
+def product_by_channels(t: OperatorTask, x: Term, y: Term, channel: ChannelQuant, *, turned: bool) -> None:
+    """Multiply 8-bit matrices by constant ones with a scale for each column, as a convolution of one group for each.
+
+    turned: whether the constant ones are transposed.
+    """
+    left, shape, data = t.known(x), t.known(y), y.value.data
+    if data is None or t.options("BatchMatMulOptions")("AdjX") or channel.axis != len(shape) - (2 if turned else 1):
+        t.refuse("has scales for channels of a matrix that is computed, or not those of its columns")
+    data = data if turned else data.swapaxes(-1, -2)
+    (units, size), count = data.shape[-2:], math.prod(shape[:-2])
+    t.require(
+        count == 1 or left[:-2] == shape[:-2], f"multiplies {list(left)} by {list(shape)} with scales for channels"
+    )
+    value = Value(Q8PC, None, channel=ChannelQuant(channel.scales * count, 0))
+    filter = constant(value, np.ascontiguousarray(data).reshape(count * units, 1, 1, size))
+    bias = constant(Value(I32), np.zeros(count * units, np.int32))
+    how = {"scheme": Padding.VALID, "stride_w": 1, "stride_h": 1, "activation": 0}
+    rows = math.prod(left[:-1]) // count
+    if count == 1:
+        made = t.make("CONV_2D", t.reshaped(x, (rows, 1, 1, size)), filter, bias, like=t.out(), **how)
+    else:
+        moved = t.make("TRANSPOSE", t.reshaped(x, (count, rows, size)), t.integers([1, 0, 2]))
+        pixels = t.reshaped(moved, (rows, 1, 1, count * size))
+        made = t.make("GROUPED_CONV_2D", pixels, filter, bias, like=t.out(), groups=count, nchw=False, **how)
+        made = t.make("TRANSPOSE", t.reshaped(made, (rows, count, units)), t.integers([1, 0, 2]))
+    t.reshaped(made, (*left[:-1], units), out=True)
 
 
 # ------------------------------------------------------------------------------------------------ pooling, normalisation

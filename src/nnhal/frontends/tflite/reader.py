@@ -109,6 +109,12 @@ def _named(names: Sequence[str], number: int, what: str) -> str:
     return names[number] if 0 <= number < len(names) else f"{what} {number}"
 
 
+def _with_values(graph: FileSubgraph) -> frozenset[int]:
+    """Return the tensors that have values once a subgraph has run."""
+    known = {n for n, tensor in enumerate(graph.tensors) if tensor.blob is not None}
+    return frozenset({*graph.inputs, *known, *(n for operator in graph.operators for n in operator.outputs)})
+
+
 def read(data: Array, label: str) -> File:
     """Return the records of a file's bytes; BadFile names the fault and its place."""
     return Reader(data, label).file()
@@ -205,7 +211,7 @@ class Reader:
             blobs = [self._blob(b, i) for i, b in enumerate(self.tables(model, 4, "buffers"))]
             graphs = tuple(self._subgraph(g, i, codes, blobs) for i, g in enumerate(self.tables(model, 2, "subgraphs")))
             self.must(graphs, "has no subgraphs, must have at least one")
-            edges = [(frozenset(g.inputs), frozenset(g.outputs)) for g in graphs]
+            edges = [(frozenset(g.inputs), _with_values(g)) for g in graphs]
             defs = enumerate(self.tables(model, 7, "signatures"))
             signatures = tuple(self._signature(s, i, graphs, edges) for i, s in defs)
             entries = [(self.text(m, 0), m.number(1, "I")) for m in self.tables(model, 6, "metadata")]
@@ -421,7 +427,10 @@ class Reader:
         graphs: Sequence[FileSubgraph],
         edges: Sequence[tuple[frozenset[int], frozenset[int]]],
     ) -> SignatureDef:
-        """Read an entry point. edges: the inputs and outputs of each subgraph."""
+        """Read an entry point. edges: the inputs of each subgraph, and its tensors with values.
+
+        Some tools leave the outputs of the signature where the subgraph has others, which they added behind them.
+        """
         with self.at(f"signature {index}"):
             number = table.number(4, "I")
             self.must(number < len(graphs), f"subgraph is {number}, must be 0 to {len(graphs) - 1}")
@@ -429,8 +438,9 @@ class Reader:
             for kind, entries, among in zip(("input", "output"), (inputs, outputs), edges[number], strict=True):
                 for name, tensor in entries:
                     if tensor not in among:
-                        there = ", ".join(map(str, sorted(among)))
-                        self.bad(f"{kind} {name!r} is tensor {tensor}, must be an {kind} of subgraph {number}: {there}")
+                        there = graphs[number].inputs if kind == "input" else graphs[number].outputs
+                        must = f"must be an {kind} of subgraph {number}: {', '.join(map(str, sorted(set(there))))}"
+                        self.bad(f"{kind} {name!r} is tensor {tensor}, {must}")
             return SignatureDef(self.text(table, 2), number, inputs, outputs)
 
     def _entries(self, table: FlatTable, field: int, what: str) -> tuple[tuple[str, int], ...]:
