@@ -32,6 +32,7 @@ from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table
     resize,
     sampling,
     shapes,
+    spectra,
     trees,
 )
 from nnhal.frontends.onnx.expanded import VERSION, ExpandedNode
@@ -59,7 +60,6 @@ REFUSED = {
         ("Adagrad Adam Momentum Gradient NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
          "is for training, which NNAPI does not support"),
         ("Unique Compress", f"of values that are computed at execution {COUNTED}"),
-        ("DFT STFT", "computes with complex numbers, for which NNAPI has neither type nor operation"),
         ("BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor BitCast",
          "works on the bits of integers, for which NNAPI has no operation"),
         ("ImageDecoder", "decodes picture files, which no operation of NNAPI does"),
