@@ -534,7 +534,8 @@ def test_options_that_may_change_are_the_same_for_all_steps_where_they_run_here(
 def test_several_steps_have_one_limit_from_the_fences_on(monkeypatch):
     """Each alone would keep it."""
     for_nothing(monkeypatch)
-    slow = [Fake(takes=lambda n, own=own: n == own, on_run=lambda: pass_time(0.3)) for own in (0, 1)]
+    clock = Clock().play(monkeypatch, chains, request_module, base_time)
+    slow = [Fake(takes=lambda n, own=own: n == own, on_run=lambda: clock.advance(0.3)) for own in (0, 1)]
     compiled = nnhal.compile(sums(2), devices=slow)
     assert len(compiled.placement.steps) == 2
     with pytest.raises(nnhal.MissedDeadline):

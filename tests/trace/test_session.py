@@ -30,7 +30,7 @@ from tests.execution import PROGRAM_LIMIT, run_python
 from tests.interrupts import interrupted_at
 from tests.models import doubling
 from tests.trace.opened import ALWAYS, decoded, opened, wrong
-from tests.waiting import Opened, pass_time, until
+from tests.waiting import Opened, until
 
 X = np.arange(4, dtype=np.float32)
 
@@ -322,23 +322,25 @@ def test_a_result_of_many_threads_is_the_same_and_each_has_its_track(path: Path)
 
 
 def test_traces_that_begin_and_end_among_executions_change_no_result(tmp_path: Path) -> None:
-    stop, errors = threading.Event(), []
+    stop, errors, rounds = threading.Event(), [], [0] * 3
     with nnhal.compile(doubling(), devices="reference") as compiled:
 
-        def work() -> None:
+        def work(n: int) -> None:
             while not stop.is_set():
                 try:
                     assert (compiled(X) == X + X).all() and (compiled.submit(X).result() == X + X).all()
+                    rounds[n] += 1
                 except BaseException as error:
                     errors.append(error)
                     return
 
-        threads = [threading.Thread(target=work) for _ in range(3)]
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
         for thread in threads:
             thread.start()
         for n in range(15):
             with nnhal.trace(tmp_path / str(n), spans=5000):
-                pass_time(0.01)
+                goal = sum(rounds) + 3
+                until(lambda goal=goal: sum(rounds) >= goal or errors, "executions")
         stop.set()
         for thread in threads:
             thread.join()
