@@ -202,7 +202,7 @@ def test_a_driver_of_a_level_without_fences_runs_on_a_thread_and_says_so():
 
 
 def test_one_limit_over_several_steps_holds_for_their_sum(monkeypatch):
-    clock = Clock().play(monkeypatch, fenced_, request_module, base_time)
+    clock = Clock().play(monkeypatch, fenced_, background, request_module, base_time)
     slow = Fake(takes=lambda n: n == 1, on_run=lambda: clock.advance(0.4))
     compiled = nnhal.compile(sums(2), devices=[slow, "reference"])
     with pytest.raises(nnhal.MissedDeadline):
