@@ -1,12 +1,15 @@
-"""What a start takes, from exec to the first result, in fresh processes: nnhal cold, nnhal warm, and LiteRT's interpreter.
+"""What a start takes, from exec to the first result, in fresh processes: nnhal cold, missing, warm; LiteRT's interpreter.
 
     python benchmarks/start.py [--rounds 15] [--models NAME ...] [--json]
 
 Each round starts one process of each kind for each model, in turns, so that what else the machine does reaches all alike.
-Cold: no cache folder. Warm: a folder in which the model was compiled before. Medians, and ratios of the medians to LiteRT's;
-memory is what is private to the process when it has its result. `load_ms_per_operation` is what loading and validating a
-model of 16,000 operations takes an operation, `doubling_max` the greatest factor for twice as many. The last line is JSON:
-{"warm_over_litert_max", "cold_over_litert_max", "memory_over_litert_max", "load_ms_per_operation", "doubling_max"}.
+Cold: no cache folder. Miss: an empty cache folder, which the first compilation fills. Warm: a folder in which the model was
+compiled before. Medians of the elapsed time and of the CPU time (user and system), which other processes disturb less, and
+ratios of the medians to LiteRT's and to those of cold; memory is what is private to the process when it has its result.
+`load_ms_per_operation` is what loading and validating a model of 16,000 operations takes an operation, `doubling_max` the
+greatest factor for twice as many. The last line is JSON: {"warm_over_litert_max", "cold_over_litert_max",
+"miss_over_cold_max", "warm_over_cold_max", "miss_over_cold_cpu_max", "warm_over_cold_cpu_max", "memory_over_litert_max",
+"load_ms_per_operation", "doubling_max"}. Those with `cpu` are of CPU time, the others before them of elapsed time.
 """
 
 import argparse
@@ -20,6 +23,7 @@ import time
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import nnhal
 from nnhal.cli.common import progress
@@ -51,11 +55,21 @@ compiled = nnhal.compile(sys.argv[1], devices="litert", threads=1)
 compiled(*(np.zeros([d or 1 for d in each.shape], each.dtype) for each in compiled.inputs))
 print({PRIVATE}, flush=True)
 """
+KINDS = "litert", "cold", "miss", "warm"
+RATIOS = ("cold", "litert"), ("warm", "litert"), ("miss", "cold"), ("warm", "cold")
 SIZES = 2000, 4000, 8000, 16000
 
 
-def started(program: str, model: Path, folder: str) -> tuple[float, int]:
-    """Seconds from exec to the result, and KiB of private memory then."""
+class Start(NamedTuple):
+    """One start: seconds from exec to the result, CPU seconds of the whole process, KiB of private memory at the result."""
+
+    elapsed: float
+    cpu: float
+    memory: float
+
+
+def started(program: str, model: Path, folder: str) -> Start:
+    """Start a process with a cache folder; "" for none."""
     environment = {**os.environ, "NNHAL_CACHE_DIR": folder}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # as where software is installed: its byte code is there
     start = time.perf_counter()
@@ -69,25 +83,24 @@ def started(program: str, model: Path, folder: str) -> tuple[float, int]:
         assert process.stdout is not None
         line = process.stdout.readline()
         taken = time.perf_counter() - start
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"start.py: a process for {model} ended with {process.returncode}")
-    return taken, int(line)
+    return Start(taken, usage.ru_utime + usage.ru_stime, int(line))
 
 
-def measured(model: Path, rounds: int) -> Mapping[str, tuple[float, float]]:
-    """Median seconds and KiB by kind of start."""
-    found: dict[str, list[tuple[float, int]]] = {"litert": [], "cold": [], "warm": []}
+def measured(model: Path, rounds: int) -> Mapping[str, Start]:
+    """Medians by kind of start."""
+    found: dict[str, list[Start]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder:
-        kinds = {"litert": (LITERT, ""), "cold": (NNHAL, ""), "warm": (NNHAL, folder)}
-        for program, where in kinds.values():
-            started(program, model, where)  # makes byte code, the entries, and reads files into memory
-        for _ in range(rounds):
-            for kind, (program, where) in kinds.items():
-                found[kind].append(started(program, model, where))
-    return {
-        kind: (statistics.median(t for t, _ in runs), statistics.median(m for _, m in runs))
-        for kind, runs in found.items()
-    }
+        for n in range(-1, rounds):
+            for kind in KINDS:
+                where = {"miss": f"{folder}/miss {n}", "warm": f"{folder}/warm"}.get(kind, "")
+                start = started(LITERT if kind == "litert" else NNHAL, model, where)
+                if n >= 0:  # the first round makes byte code and the entries of warm, and reads files into memory
+                    found[kind].append(start)
+    return {kind: Start(*map(statistics.median, zip(*runs, strict=True))) for kind, runs in found.items()}
 
 
 def loading() -> list[float]:
@@ -124,25 +137,33 @@ def main() -> None:
             rows[name] = measured(path(name, lambda _: None), given.rounds)
             bar.advance(task)
     if not given.json:
-        print(f"{'model':28} {'litert':>8} {'cold':>8} {'warm':>8} ms {'cold':>6} {'warm':>6} x {'memory':>6} x")
+        heads = "".join(f" {kind:>7}" for kind in KINDS) + "".join(f" {' / '.join(pair):>13}" for pair in RATIOS)
+        print(f"{'model':28} {'ms of':7}{heads} {'memory':>7}")
         for name, row in rows.items():
-            times = "".join(f" {row[kind][0] * 1e3:8.1f}" for kind in ("litert", "cold", "warm"))
-            ratios = "".join(f" {row[kind][0] / row['litert'][0]:6.2f}" for kind in ("cold", "warm"))
-            print(f"{name:28}{times}   {ratios}   {row['warm'][1] / row['litert'][1]:6.2f}")
+            for place, what in enumerate(("elapsed", "CPU")):
+                values = {kind: row[kind][place] for kind in KINDS}
+                cells = "".join(f" {values[kind] * 1e3:7.1f}" for kind in KINDS)
+                cells += "".join(f" {values[kind] / values[peer]:13.2f}" for kind, peer in RATIOS)
+                memory = f" {row['warm'].memory / row['litert'].memory:7.2f}" if not place else ""
+                print(f"{name if not place else '':28} {what:7}{cells}{memory}")
     times = loading()
     if not given.json:
         print(", ".join(f"{n} operations {t * 1e3:.0f} ms" for n, t in zip(SIZES, times, strict=True)))
 
-    def most(kind: str, place: int) -> float:
-        return round(max(row[kind][place] / row["litert"][place] for row in rows.values()), 3)
+    def most(kind: str, peer: str, what: str = "elapsed") -> float:
+        return round(max(getattr(row[kind], what) / getattr(row[peer], what) for row in rows.values()), 3)
 
     doubling = max(b / a for a, b in pairwise(times))
     print(
         json.dumps(
             {
-                "warm_over_litert_max": most("warm", 0),
-                "cold_over_litert_max": most("cold", 0),
-                "memory_over_litert_max": most("warm", 1),
+                "warm_over_litert_max": most("warm", "litert"),
+                "cold_over_litert_max": most("cold", "litert"),
+                "miss_over_cold_max": most("miss", "cold"),
+                "warm_over_cold_max": most("warm", "cold"),
+                "miss_over_cold_cpu_max": most("miss", "cold", "cpu"),
+                "warm_over_cold_cpu_max": most("warm", "cold", "cpu"),
+                "memory_over_litert_max": most("warm", "litert", "memory"),
                 "load_ms_per_operation": round(times[-1] * 1e3 / SIZES[-1], 4),
                 "doubling_max": round(doubling, 2),
             }

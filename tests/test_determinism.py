@@ -5,29 +5,40 @@ Tests wait for events (`tests.waiting.until`), play a clock (`Clock`), and look 
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from tests.waiting import LIMIT
 
 TESTS = Path(__file__).parent
 RESIDENT = ("VmRSS", "/proc/self/statm", "/proc/self/smaps_rollup", "smaps_rollup")
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "thread_time", "time"}
+SLEEP = re.compile(r"\bsleep(?:\(| +)([^)\s;]*)")  # of Python and of the shell, in the text of a program
+FOR_EVER = 10 * LIMIT  # seconds: a program that sleeps so long is ended by its test
 # File and function that may all the same, and why.
 ALLOWED = {
     ("conformance/test_looks.py", "test_what_a_process_holds_is_what_the_system_says"): "of one that only waits",
     ("faults/test_clients.py", "_resident"): "for a nightly test",
+    ("drivers/test_given_up.py", "ENDING"): "wherever an execution is then, the program ends well",
     ("ipc/test_connection.py", "of_services"): "kinds of objects that its test alone makes",
+    ("test_determinism.py", "RESIDENT"): "what is looked for",
+    ("test_determinism.py", "test_a_sleep_in_the_text_of_a_program_is_seen"): "what is looked for",
     ("ipc/test_output.py", "test_a_forked_child_of_the_client_has_nothing_of_it"): "numbers that a child has too",
 }
 
 
-def functions_of(path: Path) -> Iterator[ast.FunctionDef]:
-    """Functions of a file, without the nightly ones."""
+def parts_of(path: Path) -> Iterator[tuple[str, ast.AST]]:
+    """Functions of a file and what it assigns outside of them, each with its name, without the nightly functions."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and not any(
-            "mark.nightly" in ast.unparse(each) for each in node.decorator_list
-        ):
-            yield node
+        if isinstance(node, ast.FunctionDef) and "pytest.mark.nightly" not in map(ast.unparse, node.decorator_list):
+            yield node.name, node
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            yield ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target), node
 
 
 def spent(node: ast.AST) -> bool:
@@ -58,6 +69,16 @@ def bounded(test: ast.expr, timed: set[str]) -> bool:
     return False
 
 
+def of_text(text: str) -> str:
+    """What is wrong with a text, which may be a program, "" for nothing."""
+    if text in RESIDENT:
+        return "resident memory: mark it nightly"
+    for seconds in SLEEP.findall(text):
+        if not seconds.isdigit() or int(seconds) < FOR_EVER:
+            return f"a program sleeps {seconds or '?'} s: have it wait for an event, or {FOR_EVER:.0f} s if the test ends it"
+    return ""
+
+
 def of_call(node: ast.Call) -> str:
     """What is wrong with a call, "" for nothing."""
     called = ast.unparse(node.func)
@@ -80,26 +101,27 @@ def read_at_once(node: ast.AST) -> Iterator[ast.AST]:
             yield from read_at_once(part)
 
 
-def faults(function: ast.FunctionDef) -> Iterator[str]:
-    """What a test does that it must not, by line."""
+def faults(part: ast.AST) -> Iterator[str]:
+    """What a part of a test file does that it must not, by line."""
     timed = {
         target.id
-        for node in ast.walk(function)
+        for node in ast.walk(part)
         if isinstance(node, ast.Assign) and spent(node.value)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    for node in (part for each in function.decorator_list for part in read_at_once(each)):
+    decorators = part.decorator_list if isinstance(part, ast.FunctionDef) else []
+    for node in (node for each in decorators for node in read_at_once(each)):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "time" and node.attr in CLOCKS:
             yield f"{node.lineno}: reads the clock when it is collected, which may be an hour before it runs"
-    for node in ast.walk(function):
+    for node in ast.walk(part):
         wrong = ""
         if isinstance(node, ast.Call):
             wrong = of_call(node)
         elif isinstance(node, ast.Assert) and bounded(node.test, timed):
             wrong = "asserts that something is quick: play a clock, or mark it nightly"
-        elif isinstance(node, ast.Constant) and node.value in RESIDENT:
-            wrong = "resident memory: mark it nightly"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            wrong = of_text(node.value)
         if wrong:
             yield f"{node.lineno}: {wrong}"
 
@@ -108,11 +130,28 @@ def test_no_test_depends_on_time_on_chance_or_on_what_others_do() -> None:
     found, used = [], set()
     for path in sorted(TESTS.rglob("test_*.py")):
         name = str(path.relative_to(TESTS))
-        for function in functions_of(path):
-            wrong = list(faults(function))
-            if wrong and (name, function.name) in ALLOWED:
-                used.add((name, function.name))
+        for own, part in parts_of(path):
+            wrong = list(faults(part))
+            if wrong and (name, own) in ALLOWED:
+                used.add((name, own))
                 continue
             found += [f"tests/{name}:{each}" for each in wrong]
     assert not found, "\n".join(found)
     assert used == ALLOWED.keys(), "allowed, and not needed any more"
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        ("def test(): run('import time; time.sleep(1.1)')", True),
+        ("def test(): run(f'time.sleep({seconds})')", True),
+        ("def test(): run(['sh', '-c', 'sleep 2; echo late'])", True),
+        ("PROGRAM = '''\nimport time\ntime.sleep(0.5); print(1); time.sleep(600)'''", True),
+        ("@pytest.mark.nightly\ndef test(): run('time.sleep(1.1)')", False),
+        ("def test(): run('time.sleep(600)')", False),
+    ],
+)
+def test_a_sleep_in_the_text_of_a_program_is_seen(tmp_path: Path, source: str, seen: bool) -> None:
+    path = tmp_path / "test_it.py"
+    path.write_text(source)
+    assert bool([fault for _, part in parts_of(path) for fault in faults(part)]) == seen

@@ -149,7 +149,7 @@ def test_an_interrupt_that_a_library_takes_for_an_error_of_its_own_ends_the_comm
         "class Swallowing(MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"
         "        if name == 'nnhal.cli.doctor':\n"
-        "            try: os.kill(os.getpid(), signal.SIGINT); time.sleep(0.1)\n"
+        "            try: os.kill(os.getpid(), signal.SIGINT); time.sleep(600)\n"
         "            except KeyboardInterrupt: time.sleep(600)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "sys.meta_path.insert(0, Swallowing()); from nnhal.cli import start; start()\n"
@@ -163,17 +163,16 @@ def test_an_interrupt_in_a_finalizer_ends_the_command_without_a_trace():
     code = (
         "import os, signal, sys, time\n"
         "class Struck:\n"
-        "    def __del__(self): os.kill(os.getpid(), signal.SIGINT); time.sleep(9)\n"
+        "    def __del__(self): os.kill(os.getpid(), signal.SIGINT); time.sleep(600)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler); from nnhal.cli import main, start\n"
-        "main.main = lambda: (Struck(), time.sleep(9)); start()\n"
+        "main.main = lambda: Struck() and None; start()\n"
     )
     ends_as_interrupted(code)
 
 
 def test_an_interrupt_while_the_interpreter_of_a_service_starts_ends_it_without_a_trace(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, signal, sys, time\n"
-        "if 'nnhal.serve' in sys.orig_argv: os.kill(os.getpid(), signal.SIGINT); time.sleep(0.1)\n"
+        "import os, signal, sys\nif 'nnhal.serve' in sys.orig_argv: os.kill(os.getpid(), signal.SIGINT)\n"
     )
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from nnhal.cli import start; start()"
@@ -198,7 +197,7 @@ def test_an_interrupt_that_was_swallowed_by_what_then_ended_is_one_all_the_same(
     code = (
         "import os, signal, sys, time\n"
         "def swallow():\n"
-        "    try: os.kill(os.getpid(), signal.SIGINT); time.sleep(9)\n"
+        "    try: os.kill(os.getpid(), signal.SIGINT); time.sleep(600)\n"
         "    except KeyboardInterrupt: sys.exit(0)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler); from nnhal.cli import main, start\n"
         "main.main = swallow; start()\n"

@@ -45,12 +45,13 @@ def test_what_others_write_meanwhile_arrives_and_what_their_processes_write_late
         other = threading.Thread(target=os.write, args=(2, b" of a thread\n"))
         other.start()
         other.join()
-        children.append(subprocess.Popen(["/bin/sh", "-c", "sleep 1.2; echo late >&2"]))
+        children.append(subprocess.Popen(["/bin/sh", "-c", "read line; echo late >&2"], stdin=subprocess.PIPE))
 
     children = []
     drop_greeting(call)
     os.write(2, b"after\n")
-    assert children[0].wait() == 0
+    children[0].communicate(b"now\n")
+    assert children[0].returncode == 0
     threads = [t for t in threading.enumerate() if t.name == "nnhal-stderr"]
     for thread in threads:
         thread.join(LIMIT)

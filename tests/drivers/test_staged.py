@@ -140,12 +140,12 @@ def test_it_prepares_without_a_cache_and_takes_what_the_reference_takes() -> Non
 @pytest.mark.parametrize("isolation", ["none", "process"])
 def test_in_fresh_processes_the_second_is_a_hit_of_the_second_stage(isolation: str, tmp_path: Path) -> None:
     program = (
-        "import glob, os, time, nnhal\nfrom tests.drivers.test_staged import X, halves, right\n"
-        f"folder, end = {str(tmp_path / 'c')!r}, time.monotonic() + 60\n"
+        "import glob, os, nnhal\nfrom tests.drivers.test_staged import X, halves, right\n"
+        "from tests.waiting import until\n"
+        f"folder = {str(tmp_path / 'c')!r}\n"
         f"c = nnhal.compile(halves(), devices='sample-staged', isolation={isolation!r}, cache_dir=folder)\n"
         "assert (c(X) == right(halves())).all()\n"
-        "while time.monotonic() < end and not any(os.path.getsize(f) > 300 for f in glob.glob(folder + '/*.d0')):\n"
-        "    time.sleep(0.02)\n"
+        "until(lambda: any(os.path.getsize(f) > 300 for f in glob.glob(folder + '/*.d0')))\n"
         "assert (c(X) == right(halves())).all(); print(*c.cache); c.close()"
     )
     environment = {**os.environ, "NNHAL_STATE_DIR": str(tmp_path / "state")}

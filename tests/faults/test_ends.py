@@ -22,16 +22,22 @@ pytestmark = pytest.mark.faults
 
 DRIVER = str(Path(__file__).parent / "drivers" / "stays.py")
 CLIENT = """
-import sys, threading, time, numpy as np, nnhal
+import logging, signal, sys, threading, numpy as np, nnhal
 from nnhal.ipc.client.process import ReconnectingDevice, start
 device = ReconnectingDevice("stays", lambda: start({driver!r}))
+
+class Heard(logging.Handler):
+    def emit(self, record):
+        print(device.pid, flush=True)
+
+logging.getLogger("nnhal.driver.stays").addHandler(Heard())
 b = nnhal.Builder(); x = b.input((4,)); model = b.finish([x], [b.relu(x)])
 c = nnhal.compile(model, devices=device, driver_options={{"stays": {{"how": {how!r}}}}})
 if {how!r} == "close":
     c(np.ones(4, np.float32)); c.close()
 else:
     threading.Thread(target=c, args=(np.ones(4, np.float32),), daemon=True).start()
-time.sleep(0.5); print(device.pid, flush=True); time.sleep(600)
+signal.pause()
 """
 
 

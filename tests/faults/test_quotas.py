@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnhal.base.errors import ResourceExhausted
+from nnhal.base.errors import MissedDeadline, ResourceExhausted
 from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory
+from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire
@@ -47,6 +49,7 @@ from tests.faults.support import (
 )
 from tests.ipc.support import CAPACITY, over, wide
 from tests.models import doubling
+from tests.waiting import NS
 
 STAYS = str(Path(__file__).parent / "drivers" / "stays.py")
 LARGE = {"bindings", "memories", "mappings", "objects"}  # thousands of calls reach the limit
@@ -160,6 +163,28 @@ def test_a_model_and_a_request_of_a_thousand_memories_run_on_a_shared_service(sh
         del model, summing, memories, given, done
         gc.collect()
         back_to(before, device, "mappings")
+
+
+def test_an_execution_of_many_memories_on_a_stopped_service_ends_at_its_deadline() -> None:
+    """Seventy descriptors exceed one message: some go ahead in calls that have to end by the same deadline."""
+
+    def summed(control: Control) -> float:
+        views = [Memory.from_array(np.float32([n])).view(0, 4, np.float32, (1,)) for n in range(70)]
+        return float(requests.run(summing, views, control, [np.zeros(1, np.float32)]).results[0][0])
+
+    with service(WITNESS, "stopped") as process, client_of("stopped") as device, ThreadPoolExecutor(1) as pool:
+        summing, calls = prepared(device, wide(70)), device.session.calls
+        assert summed(UNLIMITED) == 69 * 70 / 2
+        sent = calls["Hold"]
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        try:
+            with pytest.raises(MissedDeadline):
+                pool.submit(summed, Control(time.monotonic_ns() + NS // 5)).result(LIMIT)
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        assert calls["Hold"] == sent + 1 and device.session.peer.dead is None
+        assert summed(UNLIMITED) == 69 * 70 / 2
 
 
 def test_a_client_whose_lanes_are_refused_gets_errors_by_name_and_its_session_goes_on() -> None:

@@ -614,6 +614,16 @@ def test_a_file_system_without_locks_keeps_compilations_too(folder, monkeypatch)
     assert [run(scaled(), folder) for _ in range(2)] == [MISS, HIT]
 
 
+def test_a_folder_that_is_replaced_within_the_cache_is_named_where_nothing_can_be_kept(folder):
+    run(scaled(), folder)
+    making = Path(folder) / "making"
+    making.rmdir()
+    making.symlink_to(folder)
+    assert run(scaled(), folder) == HIT
+    said = run(scaled(3), folder, by=3)
+    assert said == f"{MISS}; it cannot be kept: {making} is a link or no folder, must be a folder"
+
+
 def refusing(number: int) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(number, os.strerror(number))

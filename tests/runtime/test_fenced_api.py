@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.base import time as base_time
 from nnhal.base.errors import DeviceUnavailable, OperationFailed
+from nnhal.hal import background
+from nnhal.hal import request as request_module
 from nnhal.hal.background import ExecutionInfo, InfoUnavailable
 from nnhal.hal.request import Timing
 from nnhal.hal.wrappers import Limited, WithHalLevel
@@ -23,7 +26,7 @@ from tests.models import make_model
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import counter, sums
 from tests.runtime.test_execution import relued, two_outputs
-from tests.waiting import pass_time, until
+from tests.waiting import Clock, until
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 WAYS = pytest.mark.parametrize("isolation", ["none", "process"])
@@ -198,19 +201,21 @@ def test_a_driver_of_a_level_without_fences_runs_on_a_thread_and_says_so():
     assert "executeFenced needs level 1.3" in fenced.way
 
 
-def test_one_limit_over_several_steps_holds_for_their_sum():
-    slow = Fake(takes=lambda n: n == 1, on_run=lambda: pass_time(0.4))
+def test_one_limit_over_several_steps_holds_for_their_sum(monkeypatch):
+    clock = Clock().play(monkeypatch, fenced_, background, request_module, base_time)
+    slow = Fake(takes=lambda n: n == 1, on_run=lambda: clock.advance(0.4))
     compiled = nnhal.compile(sums(2), devices=[slow, "reference"])
     with pytest.raises(nnhal.MissedDeadline):
         compiled.execute_fenced(X, B, after=0.1).result(LONG)
     assert (compiled.execute_fenced(X, B, after=LONG).result(LONG) == X + 2).all()
 
 
-def test_the_limit_after_the_fences_does_not_count_the_wait_for_them():
+def test_the_limit_after_the_fences_does_not_count_the_wait_for_them(monkeypatch):
+    clock = Clock().play(monkeypatch, fenced_, background, request_module, base_time)
     compiled = nnhal.compile(sums(), devices="reference")
     ready, signal_ = nnhal.fence_pair()
     fenced = compiled.execute_fenced(X, B, wait_for=[ready], after=LONG)
-    pass_time(0.2)
+    clock.advance(2 * LONG)
     signal_.set()
     assert (fenced.result(LONG) == X + 1).all()
 

@@ -202,7 +202,8 @@ def test_whatever_the_work_raises_is_the_outcome(error, held):
 # ------------------------------------------------------------------------------------------------------------ waiting
 
 
-def test_a_timeout_leaves_it_running_and_the_deadline_does_not():
+def test_a_timeout_leaves_it_running_and_the_deadline_does_not(monkeypatch):
+    monkeypatch.setattr(inflight, "_GRACE", LONG)
     future, execution = running(until(LONG))
     with pytest.raises(TimeoutError, match=r"^execution: not done after 0\.01 s$"):
         execution.result(0.01)

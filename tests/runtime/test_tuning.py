@@ -19,8 +19,19 @@ from nnhal.runtime.partition import Expectation, Forecast
 from nnhal.runtime.tuning import _chosen
 from tests.models import make_model
 from tests.runtime.devices import Fake, failing
-from tests.runtime.measured_drivers import X, chain, clock, driver, profiled, tuned_rows, two, used, where  # noqa: F401
-from tests.waiting import LIMIT, pass_time
+from tests.runtime.measured_drivers import (
+    X,
+    chain,
+    clock,  # noqa: F401
+    driver,
+    profiled,
+    spend,
+    tuned_rows,
+    two,  # noqa: F401
+    used,
+    where,
+)
+from tests.waiting import LIMIT, Clock
 
 
 def tuned(*devices: Any, seconds: float = 0.5, fallback: Any = "allow", **more: Any) -> nnhal.Compiled:
@@ -173,35 +184,35 @@ def test_what_measured_latency_cannot_decide_is_not_tuned(asked: dict[str, Any],
         tuned(Fake(), **asked)
 
 
-def test_it_ends_when_its_time_is_over() -> None:
+def test_it_ends_when_its_time_is_over(clock: Clock) -> None:  # noqa: F811
     ran = list[int]()
 
     def slow(number: int) -> None:
         ran.append(number)
-        pass_time(0.1)
+        clock.advance(0.1)
 
     tuned(*[Fake(on_run=partial(slow, n)) for n in range(4)], seconds=0.05).close()
     assert len(set(ran)) == 1  # a first candidate
 
 
-def test_candidates_that_fail_late_take_no_longer_than_others() -> None:
+def test_candidates_that_fail_late_take_no_longer_than_others(clock: Clock) -> None:  # noqa: F811
     ran = list[int]()
 
     def late(number: int) -> None:
         ran.append(number)
-        pass_time(0.1)
+        clock.advance(0.1)
         raise OperationFailed("worn out")
 
     tuned(*[Fake(on_run=partial(late, n)) for n in range(4)], seconds=0.05).close()
     assert len(ran) == 1
 
 
-def test_one_that_takes_longer_than_there_is_time_is_run_as_seldom_as_can_be() -> None:
+def test_one_that_takes_longer_than_there_is_time_is_run_as_seldom_as_can_be(clock: Clock) -> None:  # noqa: F811
     ran = list[None]()
 
     def slow() -> None:
         ran.append(None)
-        pass_time(0.1)
+        clock.advance(0.1)
 
     devices = [Fake(on_run=slow), Fake(on_run=slow)]
     tuned(*devices, seconds=0.05).close()
@@ -307,9 +318,11 @@ def test_a_model_with_states_is_tuned() -> None:
         assert compiled.placement.forecasts[0].known
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_device_whose_first_executions_are_slow_is_not_given_up_at_once(tmp_path: Path) -> None:
     """It dropped out after one round, and was remembered as slow."""
-    driver(tmp_path, "warming", on_run="self.n = getattr(self, 'n', 0) + 1; time.sleep(0.02 * (self.n < 4))")
+    warming = f"self.n = getattr(self, 'n', 0) + 1; sys.modules[{spend.__module__!r}].spend(0.02 * (self.n < 4))"
+    driver(tmp_path, "warming", on_run=warming)
     driver(tmp_path, "steady", seconds=0.005)
     with nnhal.compile(chain(), devices=["warming", "steady"], cache_dir=False, tune=2.0) as compiled:
         assert {choice.device for choice in compiled.placement.choices} == {"warming"}

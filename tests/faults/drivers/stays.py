@@ -1,15 +1,20 @@
 """A driver that does not end by itself: `driver_options={"stays": {"how": "close" | "held" | "deaf"}}`.
 
-gate: a path that an execution waits for, instead of a second.
+gate: a path that an execution waits for, instead of a second. It prints a line to stderr once it stays.
 """
 
 import ctypes
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from nnhal.hal.device import YES, Device, Hints, Prepared
 from nnhal.hal.request import Control, Request, Timing
+
+
+def say(how: str) -> None:
+    print(how, file=sys.stderr, flush=True)
 
 
 class Stays(Prepared):
@@ -20,8 +25,10 @@ class Stays(Prepared):
         (x,) = request.inputs
         assert x is not None
         if self.how == "held":
+            say("held")
             ctypes.PyDLL(None).sleep(600)  # keeps the interpreter
         if self.how in ("deaf", "polite"):
+            say(self.how)
             end = time.monotonic() + 1
             while not Path(self.gate).exists() if self.gate else time.monotonic() < end:
                 if self.how == "polite":
@@ -34,6 +41,7 @@ class Stays(Prepared):
 
     def close(self) -> None:
         if self.how == "close":
+            say("close")
             time.sleep(600)
 
 

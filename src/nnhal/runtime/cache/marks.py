@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from nnhal.base.descriptors import Owner
 from nnhal.base.memory import first_bytes
-from nnhal.base.private import private_file, private_folder, try_lock
+from nnhal.base.private import NotPrivate, private_file, private_folder, try_lock
 from nnhal.hal.cache.files import MOST_FILES
 from nnhal.runtime.cache.files import NEW, FolderFiles
 from nnhal.runtime.cache.manifest import GENERATION, Manifest
@@ -29,7 +29,10 @@ class Marks:
         """Begin a new generation of an entry: create its mark, locked by this process until `end`."""
         folder = Owner()
         try:
-            private_folder(self._folder, folder)
+            try:
+                private_folder(self._folder, folder)
+            except NotPrivate as error:
+                raise NotPrivate(self._folder, f"{self._folder} {error.strerror}") from None
             while True:
                 generation = os.urandom(8).hex()
                 _made_here.add(f"{key}.{generation}")

@@ -15,7 +15,7 @@ from nnhal.base import trace as base
 from nnhal.base.answers import safe_repr
 from nnhal.base.descriptors import Owner
 from nnhal.base.ending import at_end
-from nnhal.base.errors import BadState, InvalidArgument, ResourceExhausted
+from nnhal.base.errors import BadState, InvalidArgument, ResourceExhausted, is_out_of_resources
 from nnhal.base.log import logger
 from nnhal.base.uncopied import NotCopyable
 
@@ -56,6 +56,7 @@ class Trace(NotCopyable, instead="its file can be read anywhere"):
         Raises:
             BadState: Another trace is running.
             InvalidArgument: The file cannot be written.
+            ResourceExhausted: No descriptor is free.
         """
         from nnhal.runtime.tracing import perfetto
 
@@ -171,6 +172,7 @@ def trace(path: "str | os.PathLike[str]", *, spans: int = base.SLOTS) -> Trace:
 
     Raises:
         InvalidArgument: The file cannot be written.
+        ResourceExhausted: No descriptor is free.
         BadState: Another trace is running.
     """
     return Trace(path, spans)
@@ -232,7 +234,8 @@ def _opened(path: Path) -> Owner:
         file.fds.extend(map(os.open, (path,), (how,), (0o666,)))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise InvalidArgument(f"trace {path}: cannot be written: {why}") from None
+        kind = ResourceExhausted if is_out_of_resources(error) else InvalidArgument
+        raise kind(f"trace {path}: cannot be written: {why}") from None
     mode = os.fstat(file.fds[0]).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISCHR(mode):
         raise InvalidArgument(f"trace {path}: cannot be written, must be a writable file")
