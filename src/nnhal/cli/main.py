@@ -57,7 +57,6 @@ EXAMPLES = {
 }
 NAMES = [name for verbs in VERBS.values() for name in verbs]
 ALIASES = {"conformance": "test vectors", "validate": "test contract"}  # for one release
-MODULES = {"verify": "prove"}  # modules with another name than their verb
 ANSWER_NO = 1
 DRIVER = "nnhal.driver."  # prefix of the loggers of isolated drivers
 FATAL = "Fatal Python error"  # the first line of a crash's stack
@@ -79,7 +78,7 @@ class CommandGroup(click.Group):
             return alias
         if cmd_name not in NAMES:
             return None
-        module = import_module(f"nnhal.cli.{MODULES.get(cmd_name, cmd_name)}")
+        module = import_module(f"nnhal.cli.{cmd_name}")
         command: click.Command = module.command
         return command
 
