@@ -29,12 +29,12 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from endurance_parts.usage import process_memory
 
 import nnhal
 from nnhal import zoo
 from nnhal.base.errors import bounded_text
 from nnhal.base.operands import dtype_of
-from nnhal.bench.process_memory import process_memory
 from nnhal.cli.common import progress
 from nnhal.measure.latency import ratio, timed, timed_pairs
 from nnhal.measure.peers import peer

@@ -23,10 +23,10 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from endurance_parts.usage import process_memory
 
 import nnhal
 from nnhal.base.operands import ChannelQuant
-from nnhal.bench.process_memory import process_memory
 from nnhal.drivers.kit import instance_pool
 from nnhal.drivers.litert import engine
 from nnhal.drivers.litert.lowering import lower

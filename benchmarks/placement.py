@@ -41,7 +41,8 @@ from nnhal.cli.inputs import read_inputs
 from nnhal.cli.pictures import InputOptions
 from nnhal.measure.latency import timed
 from nnhal.runtime import discovery
-from nnhal.runtime.measured import location, record
+from nnhal.runtime.measured import path as record_path
+from nnhal.runtime.measured import record
 from nnhal.zoo import maker
 
 HOW = "calibrated", "tuned"
@@ -213,7 +214,7 @@ def main() -> None:
     rows: list[PlacedRow] = []
     with tempfile.TemporaryDirectory(prefix="nnhal-placement-") as folder:
         known = Path(folder, "state")
-        shutil.copytree(location.path().parent, known)
+        shutil.copytree(record_path().parent, known)
         os.environ["NNHAL_STATE_DIR"] = str(known)
         record.keep_profile(profile)
         with progress(given.json or not sys.stderr.isatty()) as bar:

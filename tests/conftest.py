@@ -22,8 +22,7 @@ from nnhal.hal import proofs
 from nnhal.hal.cache.tokens import state_folder
 from nnhal.ops import OPS
 from nnhal.ops.schema import Op
-from nnhal.runtime import discovery
-from nnhal.runtime.measured import location
+from nnhal.runtime import discovery, measured
 from nnhal.runtime.measured.background_write import wait_for_writes
 from tests.interrupts import Interrupts
 
@@ -112,7 +111,7 @@ def nothing_is_known_of_devices() -> Iterator[None]:
     """What a test had measured or proved, or what failed in it, ends with it."""
     yield
     wait_for_writes(10)
-    location.path().unlink(missing_ok=True)
+    measured.path().unlink(missing_ok=True)
     (state_folder() / proofs.FILE).unlink(missing_ok=True)
 
 

@@ -138,7 +138,7 @@ def test_names_of_the_driver_namespace_are_there_and_type_checkers_see_the_same(
     imported = {
         alias.asname or alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module not in ("typing", "nnhal.base.lazily")
+        if isinstance(node, ast.ImportFrom) and node.module not in ("typing", "nnhal.base.lazy")
         for alias in node.names
     }
     assert set(driver.__all__) == imported and dir(driver) == sorted(driver.__all__)

@@ -9,7 +9,7 @@ Importing this package imports neither an engine nor a file format: the first ca
 
 from typing import TYPE_CHECKING
 
-from nnhal.base.lazily import exports
+from nnhal.base.lazy import exports
 from nnhal.base.version import __version__
 
 _EXPORTS = {

@@ -53,7 +53,7 @@ from nnhal.base.errors import (
     Unmappable,
     UnsupportedModel,
 )
-from nnhal.base.lazily import exports
+from nnhal.base.lazy import exports
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, UnknownValue, dtype_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nnhal.base.held_lock import held_lock
+from nnhal.base.threads import held_lock
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from nnhal import zoo
 from nnhal.base.errors import InvalidArgument
 from nnhal.cli import common
 from nnhal.cli.judged import run_with_progress
-from nnhal.cli.metadata import metadata_document, metadata_facts, said_of_model
+from nnhal.cli.model_text import metadata_document, metadata_facts, said_of_model
 from nnhal.conformance.pool import TaskResult
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 

@@ -9,16 +9,7 @@ import pytest
 from nnhal.base.codes import Lifetime, OperandType
 from nnhal.base.errors import DriverFailed
 from nnhal.base.operands import Value
-from nnhal.conformance import differential
-from nnhal.conformance.differential import (
-    arrays_of,
-    compare_device,
-    compare_outputs,
-    kernel_outputs,
-    model_of,
-    run_both,
-    tensors_of,
-)
+from nnhal.conformance.differential import arrays_of, compare_outputs, kernel_outputs, model_of, tensors_of
 from nnhal.conformance.draw import Cell, cells, draw
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints, Verdict
@@ -27,6 +18,8 @@ from nnhal.model.graph import CONSTANTS
 from nnhal.ops import OPS
 from nnhal.ops.schema import T
 from nnhal.runtime import discovery
+from tests import comparing
+from tests.comparing import compare_device, run_both
 from tests.conformance.test_differential import F32, I32, Q8, added, call, matmul, scalar, tensor
 
 INF, NAN, MOST = np.inf, np.nan, np.finfo(np.float32).max
@@ -262,7 +255,7 @@ def test_what_was_considered_is_let_go_once_whatever_the_verdict(monkeypatch):
             refused=lambda: refused, release_work=lambda: released.append(number), hints=lambda hints: hints
         )
 
-    monkeypatch.setattr(differential, "consider_support", considered)
+    monkeypatch.setattr(comparing, "consider_support", considered)
     cell, rng = Cell(OPS["FLOOR"], 0, F32, "ordinary"), np.random.default_rng(2)
     found = list(compare_device(discovery.cpu(), discovery.cpu(), cell, rng, 7, reruns=2))
     assert [r.outcome for r in found] == ["refused", "agrees", "agrees", "refused", "agrees", "agrees", "refused"]

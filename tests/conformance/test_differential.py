@@ -8,8 +8,6 @@ import pytest
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Value
 from nnhal.conformance.differential import (
-    as_code,
-    compare_device,
     compare_outputs,
     kernel_outputs,
     model_of,
@@ -26,6 +24,7 @@ from nnhal.hal.wrappers import Wrapper
 from nnhal.ops import OPS
 from nnhal.ops.schema import bind
 from nnhal.runtime import discovery
+from tests.comparing import as_code, compare_device
 
 F32, Q8, I32 = (OperandType[f"TENSOR_{n}"] for n in ("FLOAT32", "QUANT8_ASYMM", "INT32"))
 
@@ -232,7 +231,7 @@ def test_sums_that_overflow_in_some_order_are_open():
 def test_an_execution_that_must_fail_and_runs_differs():
     bad = call("GATHER", tensor([1, 2, 3]), scalar(0), tensor([0, 2], I32), out=Value(F32, None))
     outside = replace(bad, inputs=(*bad.inputs[:2], tensor([0, 9], I32)))
-    from nnhal.conformance.differential import run_both
+    from tests.comparing import run_both
 
     class Lax(Wrong):
         def prepare(self, model, hints):

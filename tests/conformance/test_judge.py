@@ -5,20 +5,13 @@ import pytest
 
 from nnhal.base.errors import OperationFailed
 from nnhal.base.operands import Value
-from nnhal.conformance.differential import (
-    agreeing,
-    compare_device,
-    compare_outputs,
-    kernel_outputs,
-    model_of,
-    run_both,
-    with_other_values,
-)
+from nnhal.conformance.differential import agreeing, compare_outputs, kernel_outputs, model_of, with_other_values
 from nnhal.conformance.draw import Cell, cells, draw
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import RELAXATIONS, Hints
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
+from tests.comparing import compare_device, run_both
 from tests.conformance.test_differential import F32, Wrong, added, scalar, tensor
 from tests.conformance.test_differential import call as called
 

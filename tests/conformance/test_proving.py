@@ -1,4 +1,4 @@
-"""`nnhal prove`: the fastest form that is right on this processor is found and remembered, whatever the others do."""
+"""`nnhal verify`: the fastest form that is right on this processor is found and remembered, whatever the others do."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from nnhal.drivers.reference import Reference
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.choices import Proved, VariantChoice
 from nnhal.hal.device import Device, Hints, Prepared
-from nnhal.hal.proofs import choices_of, load_proofs
+from nnhal.hal.proofs import choices_of
 from nnhal.hal.wrappers import WithOptions
 from nnhal.ops import OPS
 from nnhal.ops.common import ACTIVATION_RANGE, nhwc
@@ -448,9 +448,10 @@ def test_what_another_proof_found_stays(two: tuple[Path, Any], tmp_path: Path, m
     monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
     device = discovery.load_driver(DRIVER)
     assert device.proofs is not None
-    before = load_proofs(device.proofs.identity)
+    before = device.forms.found  # type: ignore[attr-defined]
     keep(device, {("RELU", F32): Proved("")})
-    assert len(before) == len(WANTED) and load_proofs(device.proofs.identity) == {**before, ("RELU", F32): Proved("")}
+    after = discovery.load_driver(DRIVER).forms.found  # type: ignore[attr-defined]
+    assert len(before) == len(WANTED) and after == {**before, ("RELU", F32): Proved("")}
 
 
 class Failing(Reference):

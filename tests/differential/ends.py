@@ -6,13 +6,14 @@ from itertools import chain, islice
 
 import numpy as np
 
-from nnhal.conformance.differential import THREADS, arrays_of, as_code, model_of, run
+from nnhal.conformance.differential import THREADS, arrays_of, model_of, run
 from nnhal.conformance.draw import AT_BOUNDS
 from nnhal.conformance.proving.hard import hard_calls
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Device, Hints
 from nnhal.runtime import discovery
+from tests.comparing import as_code
 
 NOT_PROVED = 1  # a seed
 SEEDS = 0, NOT_PROVED  # a proof looks at the calls of the first

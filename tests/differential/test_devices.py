@@ -6,9 +6,9 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from nnhal.conformance.differential import Result, as_code, compare_device
 from nnhal.conformance.draw import Cell, cells
 from nnhal.runtime import discovery
+from tests.comparing import Result, as_code, compare_device
 from tests.differential.drawing import DRAWS, WHOLE, seeds
 
 DEVICES = [

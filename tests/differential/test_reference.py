@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from nnhal.base.operands import Array, Value, dtype_of, quantised
-from nnhal.conformance.differential import as_code, bind_call, compare, kernel_outputs, open_masks
+from nnhal.conformance.differential import bind_call, compare, kernel_outputs, open_masks
 from nnhal.conformance.draw import Call, Cell, cells, draw
 from nnhal.ops.schema import output_at
+from tests.comparing import as_code
 from tests.differential import EXACT, ORACLES, ask
 from tests.differential.drawing import DRAWS, seeds
 from tests.differential.oracle import PROPERTIES, STEPS, Unknown, arguments

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from nnhal.base.operands import quantised
-from nnhal.conformance.differential import as_code, model_of, run_both
+from nnhal.conformance.differential import model_of
 from nnhal.conformance.draw import Call, Cell, cells, draw
 from nnhal.drivers import reference
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Hints
 from nnhal.ops.schema import F16, I32, Q8PC, Q8SYMM, Q16A, Q16S, T
+from tests.comparing import as_code, run_both
 
 litert = pytest.importorskip("nnhal.drivers.litert")
 pytest.importorskip("ai_edge_litert")

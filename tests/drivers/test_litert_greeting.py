@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from nnhal.drivers.litert import engine
-from nnhal.drivers.litert.greeting import GREETING, drop_greeting
+from nnhal.drivers.litert.engine import GREETING, drop_greeting
 from tests.waiting import LIMIT
 
 USE = """

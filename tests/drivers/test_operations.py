@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nnhal.conformance.differential import as_code, compare_device
 from nnhal.conformance.draw import cells
 from nnhal.drivers import reference
 from nnhal.drivers.kit import operations
@@ -14,6 +13,7 @@ from nnhal.drivers.kit.lowering import LoweringTable
 from nnhal.drivers.kit.onnx import TABLE as ONNX
 from nnhal.drivers.kit.onnx import entries
 from nnhal.drivers.kit.operations import ENTRIES, Primitives, RealPrimitives
+from tests.comparing import as_code, compare_device
 from tests.differential.drawing import seeds
 from tests.drivers.numpy_driver import NumpyDevice
 

@@ -11,13 +11,13 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import Cancelled, InvalidArgument
-from nnhal.conformance.differential import as_code, compare_device
 from nnhal.conformance.draw import cells
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Device, Hints
 from nnhal.hal.request import Control
 from nnhal.runtime import discovery
 from nnhal.zoo import maker
+from tests.comparing import as_code, compare_device
 from tests.differential.drawing import seeds
 from tests.execution import run_nnhal
 from tests.models import make_model

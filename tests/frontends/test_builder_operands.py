@@ -8,8 +8,8 @@ import pytest
 import nnhal
 from nnhal.base.codes import Lifetime, OperandType
 from nnhal.base.errors import InvalidModel
-from nnhal.frontends.calls import chosen
 from nnhal.frontends.python import Builder
+from nnhal.frontends.signatures import chosen
 from nnhal.ops import OPS
 
 WEIGHTS, BIAS = np.ones((2, 3, 3, 3), "f4"), np.zeros(2, "f4")

@@ -9,8 +9,8 @@ from onnx.reference import ReferenceEvaluator
 
 from nnhal import InvalidArgument, InvalidRequest, OpenModel, OperationFailed, UnsupportedModel, allocate, compile, load
 from nnhal.base.records import replace
-from nnhal.model.serialized import pack_model as known
-from nnhal.model.serialized import unpack_model
+from nnhal.model.stored import pack_model as known
+from nnhal.model.stored import unpack_model
 from nnhal.ops import OPS
 from tests.frontends.onnx_models import by_nnhal, check, model, node, operations
 

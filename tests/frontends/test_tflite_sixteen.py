@@ -10,7 +10,7 @@ import pytest
 import nnhal
 from nnhal.frontends.tflite import load
 from nnhal.model.file import write_model
-from nnhal.model.serialized import pack_model, unpack_model
+from nnhal.model.stored import pack_model, unpack_model
 from tests.frontends.cases import RANDOM, Case, X, b, c, channels, f, file_of, out, q
 from tests.frontends.flat import Writer, litert
 from tests.frontends.test_tflite_quantised import Cell

@@ -15,28 +15,34 @@ from nnhal.hal import proofs
 from nnhal.hal.cache import keeper
 from nnhal.hal.choices import Proofs, Proved, VariantChoice
 from nnhal.hal.device import Device
-from nnhal.hal.proofs import choices_of, identity_here, load_proofs, store_proofs
+from nnhal.hal.proofs import choices_of, identity_here, store_proofs, verified_variants
 from nnhal.hal.wrappers import WithOptions
 
 pytestmark = pytest.mark.usefixtures("state")
 
 ME = identity_here(Reference(), "1")
 FOUND = {("ADD", 5): Proved("int8"), ("MUL", 5): Proved(None, "it is off by 3 steps"), ("SUB", 3): Proved("", "")}
+IMPORTS = "from nnhal.drivers.reference import Reference; from nnhal.hal.proofs import verified_variants"
+
+
+def recorded() -> dict[tuple[str, int], Proved]:
+    """The record of `ME`."""
+    return verified_variants(Reference(), "1")
 
 
 def test_nothing_is_proved_where_there_is_no_record_and_asking_makes_none(state: Path) -> None:
-    assert load_proofs(ME) == {} and not state.exists()
+    assert recorded() == {} and not state.exists()
 
 
 def test_what_was_remembered_is_found_again_the_last_first() -> None:
     store_proofs(ME, {("ADD", 5): Proved("other")})
     store_proofs(ME, FOUND)
-    assert load_proofs(ME) == FOUND
+    assert recorded() == FOUND
 
 
 def test_another_process_finds_it() -> None:
     store_proofs(ME, FOUND)
-    program = f"from nnhal.hal.proofs import load_proofs; print(len(load_proofs({ME!r})))"
+    program = f"{IMPORTS}; print(len(verified_variants(Reference(), '1')))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"3\n"
 
 
@@ -44,7 +50,7 @@ def test_the_record_is_this_users_alone(state: Path) -> None:
     store_proofs(ME, FOUND)
     assert (state / "proofs").stat().st_mode & 0o777 == 0o600 and state.stat().st_mode & 0o777 == 0o700
     (state / "proofs").chmod(0o644)
-    assert load_proofs(ME) == {}
+    assert recorded() == {}
     with pytest.raises(OperationFailed, match=r"must be this user's alone"):
         store_proofs(ME, FOUND)
 
@@ -56,14 +62,14 @@ class Other(Reference):
 @pytest.mark.parametrize("of", [(Reference(), "2"), (Other(), "1")])
 def test_another_driver_or_version_has_no_proof(of: tuple[Device, str]) -> None:
     store_proofs(ME, FOUND)
-    assert load_proofs(identity_here(*of)) == {}
+    assert verified_variants(*of) == {}
 
 
 def test_another_processor_has_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     store_proofs(ME, FOUND)
     without = keeper.features().replace(" avx2", "") + "\nstepping : 99"
     monkeypatch.setattr(keeper, "features", lambda: without)
-    assert load_proofs(identity_here(Reference(), "1")) == {}
+    assert recorded() == {}
 
 
 @pytest.mark.parametrize("wanted", ["vendor", "family", "model\t", "stepping", "flags"])
@@ -92,9 +98,9 @@ def test_a_damaged_or_foreign_record_is_no_proof(state: Path, spoil: Callable[[b
     store_proofs(ME, FOUND)
     path = state / "proofs"
     path.write_bytes(spoil(path.read_bytes()))
-    assert load_proofs(ME) == {}
+    assert recorded() == {}
     store_proofs(ME, FOUND)
-    assert load_proofs(ME) == FOUND
+    assert recorded() == FOUND
 
 
 def test_a_record_half_written_hides_neither_what_was_before_nor_what_comes(state: Path) -> None:
@@ -103,9 +109,9 @@ def test_a_record_half_written_hides_neither_what_was_before_nor_what_comes(stat
     store_proofs(ME, FOUND)
     half = (state / "proofs").read_bytes()[: len(before) + 70]
     (state / "proofs").write_bytes(half)
-    assert load_proofs(ME) == {("ADD", 5): Proved("before")}
+    assert recorded() == {("ADD", 5): Proved("before")}
     store_proofs(ME, FOUND)
-    assert load_proofs(ME) == FOUND
+    assert recorded() == FOUND
 
 
 def test_a_value_of_another_form_is_no_proof() -> None:
@@ -113,7 +119,7 @@ def test_a_value_of_another_form_is_no_proof() -> None:
 
     for value in (b"[1]", b"nothing", b"[[1, 2]]", b"\xff", b"3"):
         BlobCache(open_state_file(proofs.FILE), ME).put(proofs.KEY, value)
-        assert load_proofs(ME) == {}
+        assert recorded() == {}
 
 
 def test_many_processes_at_once_leave_a_record_that_is_one_of_theirs() -> None:
@@ -124,11 +130,11 @@ def test_many_processes_at_once_leave_a_record_that_is_one_of_theirs() -> None:
     started = [subprocess.Popen([sys.executable, "-c", program, who]) for who in "abc"]
     seen = set()
     while any(each.poll() is None for each in started):
-        found = load_proofs(ME)
+        found = recorded()
         assert len(set(found.values())) <= 1 and len(found) in (0, 30)
         seen |= {proved.form for proved in found.values()}
     assert [each.wait() for each in started] == [0, 0, 0]
-    assert seen <= {who * 50 for who in "abc"} and load_proofs(ME)
+    assert seen <= {who * 50 for who in "abc"} and recorded()
 
 
 def test_of_processes_that_prove_other_operations_at_once_all_findings_stay() -> None:
@@ -138,25 +144,25 @@ def test_of_processes_that_prove_other_operations_at_once_all_findings_stay() ->
     )
     started = [subprocess.Popen([sys.executable, "-c", program, who]) for who in "abc"]
     assert [each.wait() for each in started] == [0, 0, 0]
-    assert load_proofs(ME) == {(who, n): Proved("") for who in "abc" for n in range(30)}
+    assert recorded() == {(who, n): Proved("") for who in "abc" for n in range(30)}
 
 
 def test_a_process_that_will_be_confined_reads_ahead_and_writes_nothing() -> None:
     store_proofs(ME, FOUND)
     program = (
-        "import os; from nnhal.hal import proofs; from nnhal.hal.blobcache import BlobCache\n"
+        f"import os; {IMPORTS}; from nnhal.hal import proofs; from nnhal.hal.blobcache import BlobCache\n"
         "proofs.open_proofs(); os.environ['NNHAL_STATE_DIR'] = '/proc/nowhere'\n"
-        f"print(len(proofs.load_proofs({ME!r})), BlobCache(proofs._only[0], {ME!r}).put(proofs.KEY, b'[]'))"
+        f"print(len(verified_variants(Reference(), '1')), BlobCache(proofs._only[0], {ME!r}).put(proofs.KEY, b'[]'))"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"3 False\n"
-    assert load_proofs(ME) == FOUND
+    assert recorded() == FOUND
 
 
 def test_a_folder_that_cannot_be_had_is_no_proof_and_says_so_when_it_is_to_be_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NNHAL_STATE_DIR", f"/proc/{os.getpid()}/nowhere")
-    assert load_proofs(ME) == {}
+    assert recorded() == {}
     with pytest.raises(OperationFailed, match="cannot record verification results"):
         store_proofs(ME, FOUND)
 
@@ -168,7 +174,7 @@ def test_what_cannot_be_read_for_a_device_that_is_being_made_is_none_of_its_proo
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(proofs, "_to_read", denied)
-    assert proofs.verified_variants(Reference(), "1") == {}
+    assert verified_variants(Reference(), "1") == {}
     assert "device reference: cannot read verification results: Permission denied" in caplog.text
 
 

@@ -19,7 +19,6 @@ from nnhal.base.codes import ErrorStatus, Priority
 from nnhal.base.errors import BadState, Cancelled, MissedDeadline, ResourceExhausted
 from nnhal.hal import queue as module
 from nnhal.hal import request as request_module
-from nnhal.hal import slots
 from nnhal.hal import waiting as waiting_module
 from nnhal.hal.queue import RunQueue, places, units_of
 from nnhal.hal.request import UNLIMITED, Control
@@ -358,7 +357,7 @@ def test_an_execution_that_asks_for_another_on_its_thread_runs_that_beside_itsel
 def test_what_does_not_end_when_it_should_keeps_nobody_from_running_unless_it_must(
     why: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots, "LONG_NS", 200 * MS if why == "long" else 1 << 60)
+    monkeypatch.setattr(waiting_module, "LONG_NS", 200 * MS if why == "long" else 1 << 60)
     for strict in (False, True):
         queue, over, inside = RunQueue("device mine", 1, strict=strict), threading.Event(), threading.Event()
 
@@ -393,8 +392,8 @@ def test_what_does_not_end_when_it_should_keeps_nobody_from_running_unless_it_mu
 def test_a_client_whose_executions_are_long_by_habit_keeps_another_out_for_so_long_and_no_longer(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots, "LONG_NS", 50 * MS)
-    monkeypatch.setattr(slots, "LONGEST_NS", 300 * MS)
+    monkeypatch.setattr(waiting_module, "LONG_NS", 50 * MS)
+    monkeypatch.setattr(waiting_module, "LONGEST_NS", 300 * MS)
     queue, over, pace = RunQueue("device mine", 1, strict=False), threading.Event(), LatencyEstimator()
     pace.add_time(1000 * MS)  # eight times as long is eight seconds
     hang = queue.queued(lambda *_: over.wait(LIMIT), OWN, MEDIUM, pace=pace)

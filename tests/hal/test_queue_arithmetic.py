@@ -14,8 +14,7 @@ from nnhal.base.errors import MissedDeadline
 from nnhal.hal import queue as module
 from nnhal.hal.queue import RunQueue
 from nnhal.hal.request import UNLIMITED, Control
-from nnhal.hal.slots import GRACE_NS
-from nnhal.hal.waiting import FIRST, LEVELS, OWN, LatencyEstimator, QueueClient, QueueTicket, Slot
+from nnhal.hal.waiting import FIRST, GRACE_NS, LEVELS, OWN, LatencyEstimator, QueueClient, QueueTicket, Slot
 from tests.waiting import Clock
 
 MS = 1_000_000

@@ -13,8 +13,7 @@ from nnhal.base.operands import ChannelQuant
 from nnhal.frontends.python import Builder
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
-from nnhal.model.serialized import pack_model
-from nnhal.model.stored import pack_device_view, unpack_device_view
+from nnhal.model.stored import pack_device_view, pack_model, unpack_device_view
 from nnhal.model.validate import validate
 
 pytestmark = pytest.mark.cache

@@ -12,8 +12,8 @@ import pytest
 
 import nnhal
 from nnhal.model.graph import Model
-from nnhal.runtime import discovery, execute, isolation, tuning
-from nnhal.runtime.measured import location, record
+from nnhal.runtime import discovery, execute, isolation, measured, tuning
+from nnhal.runtime.measured import record
 from nnhal.runtime.measured.background_write import wait_for_writes
 from nnhal.runtime.measured.profile import CrossingCost, DeviceProfile, LinearCost, MachineProfile
 from nnhal.runtime.placer import identity_of
@@ -115,7 +115,7 @@ def where(placement: nnhal.Placement) -> list[str]:
 def tuned_rows() -> list[Any]:
     """The recorded assignments and their seconds."""
     wait_for_writes(10)
-    with closing(sqlite3.connect(location.path())) as connection:
+    with closing(sqlite3.connect(measured.path())) as connection:
         return connection.execute("select assignment, seconds from tuned order by assignment").fetchall()
 
 

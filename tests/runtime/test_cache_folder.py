@@ -12,10 +12,9 @@ import pytest
 
 from nnhal.hal.cache.files import CacheFiles, write_refusal
 from nnhal.runtime.cache import manifest
-from nnhal.runtime.cache.folder import CacheFolder
+from nnhal.runtime.cache.folder import MAKING, CacheFolder
 from nnhal.runtime.cache.making import EntryBeingWritten, NewEntry, NothingCached
 from nnhal.runtime.cache.manifest import Manifest, NoEntry
-from nnhal.runtime.cache.marks import MAKING
 from tests.execution import run_python
 
 pytestmark = pytest.mark.cache

@@ -20,7 +20,7 @@ from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.wrappers import Limited, Recorded
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
-from nnhal.model.serialized import pack_model, unpack_model
+from nnhal.model.stored import pack_model, unpack_model
 from nnhal.model.validate import level_needed, optional_inputs, stored_validation, validate
 from nnhal.runtime.cache import runtime_entries
 from nnhal.runtime.cache.folder import CacheFolder

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import nnhal
-from nnhal.runtime.measured import location
+from nnhal.runtime import measured
 from tests.runtime.measured_drivers import chain, driver, used, where
 
 
@@ -59,7 +59,7 @@ def test_what_may_pass_is_not_kept(tmp_path: Path, error: str) -> None:
     driver(tmp_path, "npu", on_prepare=f"import nnhal; raise nnhal.{error}('later')")
     with pytest.raises(nnhal.NnhalError) if error == "MissedDeadline" else _as_it_is():
         used("npu")
-    assert not location.is_measured()
+    assert not measured.is_measured()
 
 
 def _as_it_is() -> Any:
@@ -75,4 +75,4 @@ def test_a_device_that_an_application_made_leaves_no_trace() -> None:
         fake = Fake(on_prepare=failing(nnhal.OperationFailed("no")))
         compiled = nnhal.compile(chain(), devices=[fake], fallback="allow", cache_dir=False)
         assert "failed to prepare" in compiled.placement.events[0]
-    assert not location.is_measured()
+    assert not measured.is_measured()

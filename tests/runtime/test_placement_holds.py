@@ -10,8 +10,8 @@ import pytest
 
 import nnhal
 from nnhal.base import time as base_time
-from nnhal.runtime import discovery, isolation, tuning
-from nnhal.runtime.measured import location, record
+from nnhal.runtime import discovery, isolation, measured, tuning
+from nnhal.runtime.measured import record
 from nnhal.runtime.measured.background_write import wait_for_writes
 from nnhal.runtime.measured.profile import MachineProfile
 from nnhal.runtime.placer import identity_of
@@ -99,7 +99,7 @@ def test_what_fell_back_while_it_was_measured_is_no_measurement(tmp_path: Path) 
     compiled_for("worn", "steady", tune=0.3).close()
     wait_for_writes(10)
     assert len(record.failures([identity])) == 1
-    with closing(sqlite3.connect(location.path())) as c:
+    with closing(sqlite3.connect(measured.path())) as c:
         assert not [row for row in c.execute("select assignment from tuned") if identity in row[0]]
 
 
@@ -108,9 +108,9 @@ def test_what_fell_back_while_it_was_measured_is_no_measurement(tmp_path: Path) 
 
 def failures_of(device: str) -> list[str]:
     wait_for_writes(10)
-    if not location.is_measured():
+    if not measured.is_measured():
         return []
-    with closing(sqlite3.connect(location.path())) as c:
+    with closing(sqlite3.connect(measured.path())) as c:
         return [why for (why,) in c.execute("select why from failures where name = ?", (device,))]
 
 
@@ -145,7 +145,7 @@ def test_a_record_that_another_process_holds_breaks_no_deadline(
     monkeypatch.setattr(record, "_WAIT_TO_WRITE", 600)
     driver(tmp_path, "broken", on_run="raise ValueError('no')")
     record.keep_profile(profile_of_nothing())
-    with closing(sqlite3.connect(location.path(), isolation_level=None)) as other, compiled_for("broken") as compiled:
+    with closing(sqlite3.connect(measured.path(), isolation_level=None)) as other, compiled_for("broken") as compiled:
         other.execute("begin immediate")
         compiled.run(X, deadline=LIMIT)
         with compiled_for("broken", deadline=LIMIT) as again:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import nnhal
-from nnhal.runtime.measured import location, record
+from nnhal.runtime import measured
+from nnhal.runtime.measured import record
 from nnhal.runtime.measured.profile import MachineProfile
 from tests.execution import run_python
 from tests.interrupts import interrupted_at
@@ -23,16 +24,16 @@ def mine(pinned: bool = False) -> MachineProfile:
 
 
 def test_without_a_record_nothing_is_known_and_none_is_made_by_asking() -> None:
-    assert not location.is_measured()
+    assert not measured.is_measured()
     assert record.profile() is None and record.tuned_times("m") == [] and record.failures(["d"]) == []
-    assert not location.is_measured()
+    assert not measured.is_measured()
 
 
 def test_a_record_that_somebody_is_about_to_make_holds_nothing_and_is_nothing_to_tell_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     record.keep_profile(mine())
-    with closing(sqlite3.connect(location.path())) as connection, connection:
+    with closing(sqlite3.connect(measured.path())) as connection, connection:
         connection.execute("drop table profile")
         connection.execute("pragma user_version = 0")
     assert record.profile() is None and not caplog.records
@@ -41,7 +42,7 @@ def test_a_record_that_somebody_is_about_to_make_holds_nothing_and_is_nothing_to
 def test_a_profile_is_kept_for_the_user_alone() -> None:
     record.keep_profile(mine())
     assert record.profile() == mine()
-    assert location.path().stat().st_mode & 0o777 == 0o600
+    assert measured.path().stat().st_mode & 0o777 == 0o600
     record.forget()
     assert record.profile() is None
     record.forget()
@@ -128,7 +129,7 @@ DAMAGE = [b"", b"no database", b"SQLite format 3\0" + bytes(500)]
 @pytest.mark.parametrize("content", DAMAGE)
 def test_a_damaged_record_is_as_if_nothing_had_been_measured(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     record.record_tuned("m", "[]", {"a": 1.0})
-    location.path().write_bytes(content)
+    measured.path().write_bytes(content)
     assert record.profile() is None and record.tuned_times("m") == [] and record.failures(["d"]) == []
     assert ("`nnhal calibrate --forget` deletes it" in caplog.text) == bool(content)
     record.record_tuned("m", "[]", {"a": 1.0})  # may be forgotten
@@ -138,12 +139,12 @@ def test_a_damaged_record_is_as_if_nothing_had_been_measured(content: bytes, cap
 
 def test_a_record_that_others_may_read_or_that_is_a_link_is_not_believed(tmp_path: Path) -> None:
     record.keep_profile(mine())
-    location.path().chmod(0o644)
+    measured.path().chmod(0o644)
     assert record.profile() is None
-    location.path().chmod(0o600)
+    measured.path().chmod(0o600)
     assert record.profile() == mine()
-    os.rename(location.path(), tmp_path / "moved")
-    location.path().symlink_to(tmp_path / "moved")
+    os.rename(measured.path(), tmp_path / "moved")
+    measured.path().symlink_to(tmp_path / "moved")
     assert record.profile() is None
     with pytest.raises(nnhal.OperationFailed, match="the profile is not kept"):
         record.keep_profile(mine())
@@ -178,7 +179,7 @@ def test_a_profile_that_lies_is_none() -> None:
     import sqlite3
 
     record.keep_profile(mine())
-    with sqlite3.connect(location.path()) as connection:
+    with sqlite3.connect(measured.path()) as connection:
         connection.execute("update profile set content = ?", (b'{"form": 1}',))
     assert record.profile() is None
 
@@ -187,14 +188,14 @@ def test_a_record_of_another_form_is_neither_read_nor_spoilt() -> None:
     import sqlite3
 
     record.keep_profile(mine())
-    with sqlite3.connect(location.path()) as connection:
+    with sqlite3.connect(measured.path()) as connection:
         connection.execute("pragma user_version = 9")
-    before = location.path().read_bytes()
+    before = measured.path().read_bytes()
     record.record_tuned("m", "[]", {"a": 1.0})
-    assert location.path().read_bytes() == before
+    assert measured.path().read_bytes() == before
     with pytest.raises(nnhal.OperationFailed, match="has format 9, must be 3; `nnhal calibrate --forget` deletes it"):
         record.keep_profile(mine())
-    assert location.path().read_bytes() == before
+    assert measured.path().read_bytes() == before
 
 
 def _records(number: int) -> None:
@@ -235,8 +236,8 @@ sqlite3.connect(sys.argv[1], timeout=0).execute("begin immediate")
 
 def test_who_reads_does_not_end_the_lock_of_another_thread_that_writes() -> None:
     record.record_tuned("m", "[]", {"[]": 1.0})
-    with closing(sqlite3.connect(location.path())) as writing:
+    with closing(sqlite3.connect(measured.path())) as writing:
         writing.execute("begin immediate")
         assert record.tuned_times("m") == [("[]", "[]", 1.0)]
-        other = run_python(TAKE, str(location.path()), check=False)
+        other = run_python(TAKE, str(measured.path()), check=False)
         assert "database is locked" in other.stderr

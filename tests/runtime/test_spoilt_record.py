@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnhal.runtime.measured import location
+from nnhal.runtime import measured
 from nnhal.runtime.measured.background_write import wait_for_writes
 from tests.runtime.measured_drivers import X, clock, driver, two  # noqa: F401
 from tests.runtime.test_placement_holds import compiled_for
@@ -40,7 +40,7 @@ SPOILT = [
 def test_tuned_times_that_are_spoilt_are_as_if_there_were_none(two: None, text: Any, seconds: Any) -> None:  # noqa: F811
     compiled_for("slow", "quick", tune=0.05).close()
     wait_for_writes(10)
-    with closing(sqlite3.connect(location.path())) as c, c:
+    with closing(sqlite3.connect(measured.path())) as c, c:
         (one,) = c.execute("select assignment from tuned limit 1").fetchone()
         identity = one.split('"')[1]
         text = text if isinstance(text, bytes) else text.replace("{}", identity)
@@ -56,7 +56,7 @@ def test_a_failure_that_is_spoilt_is_as_if_there_were_none(tmp_path: Path, text:
     driver(tmp_path, "broken", on_prepare="raise RuntimeError('no')")
     compiled_for("broken").close()
     wait_for_writes(10)
-    with closing(sqlite3.connect(location.path())) as c, c:
+    with closing(sqlite3.connect(measured.path())) as c, c:
         c.execute("update failures set operations = ?", (text,))
     with compiled_for("broken") as compiled:
         np.testing.assert_array_equal(compiled(X), X)
@@ -65,7 +65,7 @@ def test_a_failure_that_is_spoilt_is_as_if_there_were_none(tmp_path: Path, text:
 
 @pytest.mark.parametrize("content", [7, "x", b"", "null", b"\xff", 1.5])
 def test_a_profile_that_is_spoilt_is_as_if_there_were_none(two: None, content: Any) -> None:  # noqa: F811
-    with closing(sqlite3.connect(location.path())) as c, c:
+    with closing(sqlite3.connect(measured.path())) as c, c:
         c.execute("update profile set content = ?", (content,))
     with compiled_for("slow", "quick") as compiled:
         np.testing.assert_array_equal(compiled(X), X)

@@ -14,7 +14,8 @@ from nnhal.base.records import replace
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Hints, Prepared
 from nnhal.model.graph import Model
-from nnhal.runtime.measured import location, record
+from nnhal.runtime import measured
+from nnhal.runtime.measured import record
 from nnhal.runtime.partition import Expectation, Forecast
 from nnhal.runtime.tuning import _chosen
 from tests.models import make_model
@@ -54,7 +55,7 @@ def test_what_was_measured_is_known_to_the_next_compilation(tmp_path: Path) -> N
     tuned("slow", "quick").close()
     again = nnhal.compile(chain(), devices=["slow", "quick"], cache_dir=False)
     assert where(again.placement) == ["quick", "quick"] and again.placement.forecasts[0].known
-    assert location.is_measured() and record.profile() is None
+    assert measured.is_measured() and record.profile() is None
     assert len(tuned_rows()) >= 2 and "(tuned)" in str(again.placement)
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from nnhal.base.descriptors import Owner
-from nnhal.base.held_lock import held_lock
+from nnhal.base.threads import held_lock
 
 LONGEST_WAIT, PAUSE = 5.0, 0.002  # seconds for a lock, whose owner may have been stopped
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import error_text
 from nnhal.base.records import Record, Struct, field
-from nnhal.base.weak import members
+from nnhal.base.threads import members
 
 LAYERS = ("application", "runtime", "ipc", "driver")
 PHASES = (

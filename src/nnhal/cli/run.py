@@ -85,7 +85,7 @@ class RunRecord(Record, frozen=True):
     top: int
 
 
-@nnhal_command("run", formerly={"--fit": "--letterbox"})
+@nnhal_command("run")
 @common.model_options
 @click.option(
     "--input",

@@ -18,8 +18,18 @@ from nnhal.base.names import printable, suggestion
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.inputs import metadata_of_specs
-from nnhal.cli.metadata import metadata_document, metadata_facts, said_of_model
-from nnhal.cli.model_text import NAME, count_text, hal_version, shown_name, tensor_text, title, type_text
+from nnhal.cli.model_text import (
+    NAME,
+    count_text,
+    hal_version,
+    metadata_document,
+    metadata_facts,
+    said_of_model,
+    shown_name,
+    tensor_text,
+    title,
+    type_text,
+)
 from nnhal.cli.placement import chosen_operations, why_section
 from nnhal.model.draw import READABLE, PicturePart, Placing, colours_of, default_part, png, svg
 from nnhal.model.graph import EdgeForm, Model
@@ -50,7 +60,7 @@ class PartType(click.ParamType[PicturePart]):
         return PicturePart(operations=range(int(found[1]), int(found[2]) + 1))
 
 
-@nnhal_command("show", formerly={"--all": "--operations"})
+@nnhal_command("show")
 @common.model_options
 @click.option("--operations", "everything", is_flag=True, help="List every operation and operand.")
 @click.option("--dot", "as_dot", is_flag=True, help="Print Graphviz DOT.")

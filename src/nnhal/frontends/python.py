@@ -23,9 +23,8 @@ from nnhal.base.operands import Array, ChannelQuant, SubgraphFacts, Value, dtype
 from nnhal.base.records import replace
 from nnhal.base.uncopied import NotCopyable
 from nnhal.base.values import convert_integer, convert_value
-from nnhal.frontends.calls import chosen
 from nnhal.frontends.operations import Operations
-from nnhal.frontends.signatures import FLAGS, HABITS, OPTIONS
+from nnhal.frontends.signatures import FLAGS, HABITS, OPTIONS, chosen
 from nnhal.frontends.tensor import ElementType, Tensor, Tensors
 from nnhal.model.builder import ModelBuilder, rounded_scales
 from nnhal.model.graph import Model

@@ -51,16 +51,6 @@ def choices_of(device: Device) -> Sequence[VariantChoice]:
     return choices
 
 
-def load_proofs(identity: bytes) -> dict[tuple[str, int], Proved]:
-    """Return the recorded results for this driver on this CPU; empty without a valid record."""
-    try:
-        file = _to_read()
-        return {} if file is None else _found_in(file, identity)
-    except OSError as error:
-        _log.warning("cannot read verification results: %s", error.strerror or error)
-        return {}
-
-
 def verified_variants(device: Device, version: str) -> dict[tuple[str, int], Proved]:
     """Return the recorded results for a device that is being created. version: of its driver and engine."""
     try:

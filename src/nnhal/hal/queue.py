@@ -21,8 +21,16 @@ from nnhal.base.codes import Priority
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import BadState, MissedDeadline, ResourceExhausted
 from nnhal.hal.request import UNLIMITED, Act, Control
-from nnhal.hal.slots import QueueSlots
-from nnhal.hal.waiting import LEVELS, ClientLine, LatencyByShape, LatencyEstimator, QueueClient, QueueTicket, Slot
+from nnhal.hal.waiting import (
+    LEVELS,
+    ClientLine,
+    LatencyByShape,
+    LatencyEstimator,
+    QueueClient,
+    QueueSlots,
+    QueueTicket,
+    Slot,
+)
 
 T = TypeVar("T")
 MOST_WAITING = 1024  # the most executions of one client in the queue of one device

@@ -1,21 +1,18 @@
-"""The utilities that NNAPI has for driver authors: queries on types, capabilities, conversion to a HAL version, checks."""
+"""Queries on types, capabilities and models of older HAL versions, checks of a preference and a priority."""
 
 import math
 import warnings
 from typing import Any
 
-from nnhal.base.codes import EXTENSION_SHIFT, TYPE_FACTS, Lifetime, OperandType, Preference, Priority, type_name
-from nnhal.base.errors import InvalidArgument, InvalidModel, InvalidRequest
+from nnhal.base.codes import EXTENSION_SHIFT, TYPE_FACTS, OperandType, Preference, Priority, type_name
+from nnhal.base.errors import InvalidArgument, InvalidModel
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.operands import dtype_of
 from nnhal.base.records import Record, replace
-from nnhal.hal.answers import checked_capabilities
 from nnhal.hal.device import Capabilities, Performance
-from nnhal.hal.request import Request
-from nnhal.model.graph import Model, Operand
+from nnhal.model.graph import Model
 from nnhal.model.parts import without_defaults
-from nnhal.model.validate import ValidationFacts, validate
-from nnhal.ops.schema import agree, show
+from nnhal.model.validate import validate
 
 FLOATS = OperandType.FLOAT32, OperandType.TENSOR_FLOAT32
 
@@ -32,25 +29,11 @@ def is_extension(code: int) -> bool:
     return code >> EXTENSION_SHIFT > 0
 
 
-def is_scalar(code: int) -> bool:
-    """Return whether operands of an NNAPI type have no dimensions; InvalidArgument for other codes."""
-    return not _own(code).tensor
-
-
-def is_tensor(code: int) -> bool:
-    """Return whether operands of an NNAPI type have dimensions; InvalidArgument for other codes."""
-    return bool(_own(code).tensor)
-
-
-def _own(code: int) -> Any:
-    if code not in TYPE_FACTS:
-        raise InvalidArgument(f"operand type is {type_name(code)}, must be a type of NNAPI")
-    return TYPE_FACTS[code]
-
-
 def size_of_data(code: int, dimensions: tuple[int, ...] = ()) -> int:
     """Return the bytes of an operand's value, 0 if a dimension or the rank is unknown. InvalidArgument above 2**32 - 1."""
-    facts = _own(code)
+    if code not in TYPE_FACTS:
+        raise InvalidArgument(f"operand type is {type_name(code)}, must be a type of NNAPI")
+    facts = TYPE_FACTS[code]
     if facts.tensor and (not dimensions or 0 in dimensions):
         return 0
     size = math.prod(dimensions) * dtype_of(code).itemsize
@@ -59,31 +42,12 @@ def size_of_data(code: int, dimensions: tuple[int, ...] = ()) -> int:
     return size
 
 
-def has_unspecified_dimensions(operand: Operand) -> bool:
-    """Return whether a tensor's rank or any dimension is unknown until execution."""
-    if operand.type in TYPE_FACTS and not TYPE_FACTS[operand.type].tensor:
-        return False
-    if operand.lifetime == Lifetime.NO_VALUE:
-        return False
-    return not operand.dimensions or 0 in operand.dimensions
-
-
 # --------------------------------------------------------------------------------------------------------- capabilities
-
-
-def non_extension_performance(performance: Performance) -> dict[int, Performance]:
-    """Return the same performance for every NNAPI operand type with a value, as the start of a table."""
-    return {t: performance for t in OperandType if t != OperandType.SUBGRAPH}
 
 
 def lookup(capabilities: Capabilities, code: int) -> Performance:
     """Return the declared performance for an operand type; infinitely slow without one, as defined by the HAL."""
     return capabilities.operands.get(code, Performance(math.inf, math.inf))
-
-
-def update(capabilities: Capabilities, code: int, performance: Performance) -> Capabilities:
-    """Return the capabilities with another performance for one operand type."""
-    return replace(capabilities, operands={**capabilities.operands, code: performance})
 
 
 class OldCapabilities(Record, frozen=True):
@@ -132,11 +96,6 @@ def _lost(what: str, level: Level) -> None:
 # --------------------------------------------------------------------------------------------------------------- levels
 
 
-def compliant_with(model: Model, level: Level) -> bool:
-    """Return whether a driver of this level can receive the model."""
-    return validate(model).level <= level
-
-
 def convert_to(model: Model, level: Level) -> Model:
     """Convert a model for a driver of this level: arguments that the level lacks are omitted if they hold their defaults.
 
@@ -153,34 +112,6 @@ def convert_to(model: Model, level: Level) -> Model:
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
-
-
-def validate_model(model: Model) -> ValidationFacts:
-    """Check a whole model; InvalidModel names the operand or operation, and the rule."""
-    return validate(model)
-
-
-def validate_request(request: Request) -> None:
-    """Check a request against the arguments of its model: counts, types, shapes; InvalidRequest names the argument."""
-    signature, count = request.signature, len(request.given)
-    if count != len(signature.inputs):
-        raise InvalidRequest(f"request has {count} inputs, must have {len(signature.inputs)}")
-    rooms = [None] * len(signature.outputs) if request.rooms is None else request.rooms
-    if len(rooms) != len(signature.outputs):
-        raise InvalidRequest(f"request has {len(rooms)} outputs, must have {len(signature.outputs)}")
-    given = zip((*signature.inputs, *signature.outputs), (*request.given, *rooms), strict=True)
-    for n, (argument, array) in enumerate(given):
-        if array is None or (n >= count and array.dtype == "u1"):
-            continue
-        if array.dtype != argument.dtype:
-            raise InvalidRequest(f"{argument.name} is {array.dtype}, must be {argument.dtype}")
-        if argument.shape is not None and not agree(array.shape, argument.shape):
-            raise InvalidRequest(f"{argument.name} has shape {show(array.shape)}, must be {show(argument.shape)}")
-
-
-def validate_capabilities(capabilities: Capabilities) -> None:
-    """Check that every declared figure is a positive number; InvalidArgument names the one that is not."""
-    checked_capabilities(capabilities)
 
 
 def validate_preference(preference: Any) -> Preference:

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 from nnhal.base.brief import quoted_name, short_repr, tensor, with_count
 from nnhal.base.errors import BadState, Closed, InvalidArgument, InvalidModel, InvalidRequest, MissedDeadline
-from nnhal.base.held_lock import held_lock
 from nnhal.base.log import logger
 from nnhal.base.once import OnceTable
+from nnhal.base.threads import held_lock
 from nnhal.base.time import point_in_time, seconds_until
 from nnhal.hal.fence import Fence
 from nnhal.model.graph import Model

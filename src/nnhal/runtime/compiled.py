@@ -8,9 +8,9 @@ from typing import Any
 
 from nnhal.base import trace
 from nnhal.base.errors import InvalidRequest
+from nnhal.base.threads import members
 from nnhal.base.time import nanoseconds
 from nnhal.base.uncopied import NotCopyable
-from nnhal.base.weak import members
 from nnhal.hal.fence import Fence, fence_list
 from nnhal.runtime.arguments import ModelInterface, make_control
 from nnhal.runtime.binding import Binding

@@ -175,10 +175,6 @@ class Prices:
         """Whether the device, as it is now, supports all of a partition."""
         return step.device in self._starting and self._may_go(step.operations, step.device)
 
-    def fixed_cost(self, device: str) -> float:
-        """Return the fixed cost of a partition on a device."""
-        return self._starting[device]
-
     def transfer_cost(self, devices: Sequence[str]) -> float:
         """Return the price of all device transfers."""
         return self._crossings(self._writer, devices)

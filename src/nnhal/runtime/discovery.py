@@ -108,7 +108,7 @@ def candidates() -> list[str]:
 
 
 def _measured_engines() -> list[str]:
-    from nnhal.runtime.measured.location import is_measured
+    from nnhal.runtime.measured import is_measured
 
     if not is_measured():
         return []

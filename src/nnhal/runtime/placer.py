@@ -26,8 +26,8 @@ from nnhal.hal.device import Device, code_by
 from nnhal.model.graph import Model
 from nnhal.runtime import costs, discovery
 from nnhal.runtime.isolation import RUNTIME, DeviceKey, key_of
+from nnhal.runtime.measured import is_measured
 from nnhal.runtime.measured.background_write import queue_write, wait_for_writes
-from nnhal.runtime.measured.location import is_measured
 from nnhal.runtime.partition import Measured, Offer, Partition, Steps
 from nnhal.runtime.schedule import StepPlan
 from nnhal.runtime.strategies import Strategy, check, manual_placement, placed

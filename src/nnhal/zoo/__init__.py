@@ -19,8 +19,7 @@ from typing import BinaryIO
 from nnhal.base.errors import NnhalError
 from nnhal.base.records import PartlyCompared, field
 from nnhal.zoo import cache
-from nnhal.zoo.kinds import Kind
-from nnhal.zoo.onnx_models import PACKAGES
+from nnhal.zoo.onnx_models import PACKAGES, Kind
 
 Progress = Callable[[str], object]
 

@@ -1,8 +1,8 @@
 """The `.onnx` models of packages: rows of the catalogue, with the usual shapes of open ones."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from nnhal.zoo.kinds import Kind
+Kind = Literal["picture", "audio", "features"]
 
 
 class OnnxRow(NamedTuple):

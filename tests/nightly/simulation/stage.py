@@ -40,7 +40,6 @@ STAGED = (
             "endings",
             "first_channel",
             "frames",
-            "greeting",
             "housekeeper",
             "peer",
         )
@@ -48,9 +47,9 @@ STAGED = (
     *(f"nnhal.ipc.client.{name}" for name in ("channels", "pending", "pools", "prepared", "trace_follower")),
     *(
         f"nnhal.ipc.service.{name}"
-        for name in ("binding", "buffers", "burst", "calls", "compilations", "connection", "executions", "exports")
+        for name in ("binding", "burst", "calls", "compilations", "connection", "executions", "exports")
     ),
-    *(f"nnhal.ipc.service.{name}" for name in ("pools", "queries", "quota", "scope")),
+    *(f"nnhal.ipc.service.{name}" for name in ("pools", "quota", "scope")),
     "nnhal.ipc.client.session",
     "nnhal.ipc.transport.channel",
     "nnhal.ipc.transport.peer_end",

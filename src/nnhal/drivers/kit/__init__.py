@@ -22,7 +22,7 @@
 
 from typing import TYPE_CHECKING
 
-from nnhal.base.lazily import exports
+from nnhal.base.lazy import exports
 
 if TYPE_CHECKING:
     from nnhal.drivers.kit.instance_pool import Member, Team

@@ -16,10 +16,10 @@ from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, Operati
 from nnhal.base.installed import version_of
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
+from nnhal.drivers.kit.engine_log import filter_stderr
 from nnhal.drivers.kit.instance_pool import Member, Team
 from nnhal.drivers.kit.native import borrowed_array, keep_alive_in_forks
 from nnhal.drivers.litert.flatbuffer import FlatbufferWriter
-from nnhal.drivers.litert.greeting import drop_greeting
 from nnhal.drivers.litert.recipe import Recipe, save
 from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
@@ -28,6 +28,7 @@ from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ops.schema import show
 
 _log = logger("driver")
+GREETING = b"INFO: Created TensorFlow Lite XNNPACK delegate for CPU."
 Interpreters = Team["EngineInstance"]
 
 
@@ -40,6 +41,15 @@ def version() -> str:
 
         found = str(ai_edge_litert.__version__)
     return found
+
+
+def drop_greeting(call: Callable[[], object]) -> None:
+    """Call a function, and drop the greeting from what is written to stderr meanwhile.
+
+    The first interpreter with XNNPACK in a process writes a line that no setting silences. So the driver makes that one
+    itself, from a model that does nothing else.
+    """
+    filter_stderr(call, lambda line, whole: line == GREETING if whole else GREETING.startswith(line))
 
 
 @cache

@@ -9,8 +9,8 @@ from collections import deque
 from typing import NamedTuple
 
 from nnhal.base.errors import Cancelled, DeadObject, MissedDeadline, NnhalError, ResourceExhausted, copy_of_error
+from nnhal.base.threads import members
 from nnhal.base.time import QUERY_NS
-from nnhal.base.weak import members
 from nnhal.hal.request import Control
 from nnhal.ipc.client.endings import Endings
 from nnhal.ipc.client.first_channel import ATTACH_NS, FirstChannel

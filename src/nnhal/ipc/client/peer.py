@@ -9,7 +9,7 @@ from nnhal.base.codes import LOOP_TIMEOUT_MAXIMUM_NS
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import Closed, DeadObject, DeviceUnavailable, NnhalError, copy_of_error
 from nnhal.base.log import logger
-from nnhal.base.weak import members
+from nnhal.base.threads import members
 from nnhal.ipc.client.output import DriverProcess
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_from_wire

@@ -20,11 +20,11 @@ from nnhal.base.errors import (
     NnhalError,
     OperationFailed,
 )
-from nnhal.base.held_lock import held_lock
 from nnhal.base.levels import V1_2, V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import first_bytes
 from nnhal.base.operands import Array
+from nnhal.base.threads import held_lock
 from nnhal.base.time import seconds_until
 from nnhal.hal.background import (
     ExecutionInfo,

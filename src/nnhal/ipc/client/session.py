@@ -30,8 +30,7 @@ from nnhal.base.time import QUERY_NS, WORK_NS
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.channels import MAX_LANES, Abandoned, Channels
 from nnhal.ipc.client.endings import Endings
-from nnhal.ipc.client.first_channel import FirstChannel
-from nnhal.ipc.client.greeting import Greeting
+from nnhal.ipc.client.first_channel import FirstChannel, Greeting
 from nnhal.ipc.client.housekeeper import Housekeeper
 from nnhal.ipc.client.output import DriverProcess
 from nnhal.ipc.client.peer import ServicePeer

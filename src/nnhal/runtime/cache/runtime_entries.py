@@ -29,7 +29,7 @@ from nnhal.hal.claims import SupportReport
 from nnhal.hal.code import code_of_nnhal
 from nnhal.hal.device import Device, OperationGroup, Verdict, identity_of
 from nnhal.model.graph import Model
-from nnhal.model.serialized import pack_model, unpack_model
+from nnhal.model.stored import pack_model, unpack_model
 from nnhal.runtime.cache.folder import CacheFolder
 from nnhal.runtime.cache.making import NewEntry, NothingCached
 from nnhal.runtime.cache.manifest import NoEntry

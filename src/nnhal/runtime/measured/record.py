@@ -22,7 +22,7 @@ from nnhal.base.log import logger
 from nnhal.base.private import private_file, private_folder, require_private_file
 from nnhal.hal.cache.keeper import features
 from nnhal.hal.cache.tokens import state_folder
-from nnhal.runtime.measured.location import FILE, is_measured, path
+from nnhal.runtime.measured import FILE, is_measured, path
 from nnhal.runtime.measured.profile import MachineProfile, decoded, encoded
 
 MOST, MOST_FAILURES = 20_000, 2_000  # recorded assignments of all models, and failures of all devices

@@ -1,5 +1,0 @@
-"""The kinds of model inputs."""
-
-from typing import Literal
-
-Kind = Literal["picture", "audio", "features"]
