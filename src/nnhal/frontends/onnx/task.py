@@ -125,13 +125,6 @@ class NodeTask(OperationWriter):
         """Return all inputs from a place on."""
         return [self.x(place) for place in range(start, len(self.node.inputs))]
 
-    def stored(self, place: int) -> Term | None:
-        """Return the 8-bit tensor whose real values input `place` holds, None if there is none."""
-        term = self.raw(place)
-        if term.value.type in ASYMMETRIC:
-            return term
-        return self.graph.context.stored.get(id(term))
-
     def integer_of(self, place: int, what: str) -> int:
         """Return a constant integer of any number type."""
         value = self.number(place, what)
