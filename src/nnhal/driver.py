@@ -77,8 +77,7 @@ from nnhal.hal.device import (
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.late_cache import Later
-from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, MemoryUse
 from nnhal.hal.request import Argument, Control, Request, Timing
 from nnhal.hal.utilities import OldCapabilities
 from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph

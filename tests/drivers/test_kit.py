@@ -34,7 +34,7 @@ from nnhal.frontends.python import Builder
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Considered, Device, Hints, Prepared, Verdict
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import validate

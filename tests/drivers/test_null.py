@@ -7,7 +7,7 @@ from nnhal.base.codes import OperandType
 from nnhal.drivers import null
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import MemoryUse
 from nnhal.hal.request import UNLIMITED
 from tests import requests
 from tests.models import make_model

@@ -24,7 +24,7 @@ from nnhal.base.operands import UnknownValue, Value
 from nnhal.drivers import reference
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints, Prepared
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import MemoryUse
 from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder
 from nnhal.ops.schema import F32, I32

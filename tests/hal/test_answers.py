@@ -37,9 +37,7 @@ from nnhal.hal.device import (
 )
 from nnhal.hal.fence import fence_list, fence_pair
 from nnhal.hal.host import ExclusiveUse, HostBuffer, contents_of, fill
-from nnhal.hal.memory import BufferDesc, BufferFacts, BufferRole, check_use
-from nnhal.hal.memory_use import MOST as MOST_BYTES
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import MOST_BYTES, BufferDesc, BufferFacts, BufferRole, MemoryUse, check_use
 from nnhal.hal.request import Control, Request, Signature
 from nnhal.model.layouts import LAYOUTS
 from tests.execution import run_python

@@ -12,7 +12,7 @@ import nnhal
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import Cancelled, Closed, ContractBroken, InvalidRequest, LoopTimeout, MissedDeadline
 from nnhal.hal import request as requests
-from nnhal.hal.memory_use import MOST, MemoryUse, combined_use
+from nnhal.hal.memory import MOST_BYTES, MemoryUse, combined_use
 from nnhal.hal.output_memory import GUARD
 from nnhal.hal.request import (
     CHECK,
@@ -78,7 +78,7 @@ def test_models_one_after_the_other_hold_the_sum_and_need_the_most_for_an_execut
     assert combined_use([]) == MemoryUse(0, 0, 0, 0)
     assert combined_use([uses[0], MemoryUse()]) == MemoryUse() == MemoryUse(None, None, None, None)
     assert combined_use([MemoryUse(1, None, 3, None), MemoryUse(1, 2, None, 4)]) == MemoryUse(2)
-    assert MOST == 2**62
+    assert MOST_BYTES == 2**62
 
 
 # ------------------------------------------------------------------------------------------------------ control

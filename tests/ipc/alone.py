@@ -20,8 +20,7 @@ from nnhal.drivers.reference import Reference
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.device import Considered, Hints, Prepared, Verdict
 from nnhal.hal.fence import Fence
-from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, MemoryUse
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc.client.pools import ClientPools, Packing
 from nnhal.ipc.protocol import wire

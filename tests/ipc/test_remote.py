@@ -25,8 +25,7 @@ from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Hints
 from nnhal.hal.fence import fence_pair
-from nnhal.hal.memory import BufferDesc, BufferRole
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import BufferDesc, BufferRole, MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Timing
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemotePrepared

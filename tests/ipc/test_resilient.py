@@ -23,8 +23,7 @@ from nnhal.hal.cache.files import CacheFiles
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Capabilities, Hints
-from nnhal.hal.memory import BufferDesc, BufferRole
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import BufferDesc, BufferRole, MemoryUse
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client import process as subject
 from nnhal.ipc.client.device import RemoteDevice

@@ -10,7 +10,7 @@ from nnhal.base.errors import ContractBroken, DriverFailed
 from nnhal.hal.answers import checked_memory_use
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints
-from nnhal.hal.memory_use import MemoryUse, combined_use
+from nnhal.hal.memory import MemoryUse, combined_use
 from nnhal.runtime import discovery
 from nnhal.runtime.model_memory import ModelMemory, StepMemory, memory_of
 from nnhal.runtime.placement import WHOLE

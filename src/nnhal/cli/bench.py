@@ -26,7 +26,7 @@ from nnhal.cli.inputs import read_inputs
 from nnhal.cli.model_text import shown_name
 from nnhal.cli.pictures import InputOptions
 from nnhal.cli.placement import placement_sections
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import MemoryUse
 from nnhal.measure.latency import Latency, Ratio, histogram, measure_calls, ratio, timed, timed_pairs
 from nnhal.measure.peers import PEERS, peer
 from nnhal.model.graph import Model

@@ -3,7 +3,7 @@
 import numpy as np
 
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import MemoryUse
 from nnhal.hal.request import Control, Request, Signature, Timing
 from nnhal.model.graph import Model
 

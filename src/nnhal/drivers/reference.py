@@ -17,7 +17,7 @@ from nnhal.base.operands import Array, UnknownValue, Value, fixed
 from nnhal.base.records import Record, replace
 from nnhal.hal.answers import wants_exact
 from nnhal.hal.device import EXACT, FAST, YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import MemoryUse
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph
 from nnhal.model.parts import operations_reached

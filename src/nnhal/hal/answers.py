@@ -25,9 +25,7 @@ from nnhal.hal.device import (
     where_of,
 )
 from nnhal.hal.fence import Fence
-from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
-from nnhal.hal.memory_use import MOST as MOST_BYTES
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import MOST_BYTES, Buffer, BufferDesc, BufferRole, MemoryUse, merge
 from nnhal.hal.prepared import driver_roles
 from nnhal.hal.request import Control, Request, Timing, checked_timing
 

@@ -26,8 +26,7 @@ from nnhal.hal.choices import Proofs
 from nnhal.hal.code import MADE_OTHERWISE, CodeIdentity, CreationArguments, code_of
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer, LocalBurst
-from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, MemoryUse
 from nnhal.hal.request import Control, Request, Signature, Timing
 from nnhal.model.graph import Model, Operation
 from nnhal.model.layouts import LAYOUTS

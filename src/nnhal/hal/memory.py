@@ -1,8 +1,8 @@
-"""Memory domains: driver memory that is allocated for its roles."""
+"""Memory of drivers: buffers that are allocated for their roles, and the bytes that a prepared model holds."""
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from nnhal.base.codes import type_name
@@ -11,9 +11,11 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant, is_tensor
 from nnhal.base.records import Record
 from nnhal.base.time import is_number
-from nnhal.hal.request import BelongsToModel, Control
+from nnhal.hal.request import BelongsToModel, Control, summed
 from nnhal.model.validate import validate
 from nnhal.ops.schema import show
+
+MOST_BYTES = 1 << 62  # of a prepared model; more is an error of the driver
 
 
 class BufferDesc(NamedTuple):
@@ -218,3 +220,29 @@ def check_use(prepared: BelongsToModel, request: HasBuffers) -> None:
                 raise InvalidRequest(f"buffer {buffer.token} is input and output of one execution, must be one of them")
     if len({id(b) for b in written.values()}) < len(written):
         raise InvalidRequest("a buffer is given for two outputs, must be given for one")
+
+
+class MemoryUse(NamedTuple):
+    """The bytes that a prepared model holds; None for a figure that the driver does not know.
+
+    Attributes:
+        weights_copied: Constants in the driver's or engine's own memory.
+        weights_in_place: Constants that the driver reads in the model's pools.
+        working: Memory that it keeps between executions.
+        per_execution: The most intermediates that a running execution holds at once, without temporary memory of
+            kernels.
+    """
+
+    weights_copied: int | None = None
+    weights_in_place: int | None = None
+    working: int | None = None
+    per_execution: int | None = None
+
+
+def combined_use(uses: Iterable[MemoryUse]) -> MemoryUse:
+    """Add up models that run one after the other; an execution is in one of them at a time."""
+    several = list(uses)
+    copied, in_place, working = (summed(use[place] for use in several) for place in range(3))
+    each = [use.per_execution for use in several]
+    most = None if None in each else max((n for n in each if n is not None), default=0)
+    return MemoryUse(copied, in_place, working, most)

@@ -9,8 +9,7 @@ from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
 from nnhal.hal.fence import Fence
-from nnhal.hal.memory import BufferRole
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import BufferRole, MemoryUse
 from nnhal.hal.request import BelongsToModel, Control, Request, Timing
 from nnhal.model.graph import Model
 

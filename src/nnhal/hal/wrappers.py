@@ -14,8 +14,7 @@ from nnhal.hal.code import CodeIdentity
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict, identity_of
 from nnhal.hal.fence import Fence
 from nnhal.hal.lowering import lowered, performance_at, refusals, with_neighbours
-from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, MemoryUse
 from nnhal.hal.prepared import PreparedWrapper, driver_roles
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model

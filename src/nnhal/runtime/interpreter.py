@@ -23,8 +23,7 @@ from nnhal.hal.answers import allocated_by, checked_memory_use
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import Device
 from nnhal.hal.host import ExclusiveUse, HostBuffer, contents_within, fill_within
-from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
-from nnhal.hal.memory_use import MemoryUse, combined_use
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, MemoryUse, combined_use
 from nnhal.hal.prepared import unwrapped
 from nnhal.hal.request import Argument, Control, Request, Timing
 from nnhal.model.graph import CONSTANTS, Model, operation_label

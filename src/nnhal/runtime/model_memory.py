@@ -7,7 +7,7 @@ from nnhal.base.brief import short_repr, with_count
 from nnhal.base.records import Record
 from nnhal.hal.answers import checked_memory_use
 from nnhal.hal.device import identity_of
-from nnhal.hal.memory_use import MemoryUse, combined_use
+from nnhal.hal.memory import MemoryUse, combined_use
 from nnhal.runtime.caller import Caller
 from nnhal.runtime.placement import WHOLE
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from nnhal.base.errors import OperationFailed
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import MemoryUse
 from nnhal.hal.request import Control, Request
 from nnhal.model.graph import CONSTANTS, Model
 from nnhal.model.validate import validate

@@ -26,7 +26,7 @@ from nnhal.drivers.reference import Reference
 from nnhal.hal import background
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Device, Hints, Prepared, Verdict
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import MemoryUse
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model
 from nnhal.model.stored import pack_device_view, unpack_device_view

@@ -10,7 +10,7 @@ from nnhal.base.once import OnceTable
 from nnhal.base.operands import fixed
 from nnhal.base.records import replace
 from nnhal.hal.device import Prepared
-from nnhal.hal.memory_use import MemoryUse, combined_use
+from nnhal.hal.memory import MemoryUse, combined_use
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.graph import Model, Operand
 from nnhal.model.validate import shape_of, validate

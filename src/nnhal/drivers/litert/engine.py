@@ -23,7 +23,7 @@ from nnhal.drivers.litert.flatbuffer import FlatbufferWriter
 from nnhal.drivers.litert.recipe import Recipe, save
 from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ops.schema import show
 

@@ -20,7 +20,7 @@ from nnhal.drivers.kit.onnx import BuiltGraph
 from nnhal.drivers.onnxruntime.cache_entry import save
 from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ops.schema import show
 

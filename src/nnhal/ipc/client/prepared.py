@@ -39,8 +39,7 @@ from nnhal.hal.binding import Where
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import Prepared
 from nnhal.hal.fence import Fence
-from nnhal.hal.memory import Buffer
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import Buffer, MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature, Timing
 from nnhal.ipc.client.buffer import RemoteBuffer
 from nnhal.ipc.client.burst import RemoteBurst

@@ -40,8 +40,7 @@ from nnhal.hal.cache.files import CacheFiles
 from nnhal.hal.code import CodeIdentity
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict
 from nnhal.hal.fence import Fence
-from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
-from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, MemoryUse
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc import transport
 from nnhal.ipc.client.device import RemoteDevice

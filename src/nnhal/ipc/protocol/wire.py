@@ -625,7 +625,7 @@ class Usage(Reply, tag=13, frozen=True):
 
 
 class WireMemoryUse(Reply, tag=14, frozen=True):
-    """Bytes that a prepared model holds, see `nnhal.hal.memory_use`."""
+    """Bytes that a prepared model holds, see `nnhal.hal.memory`."""
 
     weights_copied: U64 | None = None
     weights_in_place: U64 | None = None
