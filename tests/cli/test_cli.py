@@ -124,7 +124,7 @@ def test_doctor_looks_for_what_matters():
 
 
 def test_show_is_stable_text(tiny):
-    first = nnhal("show", tiny, "--operations")
+    first = nnhal("show", tiny, "--all")
     assert first == nnhal("show", tiny, "--operations") and "CONV_2D(" in first
 
 

@@ -17,8 +17,8 @@ import nnhal.cli as entry
 from nnhal.base.errors import DeviceUnavailable, DriverFailed, InvalidArgument
 from nnhal.base.stacks import innermost
 from nnhal.cli import main
-from nnhal.cli.command import GROUPS, SMALL, group_of
-from nnhal.cli.main import ALIASES, NAMES, VERBS, cli
+from nnhal.cli.command import GROUPS, SMALL, Command, group_of
+from nnhal.cli.main import NAMES, VERBS, cli
 from tests.execution import run_nnhal
 
 
@@ -158,12 +158,27 @@ def test_many_options_are_grouped(name, command):
     assert len(heads) > 2 and heads == [group for group in GROUPS if group in heads]
 
 
-def test_an_alias_is_a_command_and_is_not_in_the_help(capsys):
-    assert cli.list_commands(click.Context(cli)) == NAMES and not set(ALIASES) & set(NAMES)
-    for alias, now in ALIASES.items():
-        command = cli.get_command(click.Context(cli), alias)
-        assert command is not None and command.name == alias
-        assert capsys.readouterr().err.startswith(f"warning: nnhal {alias} is now nnhal {now};")
+FORMER = [
+    (name, old, new)
+    for name, command in commands()
+    if isinstance(command, Command)
+    for old, new in command.formerly.items()
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), FORMER)
+def test_a_former_name_of_an_option_works_and_is_not_in_the_help(name, old, new, capsys):
+    command = dict(commands())[name]
+    assert any(new in option.opts for option in command.params)
+    assert old not in command.get_help(click.Context(command)).split()
+    assert command._renamed([f"{old}=1", old, "--", old]) == [f"{new}=1", new, "--", old]
+    assert f"warning: {old} is now {new}" in capsys.readouterr().err
+
+
+def test_a_former_name_of_a_command_works(capsys):
+    command = cli.get_command(click.Context(cli), "prove")
+    assert command is not None and command.name == "verify"
+    assert capsys.readouterr().err.startswith("warning: nnhal prove is now nnhal verify")
     assert cli.get_command(click.Context(cli), "nothing") is None
 
 

@@ -295,28 +295,29 @@ def test_the_checks_of_a_suite_and_its_cases_are_listed(capsys, vectors):
     assert lines[0].split() == ["suite", "case", "tests"] and all("  cache-" in line for line in lines[1:])
 
 
-def alias(capsys: Any, *words: Any, code: int = 0) -> tuple[str, str]:
+def former(capsys: Any, *words: Any, code: int = 0) -> tuple[str, str]:
     out, err = called(capsys, *words, code=code)
     now = {"conformance": "test vectors", "validate": "test contract"}[words[0]]
     assert f"warning: nnhal {words[0]} is now nnhal {now}; the next release has no {words[0]}" in err
     return out, err
 
 
-def test_conformance_is_the_suite_vectors_with_options_of_its_own(suites, capsys, tmp_path):
+def test_conformance_is_the_suite_vectors_with_its_former_options(suites, capsys, tmp_path):
     ran = suites(vectors=CTS)
-    words = "--operation add --filter x --execution-path burst --isolate --level 1.2 --sample 0.5 --flag f"
-    words += " --published-only --jobs 2"
-    alias(capsys, "conformance", tmp_path, *words.split(), "--repro", tmp_path / "r", "--all-failures", "--json")
+    words = (
+        "--operation add --filter x --way burst --isolate --level 1.2 --share 0.5 --flag f --published-only --jobs 2"
+    )
+    former(capsys, "conformance", tmp_path, *words.split(), "--repro", tmp_path / "r", "--all-failures", "--json")
     ((name, run, jobs),) = ran.asked
     assert (name, run.vectors, run.operations, run.pattern, jobs) == ("vectors", str(tmp_path), {"ADD"}, "x", 2)
     assert (run.execution_path, run.isolate, run.level, run.sample) == ("burst", True, "1.2", 0.5)
     assert (run.flag, run.published_only, run.report) == ("f", True, str(tmp_path / "r"))
     suites(vectors=[outcome("vectors", "a", "failed")])
-    alias(capsys, "conformance", tmp_path, code=1)
-    assert "give --vectors DIR or --specs DIR" in alias(capsys, "conformance", code=2)[1]
+    former(capsys, "conformance", tmp_path, code=1)
+    assert "give --vectors DIR or --specs DIR" in former(capsys, "conformance", code=2)[1]
 
 
-def test_validate_is_the_suite_contract_with_options_of_its_own(suites, capsys, tmp_path, monkeypatch):
+def test_validate_is_the_suite_contract_with_its_former_options(suites, capsys, tmp_path, monkeypatch):
     ran = suites(contract=CTS)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
@@ -326,15 +327,15 @@ def test_validate_is_the_suite_contract_with_options_of_its_own(suites, capsys, 
         (["toy.py", "--device", "other"], "other", ("toy.py",)),
         (["folder"], "", ("folder",)),
     ):
-        alias(capsys, "validate", *words)
+        former(capsys, "validate", *words)
         assert (ran.asked[-1][1].device, ran.asked[-1][1].drivers) == (device, drivers)
-    alias(capsys, "validate", "toy", "--samples", "5", "--only", "values/add", "--only", "cache", "--only", "/MUL")
+    former(capsys, "validate", "toy", "--samples", "5", "--only", "values/add", "--only", "cache", "--only", "/MUL")
     name, run, _ = ran.asked[-1]
     names = ["values/ADD", "values/MUL", "cache-token/NEG", "values/NEG", "identity"]
     assert (name, run.scale) == ("contract", 2.5)
     assert [bool(re.search(run.pattern, each)) for each in names] == [True, True, True, False, False]
-    assert "DRIVER is missing" in alias(capsys, "validate", code=2)[1]
-    assert "stale-output" in alias(capsys, "validate", "--list")[0]
+    assert "DRIVER is missing" in former(capsys, "validate", code=2)[1]
+    assert "stale-output" in former(capsys, "validate", "--list")[0]
 
 
 def test_the_remaining_time_is_estimated_from_the_mean_time_of_the_cases():

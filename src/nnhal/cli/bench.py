@@ -42,7 +42,7 @@ GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 CPUINFO = Path("/proc/cpuinfo")
 
 
-@nnhal_command("bench")
+@nnhal_command("bench", formerly={"--each": "--profile"})
 @common.model_options
 @common.device_option
 @common.driver_option

@@ -1,7 +1,7 @@
-"""Commands with grouped options in their help, and the errors of the command line."""
+"""Commands with grouped options in their help, and with former option names for one release."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -29,7 +29,26 @@ SMALL = 8  # a command with more options has groups
 
 
 class Command(click.Command):
-    """A command of `nnhal`."""
+    """A command of `nnhal`; `formerly` maps former option names to the present ones."""
+
+    def __init__(self, *args: Any, formerly: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.formerly = dict(formerly or {})
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the arguments, after replacing former option names."""
+        return super().parse_args(ctx, list(self._renamed(args)))
+
+    def _renamed(self, args: Sequence[str]) -> list[str]:
+        found, options = [], True
+        for word in args:
+            name, equals, value = word.partition("=")
+            options = options and word != "--"
+            now = self.formerly.get(name) if options else None
+            if now is not None:
+                click.echo(f"warning: {name} is now {now}; the next release has no {name}", err=True)
+            found.append(word if now is None else f"{now}{equals}{value}")
+        return found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the options, in groups if there are more than `SMALL`."""
@@ -52,9 +71,14 @@ def group_of(parameter: click.Parameter) -> str:
     return next((_GROUP[name] for name in parameter.opts if name in _GROUP), "")
 
 
-def command(name: str) -> Callable[[Callable[..., Any]], Command]:
-    """Decorates the function of a command. name: the command's name."""
-    return click.command(name, cls=Command)
+def command(name: str, *, formerly: Mapping[str, str] | None = None) -> Callable[[Callable[..., Any]], Command]:
+    """Decorates the function of a command.
+
+    Args:
+        name: The command's name.
+        formerly: The present option names by former names.
+    """
+    return click.command(name, cls=Command, formerly=formerly)
 
 
 def usage_hint(error: click.UsageError) -> str:

@@ -75,7 +75,7 @@ class Findings(NamedTuple):
     left: Mapping[int, str]
 
 
-@nnhal_command("diff")
+@nnhal_command("diff", formerly={"--tolerance": "--rtol", "--steps": "--lsb"})
 @common.model_options
 @click.option("--device", "-d", "device", required=True, help="Device under test.")
 @click.option("--against", default=discovery.CPU, show_default=True, help="Device to compare with.")

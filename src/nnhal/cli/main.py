@@ -56,7 +56,7 @@ EXAMPLES = {
     "Data": "nnhal cache list",
 }
 NAMES = [name for verbs in VERBS.values() for name in verbs]
-ALIASES = {"conformance": "test vectors", "validate": "test contract"}  # for one release
+FORMERLY = {"prove": "verify", "conformance": "test vectors", "validate": "test contract"}
 ANSWER_NO = 1
 DRIVER = "nnhal.driver."  # prefix of the loggers of isolated drivers
 FATAL = "Fatal Python error"  # the first line of a crash's stack
@@ -71,11 +71,13 @@ class CommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Imports the command of a verb; None if there is no such verb."""
-        if cmd_name in ALIASES:
-            now = ALIASES[cmd_name]
+        if cmd_name in FORMERLY:
+            now = FORMERLY[cmd_name]
             click.echo(f"warning: nnhal {cmd_name} is now nnhal {now}; the next release has no {cmd_name}", err=True)
-            alias: click.Command = import_module("nnhal.cli.aliases").COMMANDS[cmd_name]
-            return alias
+            if " " in now:
+                former: click.Command = import_module("nnhal.cli.former").COMMANDS[cmd_name]
+                return former
+            cmd_name = now
         if cmd_name not in NAMES:
             return None
         module = import_module(f"nnhal.cli.{cmd_name}")

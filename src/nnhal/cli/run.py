@@ -85,7 +85,7 @@ class RunRecord(Record, frozen=True):
     top: int
 
 
-@nnhal_command("run")
+@nnhal_command("run", formerly={"--fit": "--letterbox"})
 @common.model_options
 @click.option(
     "--input",

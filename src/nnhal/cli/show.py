@@ -60,7 +60,7 @@ class PartType(click.ParamType[PicturePart]):
         return PicturePart(operations=range(int(found[1]), int(found[2]) + 1))
 
 
-@nnhal_command("show")
+@nnhal_command("show", formerly={"--all": "--operations"})
 @common.model_options
 @click.option("--operations", "everything", is_flag=True, help="List every operation and operand.")
 @click.option("--dot", "as_dot", is_flag=True, help="Print Graphviz DOT.")

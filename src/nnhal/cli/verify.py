@@ -21,7 +21,7 @@ from nnhal.ops import OPS
 from nnhal.runtime import discovery
 
 
-@nnhal_command("verify")
+@nnhal_command("verify", formerly={"--every": "--all-operations", "--missing": "--only-new"})
 @click.argument("devices", nargs=-1, metavar="[DEVICE]...")
 @click.option("--all-operations", "every", is_flag=True, help="Verify operations with one kernel variant too.")
 @click.option("--only-new", "missing", is_flag=True, help="Verify only what was not verified before.")

@@ -1,4 +1,4 @@
-"""The aliases `conformance` and `validate`: the suites `vectors` and `contract` of `nnhal test`, for one release."""
+"""The former commands `conformance` and `validate`: the suites `vectors` and `contract` of `nnhal test`."""
 
 import re
 from pathlib import Path
@@ -44,20 +44,22 @@ def _run(suite: str, options: dict[str, Any]) -> Any:
     return click.get_current_context().invoke(test, suites=(suite,), **options)
 
 
-def _command(run: Any, *parameters: click.Parameter) -> Command:
+def _command(run: Any, formerly: dict[str, str], *parameters: click.Parameter) -> Command:
     shared = [each for each in test.params if isinstance(each, click.Option)]
-    return Command(run.__name__, callback=run, help=run.__doc__, params=[*parameters, *shared])
+    return Command(run.__name__, callback=run, help=run.__doc__, params=[*parameters, *shared], formerly=formerly)
 
 
 COMMANDS = {
     "conformance": _command(
         conformance,
+        {"--way": "--execution-path", "--share": "--sample"},
         click.Argument(["path"], type=click.Path(exists=True, file_okay=False, path_type=Path), required=False),
         click.Option(["--repro"], type=click.Path(file_okay=False, path_type=Path), hidden=True),
         click.Option(["--all-failures"], is_flag=True, hidden=True),
     ),
     "validate": _command(
         validate,
+        {"--draws": "--samples"},
         click.Argument(["driver"], default=""),
         click.Option(["--only"], multiple=True, hidden=True),
         click.Option(["--samples"], type=click.IntRange(1), default=DRAWS, hidden=True),
