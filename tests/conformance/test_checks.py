@@ -65,7 +65,7 @@ def wrong_at(number: int) -> Any:
 
 
 # How often a check runs one prepared model.
-RUNS = {"stale-output": 4, "same-memory": 2, "order": 9, "deterministic": 8, "interleaved": 5, "prepared-twice": 2}
+RUNS = {"stale-output": 5, "same-memory": 2, "order": 9, "deterministic": 8, "interleaved": 5, "prepared-twice": 2}
 
 
 @pytest.mark.parametrize(("name", "number"), [(name, n) for name, runs in RUNS.items() for n in range(1, runs)])
