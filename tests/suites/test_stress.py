@@ -17,7 +17,7 @@ from nnhal.conformance.suites import crash, stress
 from nnhal.conformance.suites.crash import processes
 from nnhal.conformance.suites.run import run_suite
 from nnhal.conformance.suites.stress import SUITE, drift
-from nnhal.conformance.suites.stress.graphs import FLOAT
+from nnhal.conformance.suites.stress.graphs import FLOAT, TRIES, supported
 from nnhal.conformance.suites.stress.growth import BLOCKS, grows
 from nnhal.conformance.suites.suite import (
     Case,
@@ -105,6 +105,31 @@ def test_a_device_without_quantised_operations_does_not_support_their_cases() ->
 
     with pytest.raises(NotSupported):
         ran(OnlyFloat(), "drift/quant8")
+
+
+@pytest.mark.parametrize("most", [2, TRIES])
+def test_a_graph_that_a_device_rejects_whole_is_drawn_again(most: int) -> None:
+    """Although it supports each of its operations alone."""
+
+    class Picky(Healthy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rejected: list[object] = []
+
+        def supports(self, model: Model) -> Any:
+            operations = model.main.operations
+            if len(operations) > 1 and operations not in self.rejected and len(self.rejected) < most:
+                self.rejected.append(operations)
+            return [Verdict(False)] * len(operations) if operations in self.rejected else super().supports(model)
+
+    device = Picky()
+    if most == TRIES:
+        with pytest.raises(NotSupported, match="no graph of type float32 is supported whole, of 16"):
+            supported(device, FLOAT, [3], 8, lambda _: None)
+    else:
+        model = supported(device, FLOAT, [3], 8, lambda _: None).model
+        assert len(model.main.operations) > 1 and model.main.operations not in device.rejected
+    assert len(device.rejected) == most
 
 
 @pytest.mark.parametrize("name", ["threads/execute/float32", "threads/mixed/float32"])

@@ -29,6 +29,7 @@ TYPES_OF = {FLOAT: (F32,), QUANT: (Q8, Q8S)}  # of the inputs
 SCALE, ZERO = 0.0625, 128
 ONE = 144  # stored
 SETS = 4  # of inputs for each graph
+TRIES = 16  # graphs until a device supports one whole
 PAGE = os.sysconf("SC_PAGESIZE")
 RELATIVE = 1e-3  # of the greatest magnitude: another input's result differs by far more
 At = Callable[[str], None]
@@ -47,14 +48,26 @@ class StressGraph(Record, frozen=True):
 
 
 def supported(device: Device, kind: str, seed: Sequence[int], length: int, at: At) -> StressGraph:
-    """Draw a graph whose operations the device supports all; of fewer operations, if so many cannot be drawn.
+    """Draw a graph that the device supports whole; of fewer operations, if so many cannot be drawn.
+
+    A device may reject an operation in a graph that it supports alone, such as one whose inputs are constants there.
 
     kind: one of `KINDS`. seed: of the draw. length: the number of operations. at: receives the driver's calls.
 
     Raises:
-        NotSupported: the device supports none of the operations in this type.
+        NotSupported: the device supports none of the operations in this type, or none of the graphs.
     """
-    in_a_row, stream = "long_sums" in device.relaxations, [*seed, zlib.crc32(kind.encode())]
+    stream = [*seed, zlib.crc32(kind.encode())]
+    for number in range(TRIES):
+        graph = _drawn(device, kind, [*stream, number] if number else stream, length, at)
+        if takes(device, graph.model, at):
+            return graph
+    raise NotSupported(f"no graph of type {kind} is supported whole, of {TRIES}")
+
+
+def _drawn(device: Device, kind: str, stream: Sequence[int], length: int, at: At) -> StressGraph:
+    """Draw a graph of operations that the device supports, from a stream of random numbers."""
+    in_a_row = "long_sums" in device.relaxations
     drawing = GraphDrawing(
         np.random.default_rng(stream), lambda model: takes(device, model, at), "stress", in_a_row, refused_by(device)
     )
