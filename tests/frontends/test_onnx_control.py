@@ -284,6 +284,7 @@ def test_an_input_of_64_bits_is_taken_where_it_fits_and_refused_where_not():
         ([node("Add", "x x")], 30),
         ([node("Add", "x x", "s"), node("Mul", "s c")], 24),
         ([node("Mul", "x x", "m"), node("Add", "m x")], 10),
+        ([node("ReduceMean", "x", keepdims=0)], 24),
     ],
 )
 def test_an_input_of_64_bits_is_taken_as_far_as_sums_of_it_fit_32_bits(nodes, bits, tmp_path):

@@ -851,11 +851,14 @@ def test_a_computed_index_out_of_its_places_is_an_error_and_writes_nowhere(name)
         compiled(inputs["x"], np.array([3]), inputs["u"])
 
 
-def test_sums_of_64_bits_at_computed_indices_are_refused():
-    inputs = {"x": np.array([1, 2]), "i": np.array([1]), "u": np.array([3])}
-    refused(
-        model([node("ScatterElements", "x i u", reduction="add")], inputs, opset=18), "of INT64 with reduction 'add'"
-    )
+@pytest.mark.parametrize("constant", [True, False])
+def test_sums_of_64_bits_at_indices_are_refused(constant):
+    """They may exceed 32 bits."""
+    inputs, indices = {"x": np.array([1, 2]), "u": np.array([3])}, {"i": np.array([1])}
+    given, known = (inputs, indices) if constant else (inputs | indices, {})
+    for reduction in ("add", "mul"):
+        made = model([node("ScatterElements", "x i u", reduction=reduction)], given, known, opset=18)
+        refused(made, f"of INT64 with reduction '{reduction}'")
 
 
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])

@@ -304,6 +304,10 @@ for n in (
     if n != "ReduceLogSumExp":
         case(f"{n} 5", node(n, "x a"), {"x": real(2, 3, 2, 2, 2)}, {"a": ints(1, 3)}, opset=18)
 case("rmax i", node("ReduceMax", "x", axes=[0]), {"x": whole(3, 5).astype(np.int32)})
+for kind in (np.int32, np.int64):
+    for axes in ([1], [0, 2], [0, 1, 2]):
+        numbers = np.arange(-13, 11).astype(kind).reshape(2, 3, 4)
+        case(f"rmean i {axes}", node("ReduceMean", "x", axes=axes, keepdims=0), {"x": numbers})
 case("rlogsum", node("ReduceLogSum", "x a"), {"x": np.abs(real(2, 3))}, {"a": ints(1)}, opset=18)
 for e in (0, 1):
     for r in (0, 1):

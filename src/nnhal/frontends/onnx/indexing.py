@@ -272,7 +272,10 @@ def scattered(t: NodeTask, x: Term, updates: Term, targets: Array) -> None:
         t.result(0, moved(t, [x, updates], numbered.reshape(shape)), x.kind)
         return
     t.require(reduction in COMBINED, f"reduction is {reduction}, must be 'none' or one of {', '.join(COMBINED)}")
-    t.require(x.value.type in (F32, F16, I32), f"of {x.kind} with a reduction has no operation in NNAPI")
+    t.require(
+        x.value.type in (F32, F16, I32) and (x.kind != "INT64" or reduction not in ("add", "mul")),
+        f"of {x.kind} with reduction {reduction!r} has no operation in NNAPI",
+    )
     name, neutral = COMBINED[reduction](x.value.dtype)
     order = np.argsort(targets, kind="stable")
     first = np.searchsorted(targets[order], targets[order])

@@ -10,7 +10,7 @@ from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import NOWHERE, axis_moved, broadcast, merged, moved, part_of
 from nnhal.frontends.common.folding import require_foldable
-from nnhal.frontends.common.functions import RealArithmetic
+from nnhal.frontends.common.functions import RealArithmetic, modulo, plain, towards_zero
 from nnhal.frontends.common.integer_ranges import Span, Spans, of_all, of_indices, of_sum, power
 from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.reductions import PAIRWISE, cumulated, grouped, halved
@@ -57,7 +57,7 @@ def of_product(s: Spans) -> Span:
 
 @operator("ReduceSum", to="REDUCE_SUM", inputs=(1, 2), becomes="REDUCE_SUM; of integers ADD", fold=reduces(folded_sum),
           span=of_sum)  # fmt: skip
-@operator("ReduceMean", to="MEAN", inputs=(1, 2))
+@operator("ReduceMean", to="MEAN", inputs=(1, 2), becomes="MEAN; of integers ADD and DIV", span=of_sum)
 @operator("ReduceMax", to="REDUCE_MAX", inputs=(1, 2), becomes="REDUCE_MAX; of integers MAXIMUM", fold=reduces(np.max),
           span=of_all)  # fmt: skip
 @operator("ReduceMin", to="REDUCE_MIN", inputs=(1, 2), becomes="REDUCE_MIN; of integers MINIMUM", fold=reduces(np.min),
@@ -135,9 +135,17 @@ def finish(t: NodeTask, x: Term, name: str, *after: str) -> None:
     """Set the node's output: a reduction, and functions of it."""
     axes, keep = over(t, x), bool(t.attr("keepdims", 1))
     made = reduced(t, x, name, axes) if axes else x
+    if name == "MEAN" and axes and x.value.type == I32:
+        made = integer_quotient(t, made, math.prod(t.known(x)[i] for i in axes))
     for function in after:
         made = t.make(function, made)
     left(t, made, x, axes, keep=keep)
+
+
+def integer_quotient(t: NodeTask, total: Term, count: int) -> Term:
+    """Divide sums by a number above 0, rounded towards 0, as a row."""
+    total = t.reshaped(total, (math.prod(t.known(total)),))
+    return towards_zero(t, plain(t, "DIV", total, t.scalar(count, total)), modulo(t, total, count))
 
 
 def left(t: NodeTask, made: Term, x: Term, axes: Sequence[int], *, keep: bool) -> None:
