@@ -156,6 +156,23 @@ def test_a_fused_node_of_float16_is_computed_as_by_onnx_runtime(made, inputs, co
     check(model([made], inputs, halves, otherwise=TensorProto.FLOAT16), inputs)
 
 
+@pytest.mark.parametrize(
+    ("size", "more", "told"),
+    [
+        (3, {}, "block_size is 3, must be a power of 2 from 16"),
+        (8, {}, "block_size is 8, must be a power of 2 from 16"),
+        (48, {}, "block_size is 48, must be a power of 2 from 16"),
+        (16, {"b": np.zeros((6, 1, 8), np.int32)}, "B has 192 bytes, must have 48"),
+        (16, {"z": np.zeros((6, 1), np.int8)}, "zero_points must be UINT8 or floats"),
+    ],
+)
+def test_weights_in_blocks_that_onnx_runtime_has_no_form_for_are_refused(size, more, told):
+    weights = FEW | {"z": np.zeros(6, np.uint8)} | more
+    made = model([fused("MatMulNBits", "x b w z", K=8, N=6, block_size=size)], {"x": real(2, 8)}, weights)
+    with pytest.raises(nnhal.UnsupportedModel, match=told):
+        nnhal.load(made.SerializeToString())
+
+
 BYTES = {"x": RNG.integers(0, 255, (1, 3, 6, 6)).astype(np.uint8)}
 
 

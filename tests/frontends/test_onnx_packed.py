@@ -89,6 +89,24 @@ def test_weights_of_4_bits_may_lie_beside_the_file(tmp_path: Path):
     np.testing.assert_allclose(found, x @ (stored * 0.5), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [16, 1 << 40, 1 << 62])
+def test_a_block_may_be_longer_than_the_weights(size):
+    stored, scale, x = drawn("INT4", 8, 6), np.full((1, 6), 0.5, "f4"), RANDOM.normal(size=(2, 8)).astype("f4")
+    (found,) = by_nnhal(product("INT4", stored, scale, None, axis=0, block_size=size), {"x": x})
+    np.testing.assert_allclose(found, x @ (stored * 0.5), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize("constant", [True, False])
+def test_no_values_are_stored_with_4_bits(constant, raw):
+    """NNAPI's 8-bit types would not clamp them to 4 bits."""
+    x = np.array([-100, 2.5, 100], "f4")
+    nodes = [node("QuantizeLinear", "c s z" if constant else "x s z", "q"), node("DequantizeLinear", "q s z", "r")]
+    made = model([*nodes, node("Add", "x r")], {"x": x}, {"s": np.array(0.5, "f4"), "c": x}, opset=21, infer=False)
+    made.graph.initializer.append(tensor("z", "INT4", np.array(1), raw=raw))
+    assert "QuantizeLinear #0: stores values as INT4, must be UINT8 or INT8" in refused(made)
+
+
 def refused(made: Any) -> str:
     with pytest.raises(nnhal.NnhalError) as caught:
         nnhal.load(made.SerializeToString())

@@ -127,3 +127,10 @@ def test_what_has_no_meaning_is_refused():
     places = {"i": np.array([4, 4]), "b": np.array([2, 2])}
     told = refused(node("Col2Im", "x i b"), {"x": real(1, 8, 10)}, places, 18)
     assert "has 10 columns, must have 9" in told
+
+
+def test_a_block_of_columns_needs_no_more_memory_than_an_import_may():
+    places = {"i": np.array([300, 300]), "b": np.array([300, 300])}
+    made = model([node("Col2Im", "x i b")], {"x": real(1, 90_000, 1)}, places, opset=18)
+    with pytest.raises(nnhal.BadFile, match=r"Col2Im #0: needs more than .* bytes of constants"):
+        nnhal.load(made.SerializeToString())

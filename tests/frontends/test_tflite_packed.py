@@ -35,7 +35,11 @@ def layer(x: Array, shape: tuple[int, ...], weights: Any, **more: Any) -> bytes:
 
 def blockwise(kind: str, stored: Array, parts: Array, size: int, **more: Any) -> bytes:
     """A FULLY_CONNECTED of floats, whose weights have a scale for each block. more: fields of the details."""
-    w = Writer()
+    return blocks(Writer(), kind, stored, parts, size, **more).bytes()
+
+
+def blocks(w: Writer, kind: str, stored: Array, parts: Array, size: int, **more: Any) -> Writer:
+    """Write it."""
     given, several = w.tensor([2, stored.shape[1]]), w.tensor(parts.shape, parts.dtype.str[1:], parts)
     filter, y = w.tensor(stored.shape, kind, stored), w.tensor([2, len(stored)])
     quant = w.graph.tensors[filter].quantization = schema.QuantizationParametersT()
@@ -45,7 +49,7 @@ def blockwise(kind: str, stored: Array, parts: Array, size: int, **more: Any) ->
         setattr(quant.details, name, value)
     w.operator("FULLY_CONNECTED", [given, filter], [y], "FullyConnected")
     w.ends([given], [y])
-    return w.bytes()
+    return w
 
 
 @KINDS
@@ -82,11 +86,15 @@ def test_a_layer_of_8_bits_gives_what_litert_gives():
 
 @pytest.mark.parametrize("kind", ["i1", "int4"])
 @pytest.mark.parametrize("turned", [True, False])
-@pytest.mark.parametrize(("left", "right"), [((3, 6), (6, 4)), ((2, 5, 3, 6), (6, 4)), ((2, 5, 3, 6), (2, 5, 6, 4))])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((3, 6), (6, 4)), ((2, 5, 3, 6), (6, 4)), ((2, 5, 3, 6), (2, 5, 6, 4)), ((2, 3, 6), (1, 1, 6, 4))],
+)
 def test_matrices_of_8_bits_may_have_a_scale_for_each_column(kind, turned, left, right):
     x, stored, scale = RANDOM.integers(-128, 128, left).astype("i1"), drawn("int4", *right), RANDOM.uniform(0.1, 1, 4)
     w = Writer()
-    given, y = w.tensor(left, "i1", None, 0.05, 3), w.tensor((*left[:-1], right[-1]), "i1", None, 0.4, -5)
+    shape = (*np.broadcast_shapes(left[:-2], right[:-2]), left[-2], right[-1])
+    given, y = w.tensor(left, "i1", None, 0.05, 3), w.tensor(shape, "i1", None, 0.4, -5)
     data = stored.swapaxes(-1, -2) if turned else stored
     more = {"axis": len(right) - (2 if turned else 1)}
     w.operator(
@@ -95,7 +103,9 @@ def test_matrices_of_8_bits_may_have_a_scale_for_each_column(kind, turned, left,
     w.ends([given], [y])
     real = (x.astype("f8") - 3) * 0.05 @ (stored * scale.astype("f4"))
     wanted = np.clip(np.rint(real / np.float32(0.4)) - 5, -128, 127)
-    distance = run(w.bytes(), [x])[0].astype(int) - wanted
+    found = run(w.bytes(), [x])[0]
+    assert found.shape == wanted.shape
+    distance = found.astype(int) - wanted
     assert np.abs(distance).max() <= 1
 
 
@@ -121,6 +131,25 @@ def test_a_channel_of_zeros_may_have_scale_0(kind):
         nnhal.load(layer(x, stored.shape, (kind, stored, scale)))
 
 
+@pytest.mark.parametrize("kind", ["i1", "u1", "i2"])
+def test_scale_0_makes_weights_0_whatever_their_zero_point(kind):
+    """LiteRT dequantises no INT16 with several scales."""
+    stored, scale, zero = np.array([[1, 2, 3, 4], [0, 0, 0, 0]]), [0.5, 0], [0, 0] if kind == "i2" else [3, 7]
+    for order in ([0, 1], [1, 0]):
+        for turned in (order, order[::-1]):  # the scale 0 is that of the zeros, or of the others
+            w = Writer()
+            x = w.tensor([2, 4], kind, stored[order], np.array(scale)[turned], np.array(zero)[turned])
+            y = w.tensor([2, 4])
+            w.operator("DEQUANTIZE", [x], [y])
+            w.ends([], [y])
+            if turned != order:
+                assert "has scale 0, must be a finite number greater than 0" in refused(w.bytes())
+                continue
+            real = (stored - np.array(zero)[:, None]) * np.array(scale)[:, None]
+            assert np.array_equal(run(w.bytes(), [])[0], real[order])
+            assert kind == "i2" or np.array_equal(litert(w.bytes())[0], real[order])
+
+
 def refused(content: bytes) -> str:
     with pytest.raises(nnhal.NnhalError) as caught:
         nnhal.load(content)
@@ -134,13 +163,19 @@ def test_what_does_not_fit_together_is_refused():
     )
     assert "has blocks of 0 elements" in refused(blockwise("int4", stored, scales, 0))
     assert "has zero points for blocks, must have none" in refused(blockwise("int4", stored, scales, 4, zeroPoints=1))
-    for number in (-1, 0, 99):
+    for number in (-1, 0, 2, 99):  # 2 are the weights themselves
         told = f"scales of its blocks are tensor {number}, must be a constant of 9 floats from 0"
         assert told in refused(blockwise("int4", stored, scales, 4, scales=number))
     assert "must be a constant of 18 floats from 0" in refused(blockwise("int4", stored, scales, 2))
     for wrong in (-1, np.inf, np.nan):
         assert "must be a constant of 9 floats from 0" in refused(blockwise("int4", stored, scales * wrong, 4))
     assert "of FLOAT32 has scales for blocks, must be INT8, INT4, INT2" in refused(blockwise("f4", stored, scales, 4))
+
+    def sparse(model: Any) -> None:
+        model.subgraphs[0].tensors[2].sparsity = schema.SparsityParametersT()
+
+    w = blocks(Writer(), "i1", stored, scales, 4)
+    assert "is sparse and has scales for blocks, must be one of both" in refused(w.bytes(sparse))
     short = Writer()
     x, y = short.tensor([3], "int4", [1, 2], 0.5), short.tensor([3])
     short.operator("DEQUANTIZE", [x], [y])

@@ -28,7 +28,7 @@ Dim = int | str | None  # a size, a name that several share, or unspecified
 class OnnxTensor(NamedTuple):
     """A tensor with a value in the file. blob: its bytes; values: if they are not contiguous; texts: if it has those.
 
-    packed: the type in the file of numbers of INT8 or UINT8 that share bytes of the blob, or "".
+    packed: the type in the file of numbers of INT8 or UINT8 that share bytes, or "".
     """
 
     name: str

@@ -87,14 +87,15 @@ def matmul_of_few_bits(t: ExpandedNode) -> None:
     """Dequantise constant weights in blocks. Zero points have as many bits as the weights, or are floats."""
     size, units, block, bits = *(t.attr(name, 0) for name in ("K", "N", "block_size")), t.attr("bits", 4)
     t.require(bits in (2, 4, 8), f"bits is {bits}, must be 2, 4 or 8")
-    t.require(min(size, units) > 0 and block > 0, f"has {units} units of {size} in blocks of {block}")
+    t.require(min(size, units) > 0, f"has {units} units of {size}")
+    t.require(block >= 16 and block.bit_count() == 1, f"block_size is {block}, must be a power of 2 from 16")
     t.require(not t.given(4), "has an order of groups, must have none")
     count = -(-size // block)
     scales = np.asarray(t.data(2, "scales"), np.float32).reshape(units, count, 1)
     t.budget.spend(Cost.MEMORY, 8 * units * count * block, t.label)
     stored, row = t.data(1, "B"), packed_size(bits, count)
     wanted = units * count * packed_size(bits, block)
-    t.require(stored.size == wanted, f"B has {stored.size} bytes, must have {wanted}")
+    t.require(stored.nbytes == wanted, f"B has {stored.nbytes} bytes, must have {wanted}")
     weights = unpack(stored, bits, (units, count, block), signed=False)
     zeros: Array = np.full(1, 1 << (bits - 1), np.float32)
     if t.given(3):
@@ -102,6 +103,8 @@ def matmul_of_few_bits(t: ExpandedNode) -> None:
         if zeros.dtype == np.uint8:
             t.require(zeros.size == units * row, f"zero_points has {zeros.size} bytes, must have {units * row}")
             zeros = unpack(zeros, bits, (units, row * 8 // bits), signed=False)[:, :count]
+        else:
+            t.require(zeros.dtype.kind == "f", "zero_points must be UINT8 or floats")
         zeros = zeros.astype(np.float32).reshape(units, count, 1)
     found = ((weights.astype(np.float32) - zeros) * scales).reshape(units, count * block)[:, :size]
     made = t.write("MatMul", t.input(0), t.constant(found.T), gives=None if t.given(5) else 0)

@@ -56,6 +56,8 @@ class FileContext(Struct, eq=False):
         default_factory=dict
     )  # results from constants, by their derivation, so that each is made once
 
+    packed: dict[int, str] = field(default_factory=dict)  # the types in the file of constants that share bytes
+
     labels: dict[int, TermLabels] = field(default_factory=dict)  # of terms of classifiers
 
     def note_labels(self, term: Term, kind: str, texts: Sequence[Any]) -> None:
@@ -174,6 +176,9 @@ class NodeGraph(ImportedGraph):
             return Term(Value(UNTYPED, tensor.shape), tensor.kind, data, scalar=not tensor.shape)
         term = constant(value, data, tensor.kind, None if tensor.packed else tensor.blob)
         term.kind = tensor.kind
+        if tensor.packed:
+            self.context.packed[id(term)] = tensor.packed
+            self.context.kept.append(term)
         return term
 
     def _places_of_texts(self, tensor: OnnxTensor, name: str) -> Term:

@@ -62,9 +62,14 @@ def quant_params_at(t: NodeTask, scale: int, zero: int, kind: str = "") -> Quant
     t.require(math.isfinite(number) and number > 0, f"has scale {number:g}, must be above 0")
     if not t.given(zero):
         return QuantParams(KINDS[kind or "UINT8"], number, 0)
-    of = t.raw(zero).kind
+    of = kind_in_file(t, zero)
     t.require(of in KINDS, f"stores values as {of}, must be UINT8 or INT8")
     return QuantParams(KINDS[of], number, int(np.asarray(t.data(zero, "the zero point")).reshape(-1)[0]))
+
+
+def kind_in_file(t: NodeTask, place: int) -> str:
+    """Return the type of an input in the file, which may have less than eight bits."""
+    return t.graph.context.packed.get(id(t.raw(place)), t.raw(place).kind)
 
 
 # ---------------------------------------------------------------------------------------------------- QuantizeLinear & co.
@@ -80,7 +85,7 @@ def quant_params_behind(t: NodeTask) -> QuantParams:
 
 def folded_quantise(t: NodeTask, x: Array, scale: Array, *zero: Array) -> Any:
     number = t.attr("output_dtype", 0)
-    kind = t.raw(2).kind if zero else FILE_KINDS.get(number, "") if number else "UINT8"
+    kind = kind_in_file(t, 2) if zero else FILE_KINDS.get(number, "") if number else "UINT8"
     require_foldable(x.dtype == scale.dtype == np.float32 and kind in DTYPES and not t.attr("block_size", 0))
     limits = np.iinfo(DTYPES[kind])
     sizes = [1] * x.ndim
@@ -191,6 +196,7 @@ def of_blocks(t: NodeTask, data: Array, scale: Array, zero: Array, size: int) ->
     must = f"block_size is {size} and the scales have shape {list(scale.shape)}, must fit {list(data.shape)}"
     t.require(size > 0 and scale.shape == wanted == zero.shape, must)
     t.budget.spend(Cost.MEMORY, 16 * data.size, t.label)
+    size = min(size, max(1, data.shape[axis]))
     steps, first = (each.repeat(size, axis).take(range(data.shape[axis]), axis) for each in (scale, zero))
     return ((data.astype(np.int64) - first.astype(np.int64)).astype(np.float32) * steps).astype(np.float32)
 

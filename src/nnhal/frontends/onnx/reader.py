@@ -476,7 +476,7 @@ class _OnnxReader:
         if packed:
             found = self.in_fields("", "UINT8", (size,), typed, where).values
             values = unpack(np.asarray(found), SMALL[packed], shape, signed=kind == "INT8")
-            return OnnxTensor(name[-1], kind, shape, values=values)
+            return OnnxTensor(name[-1], kind, shape, values=values, packed=packed)
         return self.in_fields(name[-1], kind, shape, typed, where)
 
     def in_fields(

@@ -128,6 +128,7 @@ def picture_of_columns(t: ExpandedNode) -> None:
         for d, pad, n, stride, reach in zip(image, w.pads, places, w.stride, w.reach, strict=True)
     ]
     columns = t.write("Reshape", t.input(0), t.constant([batch * rows // size, size, *places]))
+    t.budget.spend(Cost.MEMORY, 4 * size * size, t.label)
     ones = t.constant(np.eye(size, dtype=np.float32).reshape(size, 1, *block))
     how: dict[str, Any] = {"kernel_shape": tuple(block), "strides": tuple(w.stride), "dilations": tuple(w.dilation)}
     made = t.write("ConvTranspose", columns, ones, **how, pads=flat_pads(w.pads), output_padding=tuple(left))

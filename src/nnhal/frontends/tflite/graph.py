@@ -194,8 +194,9 @@ class ImportGraph(ImportedGraph):
         if tensor.blocks is None:
             return stored
         number, count = tensor.blocks.scales, stored.size // tensor.blocks.size
-        known = 0 <= number < len(self.source.tensors) and self.source.tensors[number].type in ("FLOAT16", "FLOAT32")
-        scales = self.term(number).value.data if known and self.source.tensors[number].blob else None
+        of = self.source.tensors[number] if 0 <= number < len(self.source.tensors) else None
+        known = of is not None and of.type in ("FLOAT16", "FLOAT32") and of.blob and not of.blocks
+        scales = self.term(number).value.data if known else None
         if scales is None or scales.size != count or not (np.isfinite(scales) & (scales >= 0)).all():
             must = f"must be a constant of {count} floats from 0"
             raise BadFile(f"{self.file.label}: {place}: scales of its blocks are tensor {number}, {must}")

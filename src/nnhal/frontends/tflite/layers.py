@@ -220,7 +220,8 @@ def product_by_channels(t: OperatorTask, x: Term, y: Term, channel: ChannelQuant
         pixels = t.reshaped(moved, (rows, 1, 1, count * size))
         made = t.make("GROUPED_CONV_2D", pixels, filter, bias, like=t.out(), groups=count, nchw=False, **how)
         made = t.make("TRANSPOSE", t.reshaped(made, (rows, count, units)), t.integers([1, 0, 2]))
-    t.reshaped(made, (*left[:-1], units), out=True)
+    outer = (1,) * (len(shape) - len(left))  # with more dimensions, there is one matrix
+    t.reshaped(made, (*outer, *left[:-1], units), out=True)
 
 
 # ------------------------------------------------------------------------------------------------ pooling, normalisation

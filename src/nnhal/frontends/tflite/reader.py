@@ -295,6 +295,7 @@ class Reader:
             self.bad(f"has {blob.length} bytes in buffer {number}, must have {size}")
         table, stored = tensor.child(4), ""
         blocks = self._blocks(table, kind, shape) if table and blob else None
+        self.must(not (blocks and sparse), "is sparse and has scales for blocks, must be one of both")
         if blob and not sparse and (kind in PACKED or blocks):
             kind, stored = "FLOAT32" if blocks else "INT8", kind
         return FileTensor(
@@ -350,19 +351,21 @@ class Reader:
                 len(scales) == shape[axis], f"has {len(scales)} scales, must be {shape[axis]}, one for each channel"
             )
         if 0 in scales:
-            scales = self._of_zeros(scales, axis, shape, blob, stored)
+            self._check_zeros(scales, axis, kind, shape, blob, stored)
+            zeros = tuple(zero if scale else 0 for scale, zero in zip(scales, zeros, strict=True))
+            scales = tuple(scale or 1.0 for scale in scales)
         return TensorQuant(scales, zeros, axis)
 
-    def _of_zeros(
-        self, scales: tuple[float, ...], axis: int, shape: tuple[int, ...], blob: Blob | None, stored: str
-    ) -> tuple[float, ...]:
-        """Return scales with 1 in place of 0, which some tools write for channels whose weights are all 0."""
+    def _check_zeros(
+        self, scales: tuple[float, ...], axis: int, kind: str, shape: tuple[int, ...], blob: Blob | None, stored: str
+    ) -> None:
+        """Check that only channels whose weights are all 0 have scale 0, as some tools write it."""
         if len(scales) > 1 and blob is not None:
             data = self.data[blob.offset : blob.offset + blob.length]
-            weights = unpack(data, BITS[stored or "INT8"], shape, signed=True)
+            weights = unpack(data, BITS[stored], shape, signed=True) if stored else data.view(DTYPES[kind])
             channels = [n for n, scale in enumerate(scales) if scale == 0]
-            if not weights.take(channels, axis).any():
-                return tuple(scale or 1.0 for scale in scales)
+            if not weights.reshape(shape).take(channels, axis).any():
+                return
         self.bad("has scale 0, must be a finite number greater than 0")
 
     def _sparsity(self, table: FlatTable) -> Sparsity:
