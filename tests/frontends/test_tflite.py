@@ -397,6 +397,22 @@ def test_an_input_of_64_bits_is_taken_as_far_as_sums_of_it_fit_32_bits():
             compiled(*(np.array([0, beyond]) if n == number else each for n, each in enumerate(given)))
 
 
+def test_a_file_may_have_many_inputs_of_64_bits():
+    """Their ranges take many attempts, which together cost more than one import may."""
+    w = Writer()
+    given = [w.tensor([1], "i8") for _ in range(50)]
+    total = given[0]
+    for each in given[1:]:
+        total, before = w.tensor([1], "i8"), total
+        w.operator("ADD", [before, each], [total], "Add")
+    w.ends(given, [total])
+    read = load(w.bytes())
+    assert len(read.notes) == len(given)
+    compiled = nnhal.compile(read, devices="reference")
+    most = [np.array([int(note.split(" to ")[1].split(",")[0])]) for note in read.notes]
+    assert compiled(*most) == sum(most) < 2**31
+
+
 # --------------------------------------------------------------------------------------------------------- what is refused
 
 

@@ -8,11 +8,14 @@ refused.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from typing import NamedTuple, Protocol, TypeVar
 
+from nnhal.base.errors import BadFile
 from nnhal.base.names import short
 from nnhal.base.operands import Shape
+from nnhal.frontends.common.budget import Budget
 from nnhal.frontends.common.terms import Term, UnsupportedOperator, fits
 
 Span = tuple[int, int]
@@ -91,39 +94,46 @@ def symmetric(bits: int) -> Span:
 
 
 def import_in_32_bits(
-    names: Sequence[str], imported: Callable[[Mapping[str, Span]], tuple[Context, Result]]
+    names: Sequence[str], budget: Budget, imported: Callable[[Mapping[str, Span]], tuple[Context, Result]]
 ) -> tuple[Context, Result, list[str]]:
     """Import a file; if 64-bit integers may exceed 32 bits, with smaller ranges of inputs, if that helps.
 
-    First all inputs have as many bits as possible. Then each gets more, if the others allow it.
+    First all inputs have as many bits as possible. Then each gets more, if the others allow it. Each of the first
+    attempts may cost what an import may cost, and those of the second kind together.
 
     Args:
         names: The inputs of INT64.
+        budget: That of the file. On return, it is what one import left.
         imported: Imports the file. It takes the ranges of some inputs.
 
     Returns:
         The import, and a note for each input with a smaller range.
     """
+    allowed = dict(budget.left)
     context, result = imported(NO_SPANS)
     if all(why != TOO_WIDE for _, why in context.problems):
         return context, result, []
     for count in FEWER_BITS if names else ():
         spans = dict.fromkeys(names, symmetric(count))
+        budget.left = dict(allowed)
         found = imported(spans)
         if not found[0].problems:
             break
     else:
         return context, result, []
-    for name in names if len(names) > 1 else ():
-        others = {each: span for each, span in spans.items() if each != name}
-        for wider in (others, *(others | {name: symmetric(n)} for n in FEWER_BITS[: FEWER_BITS.index(count)])):
-            again = imported(wider)
-            if not again[0].problems:
-                spans, found = wider, again
-                break
+    left, budget.left = budget.left, allowed
+    with suppress(BadFile):  # with many inputs, those that come after the budget's end keep their range
+        for name in names if len(names) > 1 else ():
+            others = {each: span for each, span in spans.items() if each != name}
+            for wider in (others, *(others | {name: symmetric(n)} for n in FEWER_BITS[: FEWER_BITS.index(count)])):
+                again = imported(wider)
+                if not again[0].problems:
+                    spans, found = wider, again
+                    break
+    budget.left = left
     notes = [
         f"values of {short(name)} must be from {low} to {high}, so that sums and products fit 32 bits"
-        for name, (low, high) in spans.items()
+        for name, (low, high) in ((name, spans[name]) for name in names if name in spans)
     ]
     return *found, notes
 

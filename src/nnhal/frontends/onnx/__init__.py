@@ -75,7 +75,7 @@ def load_opened(
     file, sizes = with_constants(file, arrays(values))
     wanted, left = settled(file, shapes, sizes)
     wide = [edge.name for edge in file.graph.inputs if edge.kind == "INT64"]
-    context, graph, limits = import_in_32_bits(wide, lambda spans: imported(file, wanted, spans))
+    context, graph, limits = import_in_32_bits(wide, file.budget, lambda spans: imported(file, wanted, spans))
     if context.problems and left:
         look_for_the_cause(context, file, wanted, left)
     if context.problems:

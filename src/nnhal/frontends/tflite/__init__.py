@@ -87,7 +87,7 @@ def load_opened(
     left = _left_open(subgraph, names, shapes)
     wide = [name for index, name in zip(subgraph.inputs, names, strict=True) if subgraph.tensors[index].type == "INT64"]
     context, (graph, states), limits = import_in_32_bits(
-        wide, lambda spans: _imported(file, subgraph, names, wanted, spans)
+        wide, file.budget, lambda spans: _imported(file, subgraph, names, wanted, spans)
     )
     if context.problems and left:
         _look_for_the_cause(context, subgraph, names, wanted, left)
