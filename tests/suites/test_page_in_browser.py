@@ -62,9 +62,10 @@ def seen(folder: Path, width: int, *, dark: bool) -> Any:
     return json.loads(unescape(ran.stdout.partition('<pre id="found">')[2].partition("</pre>")[0]))
 
 
-@pytest.mark.skipif(not CHROMIUM, reason="Chromium is not installed")
+@pytest.mark.nightly  # it needs a browser, which CI does not have
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_the_page_is_readable_in_a_browser(tmp_path: Path, dark: bool) -> None:
+    assert CHROMIUM, "there is no Chromium, such as of the package chromium-headless-shell"
     for width in (1000, 400):
         found = seen(tmp_path, width, dark=dark)
         assert (found["back"] < 0.1) if dark else (found["back"] > 0.9)
