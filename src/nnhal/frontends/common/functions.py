@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.codes import OperandType
-from nnhal.base.operands import Value
+from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.writing import OperationWriter, filled
 from nnhal.ops.schema import B8, F32
@@ -78,6 +78,12 @@ class RealArithmetic:
     def choose(self, condition: Term, x: Term, y: Term) -> Term:
         """Return x where the condition holds, otherwise y."""
         return self.t.make("SELECT", condition, x, y, like=x)
+
+
+def cosines_and_sines(places: int, bins: int, size: int) -> tuple[Array, Array]:
+    """Return the waves [places, bins] of the first frequencies of a transform of this size, at the first places."""
+    angles = 2 * np.pi * (np.outer(np.arange(places), np.arange(bins)) % size) / size
+    return np.cos(angles), np.sin(angles)
 
 
 def cosine_of(t: OperationWriter, x: Term) -> Term:

@@ -1,12 +1,13 @@
 """The task of a node that is expanded into nodes of ai.onnx, which are lowered in its place."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from nnhal.frontends.onnx.file import OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.graph import NodeGraph
-from nnhal.frontends.onnx.task import NodeTask
+from nnhal.frontends.onnx.task import NodeTask, operator
 
 VERSION = 23  # of the operators of ai.onnx that are written
 DTYPES = {"FLOAT": np.float32, "FLOAT16": np.float16, "INT64": np.int64}  # of constants
@@ -58,3 +59,6 @@ class ExpandedNode(NodeTask):
             kind = "FLOAT16" if self.raw(0).kind == "FLOAT16" else "FLOAT"
         array = array.astype(DTYPES[kind])
         return str(self.write("Constant", value=OnnxTensor("", kind, array.shape, values=array)))
+
+
+expanded = partial(operator, task=ExpandedNode)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,8 @@ import numpy as np
 from nnhal.base.operands import Array
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.packed import packed_size, unpack
-from nnhal.frontends.onnx.expanded import ExpandedNode
+from nnhal.frontends.onnx.expanded import ExpandedNode, expanded
 from nnhal.frontends.onnx.layers import rounded_up
-from nnhal.frontends.onnx.task import operator
 from nnhal.frontends.onnx.volumes import flat_pads
 from nnhal.frontends.onnx.windows import window
 
@@ -32,13 +30,10 @@ def activation_of(t: ExpandedNode, known: Mapping[str, tuple[str, ...]], default
     return name, known[name]
 
 
-fused = partial(operator, task=ExpandedNode)
-
-
 # ----------------------------------------------------------------------------------------------------------------- layers
 
 
-@fused("com.microsoft.FusedConv", inputs=(2, 4), becomes="Conv, Add, and the activation")
+@expanded("com.microsoft.FusedConv", inputs=(2, 4), becomes="Conv, Add, and the activation")
 def convolution(t: ExpandedNode) -> None:
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     given = [t.input(n) for n in range(3)]
@@ -56,7 +51,7 @@ def convolution(t: ExpandedNode) -> None:
         t.write(activation, made, gives=0, **dict(zip(needed, values, strict=True)))
 
 
-@fused("com.microsoft.FusedGemm", inputs=(2, 3), becomes="Gemm and the activation")
+@expanded("com.microsoft.FusedGemm", inputs=(2, 3), becomes="Gemm and the activation")
 def gemm(t: ExpandedNode) -> None:
     given = [t.input(n) for n in range(2 + t.given(2))]
     made = t.write("Gemm", *given, **{name: t.attr(name) for name in ("alpha", "beta", "transA", "transB")})
@@ -67,7 +62,7 @@ def gemm(t: ExpandedNode) -> None:
     t.write(activation, made, gives=0, **values)
 
 
-@fused("com.microsoft.FusedMatMul", inputs=2, becomes="Transpose, MatMul, Mul")
+@expanded("com.microsoft.FusedMatMul", inputs=2, becomes="Transpose, MatMul, Mul")
 def matmul(t: ExpandedNode) -> None:
     sides = []
     for place, side in enumerate("AB"):
@@ -82,7 +77,7 @@ def matmul(t: ExpandedNode) -> None:
         t.write("Mul", made, t.constant(alpha), gives=0)
 
 
-@fused("com.microsoft.MatMulNBits", inputs=(3, 6), becomes="MatMul with weights as reals")
+@expanded("com.microsoft.MatMulNBits", inputs=(3, 6), becomes="MatMul with weights as reals")
 def matmul_of_few_bits(t: ExpandedNode) -> None:
     """Dequantise constant weights in blocks. Zero points have as many bits as the weights, or are floats."""
     size, units, block, bits = *(t.attr(name, 0) for name in ("K", "N", "block_size")), t.attr("bits", 4)
@@ -112,7 +107,7 @@ def matmul_of_few_bits(t: ExpandedNode) -> None:
         t.write("Add", made, t.input(5), gives=0)
 
 
-@fused(
+@expanded(
     "com.microsoft.DynamicQuantizeMatMul", inputs=(3, 5), becomes="DynamicQuantizeLinear, MatMulInteger, Cast, Mul, Add"
 )
 def dynamically_quantised_matmul(t: ExpandedNode) -> None:
@@ -120,7 +115,7 @@ def dynamically_quantised_matmul(t: ExpandedNode) -> None:
     scaled_product(t, (x, t.input(1), zero, t.input(3)), (scale, t.input(2)), t.input(4))
 
 
-@fused("com.microsoft.MatMulIntegerToFloat", inputs=(4, 7), becomes="MatMulInteger, Cast, Mul, Add")
+@expanded("com.microsoft.MatMulIntegerToFloat", inputs=(4, 7), becomes="MatMulInteger, Cast, Mul, Add")
 def integer_matmul(t: ExpandedNode) -> None:
     scaled_product(t, (t.input(0), t.input(1), t.input(4), t.input(5)), (t.input(2), t.input(3)), t.input(6))
 
@@ -136,23 +131,23 @@ def scaled_product(t: ExpandedNode, given: tuple[str, ...], scales: tuple[str, s
 # ------------------------------------------------------------------------------------------------------------ activations
 
 
-@fused("com.microsoft.Gelu", becomes="Gelu")
+@expanded("com.microsoft.Gelu", becomes="Gelu")
 def gelu(t: ExpandedNode) -> None:
     t.write("Gelu", t.input(0), gives=0)
 
 
-@fused("com.microsoft.BiasGelu", inputs=2, becomes="Add, Gelu")
+@expanded("com.microsoft.BiasGelu", inputs=2, becomes="Add, Gelu")
 def gelu_of_sum(t: ExpandedNode) -> None:
     t.write("Gelu", t.write("Add", t.input(0), t.input(1)), gives=0)
 
 
-@fused("com.microsoft.FastGelu", inputs=(1, 2), becomes="Add, Gelu by TANH")
+@expanded("com.microsoft.FastGelu", inputs=(1, 2), becomes="Add, Gelu by TANH")
 def fast_gelu(t: ExpandedNode) -> None:
     x = t.write("Add", t.input(0), t.input(1)) if t.given(1) else t.input(0)
     t.write("Gelu", x, gives=0, approximate="tanh")
 
 
-@fused("com.microsoft.QuickGelu", becomes="Sigmoid, Mul")
+@expanded("com.microsoft.QuickGelu", becomes="Sigmoid, Mul")
 def quick_gelu(t: ExpandedNode) -> None:
     t.write("Swish", t.input(0), gives=0, alpha=t.attr("alpha", 1.702))
 
@@ -160,22 +155,22 @@ def quick_gelu(t: ExpandedNode) -> None:
 # ---------------------------------------------------------------------------------------------------------- normalisation
 
 
-@fused("com.microsoft.SkipLayerNormalization", inputs=(3, 5), outputs=(1, 4), becomes="Add, LayerNormalization")
+@expanded("com.microsoft.SkipLayerNormalization", inputs=(3, 5), outputs=(1, 4), becomes="Add, LayerNormalization")
 def layer_normalisation_of_sum(t: ExpandedNode) -> None:
     made = sum_of(t, [t.input(0), t.input(1), t.input(4)], 3)
     others = [t.input(n) for n in (2, 3) if t.given(n)]
     t.write("LayerNormalization", made, *others, gives=0, epsilon=t.attr("epsilon", 1e-12))
 
 
-@fused("com.microsoft.SkipSimplifiedLayerNormalization", inputs=(3, 4), outputs=(1, 4), becomes="Add, RMSNormalization")
+@expanded(
+    "com.microsoft.SkipSimplifiedLayerNormalization", inputs=(3, 4), outputs=(1, 4), becomes="Add, RMSNormalization"
+)
 def root_mean_square_of_sum(t: ExpandedNode) -> None:
     made = sum_of(t, [t.input(0), t.input(1), t.input(3)], 3)
     t.write("RMSNormalization", made, t.input(2), gives=0, epsilon=t.attr("epsilon", 1e-12))
 
 
-@operator(
-    "SimplifiedLayerNormalization", inputs=2, outputs=(1, 2), task=ExpandedNode, apart=True, becomes="RMSNormalization"
-)
+@expanded("SimplifiedLayerNormalization", inputs=2, outputs=(1, 2), apart=True, becomes="RMSNormalization")
 def root_mean_square(t: ExpandedNode) -> None:
     how = {"axis": t.attr("axis", -1), "epsilon": t.attr("epsilon", 1e-5)}
     t.write("RMSNormalization", t.input(0), t.input(1), gives=0, **how)
@@ -189,7 +184,7 @@ def sum_of(t: ExpandedNode, names: list[str], gives: int) -> str:
     return first
 
 
-@fused(
+@expanded(
     "com.microsoft.EmbedLayerNormalization", inputs=(7, 9), outputs=(1, 3), becomes="Gather, Add, LayerNormalization"
 )
 def embedding(t: ExpandedNode) -> None:
@@ -212,7 +207,7 @@ def embedding(t: ExpandedNode) -> None:
 # -------------------------------------------------------------------------------------------------------------- attention
 
 
-@fused("com.microsoft.Attention", inputs=(2, 7), outputs=(1, 2), becomes="MatMul, Add, Split, Attention")
+@expanded("com.microsoft.Attention", inputs=(2, 7), outputs=(1, 2), becomes="MatMul, Add, Split, Attention")
 def attention(t: ExpandedNode) -> None:
     """Project the input to queries, keys and values in one product."""
     t.require(not t.given(4) and not t.attr("do_rotary", 0), "has a past or rotates, must do neither")
@@ -223,7 +218,7 @@ def attention(t: ExpandedNode) -> None:
     attended(t, parts, heads, mask_of(t, 3, 5, 0), causal=t.attr("unidirectional", 0))
 
 
-@fused("com.microsoft.MultiHeadAttention", inputs=(1, 8), outputs=(1, 4), becomes="Add, Attention")
+@expanded("com.microsoft.MultiHeadAttention", inputs=(1, 8), outputs=(1, 4), becomes="Add, Attention")
 def multi_head_attention(t: ExpandedNode) -> None:
     """Attend to separate queries, keys and values of three dimensions."""
     t.require(not t.given(6) and not t.given(7), "has a past, must have none")
@@ -287,7 +282,7 @@ def mask_of(t: ExpandedNode, keys: int, scores: int, of: int) -> str:
     return str(t.write("Add", made, t.input(scores))) if t.given(scores) else str(made)
 
 
-@fused("com.microsoft.RotaryEmbedding", inputs=4, becomes="RotaryEmbedding")
+@expanded("com.microsoft.RotaryEmbedding", inputs=4, becomes="RotaryEmbedding")
 def rotary_embedding(t: ExpandedNode) -> None:
     """Rotate by given positions, or by those from one number on."""
     shape, places = t.known(t.x(0)), t.input(1)
@@ -305,7 +300,7 @@ def rotary_embedding(t: ExpandedNode) -> None:
 # ------------------------------------------------------------------------------------------------------------- quantised
 
 
-@fused("com.microsoft.QLinearSoftmax", inputs=5, becomes="Softmax of real values")
+@expanded("com.microsoft.QLinearSoftmax", inputs=5, becomes="Softmax of real values")
 def quantised_softmax(t: ExpandedNode) -> None:
     """Write a softmax; of before operator set 13, of all dimensions from the axis on as one."""
     axis, shape = t.attr("axis", -1), t.known(t.x(0))
@@ -319,7 +314,7 @@ def quantised_softmax(t: ExpandedNode) -> None:
     t.write("QuantizeLinear", made, t.input(3), t.input(4), gives=0)
 
 
-@fused("com.microsoft.QLinearAveragePool", inputs=5, becomes="AveragePool of real values")
+@expanded("com.microsoft.QLinearAveragePool", inputs=5, becomes="AveragePool of real values")
 def quantised_average(t: ExpandedNode) -> None:
     """Write a mean. Padding that counts does so beyond the given pads too, if sizes are rounded up."""
     t.require(not t.attr("channels_last", 0), "has channels last, must have them first")

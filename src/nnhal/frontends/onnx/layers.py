@@ -13,13 +13,14 @@ from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import part_of, three, transposed
 from nnhal.frontends.common.functions import RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.windows import LayerWindow
 from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, MOST_DIMENSIONS, reshaped_constant
 from nnhal.frontends.onnx import volumes
 from nnhal.frontends.onnx.elementwise import floats, in_own_type, single_floats
 from nnhal.frontends.onnx.fusion import fuse_into_weights
 from nnhal.frontends.onnx.movement import filled_around
 from nnhal.frontends.onnx.task import NodeTask, operator
-from nnhal.frontends.onnx.windows import LayerWindow, window
+from nnhal.frontends.onnx.windows import window
 
 MOST_PARTS = 64  # that a grouped layer is split into
 MOST_FILTER = 1 << 26  # elements of a dilated filter

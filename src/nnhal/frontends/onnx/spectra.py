@@ -4,7 +4,6 @@ Transforms become products with cosines and sines, which are known at import.
 """
 
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,19 +11,17 @@ import numpy as np
 from nnhal.base.operands import Array
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.folding import require_foldable
-from nnhal.frontends.onnx.expanded import ExpandedNode
+from nnhal.frontends.common.functions import cosines_and_sines
+from nnhal.frontends.onnx.expanded import ExpandedNode, expanded
 from nnhal.frontends.onnx.file import DTYPES, KINDS
 from nnhal.frontends.onnx.movement import COUNTED
-from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, computed, operator
+from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, computed
 from nnhal.frontends.onnx.volumes import flat_pads
 from nnhal.frontends.onnx.windows import window
 
 MOST_WAVES = 1 << 24  # elements of a matrix of waves
 
 UNKNOWN_SIZE = f"of a size that is computed at execution {COUNTED}"
-
-expanded = partial(operator, task=ExpandedNode)
-
 
 # ------------------------------------------------------------------------------------------------------------- transforms
 
@@ -41,9 +38,8 @@ def waves(t: ExpandedNode, places: int, size: int, bins: int, *, inverse: bool =
     """
     t.require(places * bins <= MOST_WAVES, f"has {places * bins} waves, must have at most {MOST_WAVES}")
     t.budget.spend(Cost.MEMORY, 64 * places * bins, t.label)
-    angles = 2 * np.pi * (np.outer(np.arange(places), np.arange(bins)) % size) / size
-    scale = 1 / size if inverse else 1
-    return np.cos(angles) * scale, np.sin(angles) * (-scale if inverse else scale)
+    cosines, sines = cosines_and_sines(places, bins, size)
+    return (cosines * (1 / size), sines * (-1 / size)) if inverse else (cosines, sines)
 
 
 def pairs(cosines: Array, sines: Array, parts: int) -> Array:
@@ -118,10 +114,7 @@ def picture_of_columns(t: ExpandedNode) -> None:
     size = math.prod(block)
     t.require(size > 0 and rows % size == 0, f"has {rows} rows, must be a multiple of the block's {size} elements")
     w = window(t, block, image)
-    places = [
-        (d + sum(pad) - reach) // stride + 1
-        for d, pad, reach, stride in zip(image, w.pads, w.reach, w.stride, strict=True)
-    ]
+    places = w.places(image)
     t.require(min(places) > 0 and math.prod(places) == count, f"has {count} columns, must have {math.prod(places)}")
     left = [
         d + sum(pad) - (n - 1) * stride - reach

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from nnhal.frontends.common.windows import LayerWindow, Pads
 from nnhal.frontends.common.writing import check_count
 from nnhal.frontends.onnx.expanded import ExpandedNode
-from nnhal.frontends.onnx.windows import LayerWindow, Pads, window
+from nnhal.frontends.onnx.windows import window
 
 
 def volume_window(t: ExpandedNode, kernel: Sequence[int]) -> LayerWindow:
@@ -27,13 +28,13 @@ def convolution(t: ExpandedNode) -> None:
     (batch, channels, deep, height, width), shape = t.known(t.x(0)), t.known(t.x(1))
     t.require(len(shape) == 5, f"has a filter of {len(shape)} dimensions, must have 5")
     units, inner, *kernel = shape
-    _, strides, dilations, pads = volume_window(t, kernel)
-    x, reach = t.input(0), (kernel[0] - 1) * dilations[0] + 1
-    before, after = pads[0]
+    w = volume_window(t, kernel)
+    _, strides, dilations, pads = w
+    x, (before, after) = t.input(0), pads[0]
     if before or after:
         x = t.write("Pad", x, t.constant([0, 0, before, 0, 0, 0, 0, after, 0, 0]))
-    places = (deep + before + after - reach) // strides[0] + 1
-    t.require(places > 0, f"has a filter of depth {reach}, which must fit into the padded depth")
+    places, rows, columns = w.places((deep, height, width))
+    t.require(places > 0, f"has a filter of depth {w.reach[0]}, which must fit into the padded depth")
     check_count(places * kernel[0])
     seen = np.arange(places)[:, None] * strides[0] + np.arange(kernel[0]) * dilations[0]
     planes = t.write("Transpose", t.write("Gather", x, t.constant(seen), axis=2), perm=(0, 2, 1, 3, 4, 5))
@@ -46,10 +47,6 @@ def convolution(t: ExpandedNode) -> None:
     }
     how |= {"dilations": tuple(dilations[1:]), "pads": flat_pads(pads[1:])}
     made = t.write("Conv", planes, weights, *[t.input(2)] * t.given(2), **how)
-    rows, columns = (
-        (size + sum(pads[n]) - (kernel[n] - 1) * dilations[n] - 1) // strides[n] + 1
-        for n, size in ((1, height), (2, width))
-    )
     made = t.write("Reshape", made, t.constant([batch, places, units, rows, columns]))
     t.write("Transpose", made, gives=0, perm=(0, 2, 1, 3, 4))
 

@@ -1,38 +1,9 @@
-"""The windows of layers: their sizes, strides, dilations and padding, as the attributes of a node give them."""
+"""Reads the window of a layer from the attributes of its node."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from nnhal.frontends.common.windows import LayerWindow
 from nnhal.frontends.onnx.task import NodeTask
-
-Pads = list[tuple[int, int]]
-
-
-class LayerWindow(NamedTuple):
-    """A window of two dimensions, or of three: size, stride, dilation, and padding before and behind for each."""
-
-    size: list[int]
-    stride: list[int]
-    dilation: list[int]
-    pads: Pads
-
-    @property
-    def reach(self) -> list[int]:
-        """The elements that it covers, including those it skips."""
-        return [(n - 1) * d + 1 for n, d in zip(self.size, self.dilation, strict=True)]
-
-    def strides(self) -> dict[str, int]:
-        """Return the strides as arguments."""
-        return {"stride_w": self.stride[1], "stride_h": self.stride[0]}
-
-    def padding(self) -> dict[str, int]:
-        """Return the padding as arguments."""
-        (top, bottom), (left, right) = self.pads
-        return {"pad_left": left, "pad_right": right, "pad_top": top, "pad_bottom": bottom}
-
-    def dilations(self) -> dict[str, int]:
-        """Return the dilation as arguments, none if it is 1."""
-        return {} if self.dilation == [1, 1] else {"dilation_w": self.dilation[1], "dilation_h": self.dilation[0]}
 
 
 def window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int | None]) -> LayerWindow:

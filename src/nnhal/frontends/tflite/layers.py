@@ -209,13 +209,14 @@ def product_by_channels(t: OperatorTask, x: Term, y: Term, channel: ChannelQuant
         count == 1 or left[:-2] == shape[:-2], f"multiplies {list(left)} by {list(shape)} with scales for channels"
     )
     value = Value(Q8PC, None, channel=ChannelQuant(channel.scales * count, 0))
-    filter = constant(value, np.ascontiguousarray(data).reshape(count * units, 1, 1, size))
+    matrix = constant(value, np.ascontiguousarray(data).reshape(count * units, size))
     bias = constant(Value(I32), np.zeros(count * units, np.int32))
-    how = {"scheme": Padding.VALID, "stride_w": 1, "stride_h": 1, "activation": 0}
     rows = math.prod(left[:-1]) // count
     if count == 1:
-        made = t.make("CONV_2D", t.reshaped(x, (rows, 1, 1, size)), filter, bias, like=t.out(), **how)
+        made = rows_of(t, x, bias, matrix, 0)
     else:
+        how = {"scheme": Padding.VALID, "stride_w": 1, "stride_h": 1, "activation": 0}
+        filter = reshaped_constant(matrix, (count * units, 1, 1, size))
         moved = t.make("TRANSPOSE", t.reshaped(x, (count, rows, size)), t.integers([1, 0, 2]))
         pixels = t.reshaped(moved, (rows, 1, 1, count * size))
         made = t.make("GROUPED_CONV_2D", pixels, filter, bias, like=t.out(), groups=count, nchw=False, **how)

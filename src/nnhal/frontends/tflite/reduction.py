@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from nnhal.frontends.common.integer_ranges import of_all, of_indices, of_sum
 from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.reductions import BOTH, PAIRWISE, cumulated, grouped, halved, runs, unfused
 from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.windows import LayerWindow
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, check_count, filled, ones
 from nnhal.frontends.tflite.file import Options
 from nnhal.frontends.tflite.padding import dilate, pad_edges
@@ -148,27 +149,6 @@ COMBINED: dict[str, np.ufunc] = {
 NEUTRAL = {"REDUCE_SUM": 0.0, "REDUCE_MAX": -math.inf}  # of the functions that layers compute
 
 
-class Windows(NamedTuple):
-    """Windows of a tensor: size, stride, dilation, and padding before and behind, for each dimension."""
-
-    size: Sequence[int]
-    stride: Sequence[int]
-    dilation: Sequence[int]
-    pads: Sequence[tuple[int, int]]
-
-    def along(self, axis: int) -> tuple[int, int, int, int, int]:
-        """Return the size, stride, dilation and padding of a dimension."""
-        return self.size[axis], self.stride[axis], self.dilation[axis], *self.pads[axis]
-
-    @property
-    def reach(self) -> list[int]:
-        """The elements that a window covers, including those it skips."""
-        return [(n - 1) * d + 1 for n, d in zip(self.size, self.dilation, strict=True)]
-
-
-WHOLE = 1, 1, 1, 0, 0  # the window of a dimension that no layer needs to know
-
-
 @operator("REDUCE_WINDOW", inputs=5,
           becomes="DEPTHWISE_CONV_2D, MAX_POOL_2D; or GATHER, REDUCE_SUM, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN")  # fmt: skip
 def reduce_window(t: OperatorTask) -> None:
@@ -178,7 +158,7 @@ def reduce_window(t: OperatorTask) -> None:
     size, stride, dilation = (
         t.ints(place, what) for place, what in ((2, "window_shape"), (3, "strides"), (4, "dilations"))
     )
-    over_windows(t, kind, Windows(size, stride, dilation, [(0, 0)] * t.rank(t.x(0))), ())
+    over_windows(t, kind, LayerWindow(size, stride, dilation, [(0, 0)] * t.rank(t.x(0))), ())
 
 
 @operator("STABLEHLO_REDUCE_WINDOW", inputs=2, becomes="as REDUCE_WINDOW, with padding")
@@ -190,14 +170,14 @@ def reduce_padded_window(t: OperatorTask) -> None:
     body = [operator.name for operator in graphs[number].operators]
     kind = BODIES.get(body[0]) if len(body) == 1 else None
     names = ("WindowDimensions", "WindowStrides", "WindowDilations", "BaseDilations")
-    size, stride, dilation, grown = (o.numbers(name) or (1,) * rank for name in names)
+    size, stride, dilation, grown = (list(o.numbers(name) or (1,) * rank) for name in names)
     pads = o.numbers("Padding") or (0,) * 2 * rank
     fits = len(pads) == 2 * rank == 2 * len(grown) and min(grown, default=1) > 0
     t.require(fits, "must have two paddings and a dilation for each dimension")
-    over_windows(t, kind, Windows(size, stride, dilation, list(zip(pads[::2], pads[1::2], strict=True))), grown)
+    over_windows(t, kind, LayerWindow(size, stride, dilation, list(zip(pads[::2], pads[1::2], strict=True))), grown)
 
 
-def over_windows(t: OperatorTask, kind: str | None, windows: Windows, grown: Sequence[int]) -> None:
+def over_windows(t: OperatorTask, kind: str | None, window: LayerWindow, grown: Sequence[int]) -> None:
     """Set the output to reduced windows of input 0, combined with the initial value, input 1.
 
     grown: the dilation of each dimension of the input; none if it is 1.
@@ -207,17 +187,17 @@ def over_windows(t: OperatorTask, kind: str | None, windows: Windows, grown: Seq
         t.refuse("reduces with a function that NNAPI has no reduction for")
     t.require(x.value.type in (F32, I32, B8), f"of {x.kind} sums stored integers, which NNAPI does not support")
     t.require((x.value.type == B8) == (kind not in PAIRWISE), f"of {x.kind} has a reduction of another type")
-    lists, rank = windows[:3], t.rank(x)
+    lists, rank = window[:3], t.rank(x)
     fits = all(len(each) == rank and min(each, default=1) > 0 for each in lists)
     t.require(fits, f"window, strides and dilations are {lists}, must be {rank} positive numbers each")
     if x.value.data is not None and first.value.data is not None:
-        places, start = places_of(t, x, windows, grown), first.value.data.item()
+        places, start = places_of(t, x, window, grown), first.value.data.item()
         elements = np.append(x.value.data, x.value.data.dtype.type(start))[places]
         t.known_result(COMBINED[kind].reduce(elements, axis=-1, dtype=elements.dtype, initial=start))
         return
-    found = None if max(grown, default=1) > 1 else by_layer(t, x, kind, windows)
+    found = None if max(grown, default=1) > 1 else by_layer(t, x, kind, window)
     if found is None:
-        found = by_places(t, x, kind, places_of(t, x, windows, grown))
+        found = by_places(t, x, kind, places_of(t, x, window, grown))
     shape = t.known(found)
     if first.value.data is None or first.value.data.item() != NEUTRAL.get(kind):
         both = t.reshaped(found, (math.prod(shape),)), t.reshaped(first, (1,))
@@ -225,56 +205,55 @@ def over_windows(t: OperatorTask, kind: str | None, windows: Windows, grown: Seq
     t.result(0, t.reshaped(found, shape))
 
 
-def by_layer(t: OperatorTask, x: Term, kind: str, windows: Windows) -> Term | None:
+def by_layer(t: OperatorTask, x: Term, kind: str, window: LayerWindow) -> Term | None:
     """Reduce windows of floats along a dimension, or two neighbours, by one operation; None if that is impossible.
 
     A convolution with ones adds them up, and a pool takes their greatest elements.
     """
-    sizes, reach = t.known(x), windows.reach
-    over = [axis for axis in range(len(windows.size)) if windows.along(axis) != WHOLE]
-    padded = any(before or after for before, after in windows.pads)
+    sizes, reach = t.known(x), window.reach
+    rows = zip(window.size, window.stride, window.dilation, window.pads, strict=True)
+    over = [axis for axis, (n, step, apart, pads) in enumerate(rows) if (n, step, apart, *pads) != (1, 1, 1, 0, 0)]
+    padded = any(before or after for before, after in window.pads)
     if x.value.type != F32 or kind not in NEUTRAL or not 0 < len(over) <= 2 or over[-1] - over[0] > 1:
         return None
     if not all(
-        0 <= min(pad) <= max(pad) < n <= d + sum(pad) for pad, n, d in zip(windows.pads, reach, sizes, strict=True)
+        0 <= min(pad) <= max(pad) < n <= d + sum(pad) for pad, n, d in zip(window.pads, reach, sizes, strict=True)
     ):
         return None
     if padded and (t.raw(1).data is None or t.number(1, "init_value") != NEUTRAL[kind]):
         return None
-    (high, down, skip_h, top, bottom), (wide, right_step, skip_w, left, right) = (
-        *map(windows.along, over), *[WHOLE] * (2 - len(over))
-    )  # fmt: skip
-    outer, inner = math.prod(sizes[: over[0]]), math.prod(sizes[over[-1] + 1 :])
-    picture = t.reshaped(x, (outer, sizes[over[0]], sizes[over[1]] if len(over) > 1 else 1, inner))
-    how = {"pad_left": left, "pad_right": right, "pad_top": top, "pad_bottom": bottom}
-    how |= {"stride_w": right_step, "stride_h": down, "activation": 0}
+    first, last = over[0], over[-1] + 1
+    size, stride, dilation = ([*each[first:last], 1][:2] for each in window[:3])
+    w = LayerWindow(size, stride, dilation, [*window.pads[first:last], (0, 0)][:2])
+    high, wide = [*sizes[first:last], 1][:2]
+    outer, inner = math.prod(sizes[:first]), math.prod(sizes[last:])
+    picture, how = t.reshaped(x, (outer, high, wide, inner)), w.padding() | w.strides() | {"activation": 0}
     if kind == "REDUCE_SUM":
-        if high * wide * inner > MOST_ONES:
+        if math.prod(size) * inner > MOST_ONES:
             return None
-        how |= {"depth_multiplier": 1} | ({} if skip_h == skip_w == 1 else {"dilation_w": skip_w, "dilation_h": skip_h})
-        filter, bias = np.ones((1, high, wide, inner), np.float32), np.zeros(inner, np.float32)
+        filter, bias = np.ones((1, *size, inner), np.float32), np.zeros(inner, np.float32)
+        how |= {"depth_multiplier": 1} | w.dilations()
         found = t.make("DEPTHWISE_CONV_2D", picture, constant(Value(F32), filter), constant(Value(F32), bias), **how)
-    elif skip_h == skip_w == 1:
-        found = t.make("MAX_POOL_2D", picture, filter_w=wide, filter_h=high, **how)
+    elif not w.dilations():
+        found = t.make("MAX_POOL_2D", picture, filter_w=size[1], filter_h=size[0], **how)
     else:
         return None
-    rows = t.known(found)[1 : 1 + len(over)]
-    return t.reshaped(found, (*sizes[: over[0]], *rows, *sizes[over[-1] + 1 :]))
+    return t.reshaped(found, (*sizes[:first], *t.known(found)[1 : 1 + len(over)], *sizes[last:]))
 
 
-def places_of(t: OperatorTask, x: Term, windows: Windows, grown: Sequence[int]) -> Array:
+def places_of(t: OperatorTask, x: Term, window: LayerWindow, grown: Sequence[int]) -> Array:
     """Return the numbers of the elements in each window, with one more dimension. grown: see `over_windows`."""
     whole = numbered(t, [x])[0]
     try:
-        if windows.pads:
-            whole = pad_edges(dilate(whole, grown or (1,) * whole.ndim), windows.pads)
+        if window.pads:
+            whole = pad_edges(dilate(whole, grown or (1,) * whole.ndim), window.pads)
     except CannotFold:
         t.refuse("has no elements, or too many")
-    fits = all(n <= size for n, size in zip(windows.reach, whole.shape, strict=True))
+    fits = all(n <= size for n, size in zip(window.reach, whole.shape, strict=True))
     t.require(fits, "has a window that does not fit")
-    check_count(whole.size * math.prod(windows.size))
-    seen = np.lib.stride_tricks.sliding_window_view(whole, windows.reach)
-    seen = seen[tuple(slice(None, None, n) for n in (*windows.stride, *windows.dilation))]
+    check_count(whole.size * math.prod(window.size))
+    seen = np.lib.stride_tricks.sliding_window_view(whole, window.reach)
+    seen = seen[tuple(slice(None, None, n) for n in (*window.stride, *window.dilation))]
     return seen.reshape(*seen.shape[: whole.ndim], -1)
 
 

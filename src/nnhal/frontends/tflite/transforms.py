@@ -6,6 +6,7 @@ import numpy as np
 
 from nnhal.base.codes import Padding
 from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.functions import cosines_and_sines
 from nnhal.frontends.common.terms import UNTYPED, Term, constant
 from nnhal.frontends.common.writing import check_count, filled
 from nnhal.frontends.tflite.layers import scheme
@@ -45,8 +46,8 @@ def dft_basis(t: OperatorTask, size: int, count: int) -> list[Array]:
         size * count <= MOST_WAVES,
         f"has {size} places, a matrix of {size * count} waves, must have at most {MOST_WAVES}",
     )
-    angles = 2 * np.pi * (np.outer(np.arange(count), np.arange(size)) % size) / size
-    return [np.cos(angles).astype(np.float32), -np.sin(angles).astype(np.float32)]
+    cosines, sines = cosines_and_sines(count, size, size)
+    return [cosines.astype(np.float32), -sines.astype(np.float32)]
 
 
 def product(t: OperatorTask, rows: Term, matrix: Array) -> Term:
