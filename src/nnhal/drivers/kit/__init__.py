@@ -2,20 +2,21 @@
 
 | file | contents |
 | --- | --- |
-| `forms.py` | the choice of a kernel variant: the fast one if it was verified, the exact one otherwise |
-| `gated.py` | GRU layers, which models spell out and engines have whole |
+| `composites.py` | functions that models spell out in several operations and engines have whole |
+| `dynamic.py`, `gru.py` | such functions: quantisation with a computed scale and its layers; GRU |
+| `engine_log.py` | keeps an engine's log lines off stderr |
+| `instance_pool.py` | instances of an engine that runs one execution at a time |
 | `lowering.py` | a table of entries that lower operations; one pass over a model for verdicts and preparation |
 | `movement.py` | moves of elements: orders of dimensions, positions, slices, shares |
 | `native.py` | arrays over an engine's memory; objects of an engine in forked children |
 | `numbers.py` | windows with their padding, bounds of activations, scales of products, for every signature |
-| `proof.py` | a device that runs the kernel variants verified on this processor, or those that an option names |
 | `onnx/` | a model as ONNX, for engines that read ONNX |
 | `operations/` | each operation, lowered once to the primitives of an engine's graph |
-| `quiet.py` | keeps an engine's log lines off stderr |
+| `proof.py` | a device that runs the kernel variants verified on this processor, or those that an option names |
 | `real/` | quantised operands as float32, for engines that compute with float32 tensors |
 | `shapes.py` | models with open shapes, for an engine that needs known ones |
 | `sums.py` | bounds of sums of products; long sums in stages |
-| `team.py` | instances of an engine that runs one execution at a time |
+| `variants.py` | the choice of a kernel variant: the fast one if it was verified, the exact one otherwise |
 
     from nnhal.drivers.kit import Refused, LoweringTable, LoweringTask, Team, for_each_shape, kept_graph, window
 """

@@ -11,15 +11,13 @@ steps one after another. Definition: ONNX's operator GRU.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from nnhal.base.codes import Activation
-from nnhal.base.lazy import cached_property
-from nnhal.base.operands import Shape, fixed
+from nnhal.base.operands import Shape
 from nnhal.base.records import Record
-from nnhal.model.graph import Model, Operation
-from nnhal.model.validate import validate
-from nnhal.ops.schema import F32, Bound
+from nnhal.drivers.kit.composites import CompositeSearch, optional_value
+from nnhal.model.graph import Model
+from nnhal.ops.schema import F32
 
 Layer = tuple[int, int]  # weights [rows, columns] and bias [rows]
 
@@ -51,7 +49,7 @@ def gated_sequences(model: Model) -> dict[int, GatedSequence]:
 
     No other operation reads the intermediates of one. An engine that writes it whole needs none of its operations.
     """
-    return _Search(model).found()
+    return _GatedSearch(model).found()
 
 
 class _Unit(NamedTuple):
@@ -65,31 +63,10 @@ class _Unit(NamedTuple):
     reset_behind: bool
 
 
-def optional_value(a: Bound, name: str) -> Any:
-    """Return a scalar argument; None if it is known only at execution."""
-    return a.__dict__.get(name)
-
-
-class _Search:
-    def __init__(self, model: Model) -> None:
-        binding = validate(model).subgraphs[0]
-        self.main, self.bounds, self.values = model.main, binding.operations, binding.values
-        self.makers = {i: n for n, operation in enumerate(self.main.operations) for i in operation.outputs}
-
-    @cached_property
-    def readers(self) -> dict[int, list[int]]:
-        """Map each operand to the operations that read it; only models with a step need it."""
-        found: dict[int, list[int]] = {}
-        for n, operation in enumerate(self.main.operations):
-            for i in operation.inputs:
-                found.setdefault(i, []).append(n)
-        return found
-
+class _GatedSearch(CompositeSearch):
     def found(self) -> dict[int, GatedSequence]:
         chains: dict[int, list[_Unit]] = {}  # by the state that each has reached
-        for operation, a in zip(self.main.operations, self.bounds, strict=True):
-            if a is None or a.op.name != "ADD":
-                continue
+        for _, _, operation in self.operations("ADD"):
             for step in self._steps(operation.outputs[0]):
                 before = chains.get(step.before, [])
                 same = before and (before[-1].of_state, before[-1].reset_behind) == (step.of_state, step.reset_behind)
@@ -100,20 +77,10 @@ class _Search:
 
     # ------------------------------------------------------------------------------------------------------------ a step
 
-    def _maker(self, operand: int, kind: str) -> tuple[Bound, Operation] | None:
-        """Yield nothing but the maker of a float32 operand, if its operation is of this kind."""
-        n = self.makers.get(operand)
-        a = None if n is None else self.bounds[n]
-        if n is None or a is None or a.op.name != kind or a.T != F32:
-            return None
-        return a, self.main.operations[n]
-
     def _made(self, operand: int, kind: str) -> Iterator[tuple[int, ...]]:
         """Yield the inputs of the operand's operation if it is of this kind, in both orders for sums and products."""
-        made = self._maker(operand, kind)
-        if made is None or (
-            made[0].form_has("activation") and optional_value(made[0], "activation") != Activation.NONE
-        ):
+        made = self.maker(operand, kind)
+        if made is None or made[0].T != F32:
             return
         inputs = made[1].inputs[: 3 if kind == "FULLY_CONNECTED" else 2]
         yield inputs
@@ -122,11 +89,11 @@ class _Search:
 
     def _piece(self, operand: int, axis: int, count: int) -> Iterator[tuple[int, int]]:
         """Yield the input and the number of a piece of a SPLIT into `count` pieces along rows (axis 0) or columns (1)."""
-        made = self._maker(operand, "SPLIT")
-        if made is None:
+        made = self.maker(operand, "SPLIT")
+        if made is None or made[0].T != F32:
             return
         a, operation = made
-        matrix = len(self._shape(operation.inputs[0])) == 2
+        matrix = len(self.shape(operation.inputs[0])) == 2
         if matrix and optional_value(a, "axis") in (axis, axis - 2) and len(operation.outputs) == count:
             yield operation.inputs[0], operation.outputs.index(operand)
 
@@ -182,12 +149,12 @@ class _Search:
         constants = (i for pairs in (of_input, first.of_state) for pair in pairs for i in pair)
         if any((value := self.values[i]) is None or value.data is None for i in constants):
             return
-        size, state = self._shape(of_input[0][0])[1], self._shape(first.before)
-        shapes = [self._shape(i) for i in (first.gates, first.candidate)]
+        size, state = self.shape(of_input[0][0])[1], self.shape(first.before)
+        shapes = [self.shape(i) for i in (first.gates, first.candidate)]
         batch, units = state if len(state) == 2 else (0, 0)
         if shapes != [(batch, 2 * units), (batch, units)]:
             return  # broadcasting has another meaning
-        weights = [self._shape(layer[0]) for layer in (*of_input, *first.of_state)]
+        weights = [self.shape(layer[0]) for layer in (*of_input, *first.of_state)]
         if weights != [(2 * units, size), (units, size), (2 * units, units), (units, units)]:
             return  # so has a layer that merges several rows
         joined = self._joined([s.after for s in steps], (count, batch, units)) if count > 1 else None
@@ -196,11 +163,6 @@ class _Search:
         if place is not None:
             sizes = count, batch, units, size
             yield place, GatedSequence(x, first.before, *layers, first.reset_behind, *sizes, last.after, joined)
-
-    def _shape(self, operand: int) -> tuple[int, ...]:
-        """Return an operand's dimensions; empty if they are unknown."""
-        value = self.values[operand]
-        return () if value is None else fixed(value.shape) or ()
 
     def _joined(self, states: Sequence[int], shape: Shape) -> int | None:
         """Return the operand that concatenates all states, each with a dimension for its step."""
@@ -211,7 +173,7 @@ class _Search:
                 continue
             *parts, _axis = operation.inputs
             sources = [next(self._made(i, "RESHAPE"), (None,))[0] for i in parts]
-            if sources == [*states] and self._shape(operation.outputs[0]) == shape:
+            if sources == [*states] and self.shape(operation.outputs[0]) == shape:
                 return operation.outputs[0]
         return None
 

@@ -4,8 +4,8 @@ An entry is a function of a task, which has the arguments of one operation and t
 engine's graph, or refuses with a reason. A value that it needs and that is known only at execution is also a reason.
 
 An entry may know several kernel variants of an operation, the fastest first and the exact one last; `forms.Forms`
-chooses. If the engine has a whole GRU, the table also writes it whole; then nothing reads the parts that the model
-spells out.
+chooses. The table also writes functions that the engine has whole, such as a GRU (`composites`); then nothing reads the
+parts that the model spells out.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ from nnhal.base.codes import operation_name, type_name
 from nnhal.base.errors import Unmappable
 from nnhal.base.operands import Array, UnknownValue, Value
 from nnhal.base.records import Record
-from nnhal.drivers.kit.gru import GatedSequence, gated_sequences
+from nnhal.drivers.kit.composites import Composite
 from nnhal.drivers.kit.variants import UNPROVED, Forms, Refused
 from nnhal.hal.device import YES, Considered, Hints, Verdict, hidden_constant
 from nnhal.model.graph import Model, Operation
@@ -193,7 +193,7 @@ class LoweringTable(Generic[T]):
     ) -> None:
         self.engine, self._types, self._elsewhere = engine, types, dict(elsewhere or {})
         self.entries: dict[str, Entry[T]] = {}
-        self.gated: Callable[[T, GatedSequence], None] | None = None  # writes a GRU whole: its `last` and `states`
+        self.composites: dict[str, Composite[T]] = {}
 
     def entry(
         self,
@@ -217,6 +217,26 @@ class LoweringTable(Generic[T]):
         def add(function: Callable[[T], None]) -> Callable[[T], None]:
             for name in names:
                 self.entries[name] = Entry(function, self._types if types is None else types, forms, exact)
+            return function
+
+        return add
+
+    def composite(
+        self, name: str, find: Callable[[Model], Mapping[int, Any]], verified: tuple[str, int] | None = None
+    ) -> Callable[[Callable[[T, Any], None]], Callable[[T, Any], None]]:
+        """Make a function write what the engine has whole.
+
+        Args:
+            name: The name of the composite; one of the same name is replaced.
+            find: As of `Composite`.
+            verified: As of `Composite`.
+
+        Returns:
+            A decorator for a function of a task and what `find` found. If it raises Refused, the parts stay.
+        """
+
+        def add(function: Callable[[T, Any], None]) -> Callable[[T, Any], None]:
+            self.composites[name] = Composite(find, function, verified)
             return function
 
         return add
@@ -265,13 +285,25 @@ class LoweringTable(Generic[T]):
 
     def _attempts(self, model: Model, task: Callable[[Bound, Operation], T], forms: Forms) -> Iterator[Verdict]:
         bounds = validate(model).subgraphs[0].operations
-        wholes = gated_sequences(model) if self.gated and not forms.exact else {}
+        wholes = [(each.write, each.find(model)) for each in self.composites.values() if self._chosen(each, forms)]
         for n, (a, operation) in enumerate(zip(bounds, model.main.operations, strict=True)):
             hidden = hidden_constant(model, operation)
             yield Verdict(False, hidden) if hidden else self._attempt(a, operation, task, forms)
-            if a is not None and self.gated and n in wholes:
-                with suppress(Refused):
-                    self.gated(task(a, operation), wholes[n])
+            for write, found in wholes:
+                if a is not None and n in found:
+                    with suppress(Refused):
+                        write(task(a, operation), found[n])
+
+    def _chosen(self, composite: Composite[T], forms: Forms) -> bool:
+        """Whether a composite may be written: for fast numerics, and by a kernel that was verified."""
+        if forms.exact or composite.verified is None:
+            return not forms.exact
+        name, kind = composite.verified
+        known = self.entries[name].forms.get(kind, ())
+        try:
+            return bool(known) and forms.choose(name, kind, known)[0] == known[0]
+        except Refused:
+            return False
 
     def _attempt(
         self, a: Bound | None, operation: Operation, task: Callable[[Bound, Operation], T], forms: Forms

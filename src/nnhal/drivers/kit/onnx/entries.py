@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from nnhal.drivers.kit.gru import GatedSequence
+from nnhal.drivers.kit import dynamic
+from nnhal.drivers.kit.dynamic import DynamicQuantisation, IntegerLayer, dynamic_quantisations, integer_layers
+from nnhal.drivers.kit.gru import GatedSequence, gated_sequences
 from nnhal.drivers.kit.onnx.graph import AWAY, SIGN, engine_dtype, require_known, zero_point
 from nnhal.drivers.kit.onnx.primitives import moving
 from nnhal.drivers.kit.onnx.task import FORMS, TABLE, OnnxTask, entry
@@ -135,6 +137,7 @@ def instance_normalisation(t: OnnxTask) -> None:
 # ------------------------------------------------------------------------------------------------------------------ GRU
 
 
+@TABLE.composite("GRU", gated_sequences)
 def gru(t: OnnxTask, s: GatedSequence) -> None:
     """Write ONNX's own operator for steps that the model spells out."""
     (weights, bias), (again, more) = (zip(*layers, strict=True) for layers in (s.of_input, s.of_state))
@@ -168,4 +171,41 @@ def nan_mask(t: OnnxTask, x: str, state: str, s: GatedSequence) -> str:
     return found if fixed else t.o.Add(found, zeros(state))
 
 
-TABLE.gated = gru
+# --------------------------------------------------------------------------------- quantisation with a computed scale
+
+
+@TABLE.composite("dynamic quantisation", dynamic_quantisations, dynamic.VERIFIED)
+def dynamically_quantised(t: OnnxTask, found: DynamicQuantisation) -> None:
+    """Write ONNX's own operator; NaN, which it forgets, becomes the scale. A sum of squares is NaN for nothing else."""
+    x = t.graph.held(found.x)
+    integers, scale, zero = t.nodes("DynamicQuantizeLinear", [x], 3)
+    t.o.dtypes |= {integers: np.dtype(np.uint8), zero: np.dtype(np.uint8)}
+    t.graph.dynamic[found] = integers, zero
+    missing = t.o.reshape(t.o.IsNaN(t.o.ReduceSumSquare(x)), [1])
+    t.graph.hold(found.scale, t.o.Where(missing, np.float32(np.nan), t.o.reshape(scale, [1])))
+    t.graph.hold(found.zero, t.o.reshape(t.o.convert(zero, np.float32), [1]))
+    steps = t.o.Sub(t.o.convert(integers, np.float32), t.graph.held(found.zero))
+    t.graph.hold(found.steps, t.o.reshape(steps, t.graph.value(found.steps).known))
+
+
+@TABLE.composite("layer of integers", integer_layers, dynamic.VERIFIED)
+def integer_layer(t: OnnxTask, found: IntegerLayer) -> None:
+    """Multiply unsigned integers, with kernels that add up in 32 bits."""
+    magnitudes = np.abs(np.moveaxis(found.weights, t.weights.axis, 0)).reshape(found.weights.shape[t.weights.axis], -1)
+    require_32_bits(dynamic.LARGEST * float(magnitudes.sum(1, dtype=np.int64).max(initial=0)))
+    t.require(found.quantised in t.graph.dynamic, "the integers are not held in 8 bits")
+    x, x_zero = t.graph.dynamic[found.quantised]
+    weights, zero = (found.weights + found.zero).astype(np.uint8), np.uint8(found.zero)
+    if t.name == "FULLY_CONNECTED":
+        x = t.o.reshape(x, [-1, weights.shape[1]])
+        y = t.o.MatMulInteger(x, np.ascontiguousarray(weights.T), x_zero, zero)
+    else:
+        (order, groups), how = layers.filters(t), layers.sliding(t)
+        x = image(t, t.o.reshape(x, t.a.input.known))
+        filters = np.ascontiguousarray(weights.transpose(order))
+        y = t.o.ConvInteger(x, filters, x_zero, zero, **moving(how), dilations=how.dilations, group=groups)
+    y, bias = t.o.convert(y, np.float32), t.graph.known(t.place("bias"))
+    if bias is None or bias.any():
+        shape = [-1] if t.name == "FULLY_CONNECTED" else [1, -1, 1, 1]
+        y = t.o.Add(y, t.o.reshape(t.x("bias"), shape))
+    t.give(y if t.name == "FULLY_CONNECTED" else layout(t, y))

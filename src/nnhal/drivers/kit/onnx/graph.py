@@ -11,6 +11,7 @@ import numpy as np
 from nnhal.base.codes import Lifetime, OperandType, type_name
 from nnhal.base.operands import Array, Value, fixed
 from nnhal.drivers.kit import Refused
+from nnhal.drivers.kit.dynamic import DynamicQuantisation
 from nnhal.drivers.kit.onnx.nodes import EXTERNAL, NodeFacts
 from nnhal.drivers.kit.onnx.primitives import OnnxPrimitives
 from nnhal.model.graph import CONSTANTS, Model, describe
@@ -52,6 +53,8 @@ class OnnxGraph:
         self._folded: dict[int, Array] = {}
         # tensors, by name: the tensor and the bounds of which each is the clipped one
         self.within: dict[str, tuple[str, float, float]] = {}
+        # dynamically quantised tensors: the integers and the zero point, as uint8
+        self.dynamic: dict[DynamicQuantisation, tuple[str, str]] = {}
 
     def value(self, index: int) -> Value:
         return require_known(self.values[index])

@@ -11,6 +11,7 @@ from nnhal.ops.common import decode
 
 # the elements of nodes whose type is not that of their first input
 RESULTS: dict[str, Any] = {"DequantizeLinear": np.float32, "QuantizeLinear": np.uint8, "MatMulInteger": np.int32}
+RESULTS["ConvInteger"] = np.int32
 RESULTS |= dict.fromkeys(["ArgMax", "ArgMin", "TopK"], np.int64)
 RESULTS |= dict.fromkeys(["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN"], np.bool_)
 EXTERNAL = 512  # a constant of at least this many bytes stays in its memory

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from nnhal.base.codes import RecurrentActivation as Kind
-from nnhal.drivers.kit.gru import GatedSequence
+from nnhal.drivers.kit.gru import GatedSequence, gated_sequences
 from nnhal.drivers.kit.operations.common import part
 from nnhal.drivers.kit.operations.primitives import GATES, LstmLayer, Node, RnnLayer
-from nnhal.drivers.kit.operations.task import FLOATS, GraphTask, entry, whole_grus
+from nnhal.drivers.kit.operations.task import FLOATS, GraphTask, composite, entry
 from nnhal.ops.lstm import EPSILON, scratch_size
 from nnhal.ops.recurrent import size
 
@@ -175,7 +175,7 @@ def run(t: GraphTask, x: Node, way: str = "", crossed: bool = False) -> tuple[No
     return t.o.concat(outputs, axis), states
 
 
-@whole_grus
+@composite("GRU", gated_sequences)
 def gru(t: GraphTask, s: GatedSequence) -> None:
     """Use the engine's own kernel if it has one."""
     (weights, bias), (again, more) = (zip(*layers, strict=True) for layers in (s.of_input, s.of_state))

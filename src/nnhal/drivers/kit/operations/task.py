@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from nnhal.base.operands import Value
-from nnhal.drivers.kit.gru import GatedSequence
+from nnhal.drivers.kit.composites import Composite
 from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
 from nnhal.drivers.kit.operations.primitives import Node, Primitives
-from nnhal.model.graph import Operation
+from nnhal.model.graph import Model, Operation
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound
 
 FLOATS = frozenset((F32, F16))
@@ -207,14 +207,20 @@ def entry(
     return add
 
 
-Whole = Callable[[Any, GatedSequence], None]
-_gated: list[Whole] = []
+COMPOSITES: dict[str, Composite[Any]] = {}
+"""Functions that engines with `Primitives` may have whole."""
 
 
-def whole_grus(function: Whole) -> Whole:
-    """Make a function write each GRU whole, in the tables of all engines."""
-    _gated.append(function)
-    return function
+def composite(
+    name: str, find: Callable[[Model], Mapping[int, Any]]
+) -> Callable[[Callable[[Any, Any], None]], Callable[[Any, Any], None]]:
+    """Make a function write a composite, in the tables of all engines; as of `LoweringTable.composite`."""
+
+    def add(function: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        COMPOSITES[name] = Composite(find, function)
+        return function
+
+    return add
 
 
 def table_for(
@@ -243,5 +249,5 @@ def table_for(
         if name not in without:
             known = forms or {} if variants else {}
             table.entry(name, types=types.get(name, common), forms=known, exact=exact and name not in inexact)(lower)
-    (table.gated,) = _gated
+    table.composites.update(COMPOSITES)
     return table
