@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.errors import BadState, OperationFailed, ResourceExhausted
+from nnhal.base.errors import BadState, DeadObject, OperationFailed, ResourceExhausted
 from nnhal.base.memory import Memory
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints
@@ -242,6 +242,17 @@ def held(pid):
     both = ("self", str(pid))
     frames = [Path(f"/proc/{p}/maps").read_text().count("memfd:nnhal-frame") for p in both]
     return [len(os.listdir(f"/proc/{pid}/fd")), *frames]
+
+
+def test_queues_that_end_under_a_burst_end_it():
+    with served_here(Probe()) as device:
+        prepared = prepare(device)
+        burst = prepared.burst()
+        burst._queues.close()
+        with pytest.raises(DeadObject, match="the driver process died or ended the burst"):
+            run(prepared, burst, ONES)
+        assert burst.ended and device.session.peer.dead is None
+        assert run(prepared, prepared, ONES).tolist() == [2, 2, 2, 2]
 
 
 def test_an_interrupted_execution_ends_the_burst_and_the_next_one_opens_it_again(reference, interrupts):
