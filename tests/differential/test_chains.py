@@ -16,14 +16,13 @@ from nnhal.frontends.tensor import Tensor
 from tests.differential import drawing
 from tests.drivers.quantised_chains import chain, require_within_a_step
 from tests.matrix.devices import ENGINES
+from tests.requests import compute
 
 LENGTH = 8
 
 
 def run(device: str, model: nnhal.Model, inputs: Sequence[Array]) -> list[Array]:
-    with nnhal.compile(model, devices=[device], fallback="forbid") as compiled:
-        found = compiled(*inputs)
-    return list(found) if isinstance(found, tuple) else [found]
+    return compute(model, *inputs, devices=[device])
 
 
 @pytest.mark.sampled(4)

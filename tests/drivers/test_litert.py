@@ -16,7 +16,7 @@ from nnhal.base.errors import (
 from nnhal.drivers.litert.device import Litert, _settings
 from nnhal.frontends import tflite
 from nnhal.hal.chain import checked_prepared
-from nnhal.hal.device import Device, Hints, Prepared
+from nnhal.hal.device import Device, Hints
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
@@ -24,6 +24,7 @@ from nnhal.zoo import maker
 from tests import requests
 from tests.execution import run_python
 from tests.models import make_model, one_operation
+from tests.requests import outputs
 
 litert = pytest.importorskip("nnhal.drivers.litert")
 
@@ -56,10 +57,6 @@ def add(shape: tuple[int, ...] = (4,), kind: T = F32) -> Model:
     return model("ADD", [(kind, shape), (kind, [1, 2, 3, 4]), (T.INT32, NONE)], (kind,))
 
 
-def run(prepared: Prepared, *inputs: Any) -> list[Any]:
-    return requests.run(prepared, [None if x is None else np.asarray(x) for x in inputs]).results
-
-
 def floats(*values: float) -> Any:
     return np.array(values, np.float32)
 
@@ -90,7 +87,7 @@ def test_an_unknown_option_lists_the_known_ones(device: Device) -> None:
 @pytest.mark.parametrize("xnnpack", [True, False])
 def test_results_do_not_depend_on_who_computes_them(device: Device, xnnpack: bool) -> None:
     prepared = checked_prepared(device, add(), Hints(options={"xnnpack": xnnpack}))
-    assert run(prepared, floats(1, 2, 3, 4))[0].tolist() == [2, 4, 6, 8]
+    assert outputs(prepared, floats(1, 2, 3, 4))[0].tolist() == [2, 4, 6, 8]
 
 
 # ------------------------------------------------------------------------------------------------------------ executions
@@ -164,7 +161,7 @@ def test_a_state_is_read_from_its_input_and_given_as_an_output(device: Device) -
     b.operation("LSTM", [x, *weights, zeros[3], cell, *settings], outs)
     prepared = checked_prepared(device, b.finish([x, cell], outs), Hints())
     for _ in range(2):  # the second run starts from the same state
-        _, state, halved, y = run(prepared, np.ones((1, 3), np.float32), np.array([[4, -8]], np.float32))
+        _, state, halved, y = outputs(prepared, np.ones((1, 3), np.float32), np.array([[4, -8]], np.float32))
         np.testing.assert_allclose(halved, [[2, -4]], rtol=1e-6)
         np.testing.assert_allclose(y, 0.5 * np.tanh([[2, -4]]), rtol=1e-6)
         assert state.tolist() == y.tolist()
@@ -213,7 +210,7 @@ def test_a_scalar_where_the_rank_was_left_open_is_computed_all_the_same() -> Non
     model = one_operation(OperationType.ABS, (OperandType.TENSOR_FLOAT32, []), output=(OperandType.TENSOR_FLOAT32, []))
     prepared = checked_prepared(Litert(), model, Hints(threads=1))
     for given in (np.float32([-1, 2]), np.array(-3.0, np.float32), np.float32([[-1]])):
-        (result,) = run(prepared, given)
+        (result,) = outputs(prepared, given)
         np.testing.assert_array_equal(result, np.abs(given))
         assert result.shape == given.shape
 

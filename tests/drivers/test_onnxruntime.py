@@ -16,12 +16,13 @@ from nnhal.drivers.kit.onnx.nodes import EXTERNAL
 from nnhal.drivers.onnxruntime import session
 from nnhal.drivers.reference import Reference
 from nnhal.hal.chain import checked_prepared
-from nnhal.hal.device import Device, Hints, Prepared
+from nnhal.hal.device import Device, Hints
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 from tests import requests
 from tests.execution import run_python
 from tests.models import doubling, make_model
+from tests.requests import output
 
 pytest.importorskip("onnxruntime")
 
@@ -39,10 +40,6 @@ def reason(device: Device, model: Model) -> str:
 
 def floats(*values: float) -> Any:
     return np.array(values, np.float32)
-
-
-def run(prepared: Prepared, *inputs: Any) -> Any:
-    return requests.run(prepared, inputs).results[0]
 
 
 # ----------------------------------------------------------------------------------------------------------- the engine
@@ -91,7 +88,7 @@ def test_an_unknown_provider_lists_those_that_there_are(device: Device) -> None:
 
 def test_the_provider_that_is_there_is_taken(device: Device) -> None:
     prepared = checked_prepared(device, doubling(), Hints(options={"provider": "CPUExecutionProvider"}))
-    assert run(prepared, floats(1, 2, 3, 4)).tolist() == [2, 4, 6, 8]
+    assert output(prepared, floats(1, 2, 3, 4)).tolist() == [2, 4, 6, 8]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -153,19 +150,19 @@ def test_a_sequence_of_a_cell_without_a_kernel_is_written_up_to_64_steps(device:
         )
         return b.finish([x], [y])
 
-    summed = run(checked_prepared(device, sequence(64, "none"), Hints()), np.ones((1, 64, 1), np.float32))
+    summed = output(checked_prepared(device, sequence(64, "none"), Hints()), np.ones((1, 64, 1), np.float32))
     assert summed.ravel().tolist() == [*range(1, 65)]
     assert "the sequence has 65 steps, must have at most 64" in reason(device, sequence(65, "none"))
-    long = run(checked_prepared(device, sequence(200, "relu"), Hints()), np.ones((1, 200, 1), np.float32))
+    long = output(checked_prepared(device, sequence(200, "relu"), Hints()), np.ones((1, 200, 1), np.float32))
     assert long.ravel().tolist() == [*range(1, 201)]
 
 
 def test_what_nnapi_fails_on_does_not_count_from_the_end(device: Device) -> None:
     model = make_model(lambda b, x, index: b.gather(x, 0, index), (3,), ((1,), "TENSOR_INT32"))
     prepared = checked_prepared(device, model, Hints())
-    assert run(prepared, floats(1, 2, 3), np.array([2], np.int32)).tolist() == [3]
+    assert output(prepared, floats(1, 2, 3), np.array([2], np.int32)).tolist() == [3]
     with pytest.raises(OperationFailed, match=r"onnxruntime: .*out of data bounds"):
-        run(prepared, floats(1, 2, 3), np.array([-1], np.int32))
+        output(prepared, floats(1, 2, 3), np.array([-1], np.int32))
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
@@ -238,8 +235,8 @@ def test_pixels_that_are_repeated_as_often_are_resized_by_the_engine(
     model = b.finish([x], [y])
     assert node in kinds(model)
     given = np.arange(120).reshape(2, 4, 3, 5).astype(model_dtype(model))
-    expected = run(checked_prepared(Reference(), model, Hints()), given)
-    np.testing.assert_array_equal(run(checked_prepared(device, model, Hints()), given), expected)
+    expected = output(checked_prepared(Reference(), model, Hints()), given)
+    np.testing.assert_array_equal(output(checked_prepared(device, model, Hints()), given), expected)
 
 
 def model_dtype(model: Model) -> Any:
@@ -264,7 +261,7 @@ def test_bounds_within_bounds_are_one_node(first: str, second: str) -> None:
     assert len(kinds(model)) == 3
     given = np.float32([-2, -0.25, 0.25, 0.75, 4, np.nan])
     wanted = np.clip(np.clip(2 * given, *limits[first]), *limits[second])
-    np.testing.assert_array_equal(run(checked_prepared(onnxruntime.device(), model, Hints()), given), wanted)
+    np.testing.assert_array_equal(output(checked_prepared(onnxruntime.device(), model, Hints()), given), wanted)
 
 
 def chosen(one: float, other: float, shape: tuple[int, ...] = (2, 3)) -> Model:
@@ -290,7 +287,7 @@ def test_a_choice_between_values_is_that_between_tensors(device: Device, values:
     model = chosen(*values)
     assert ("Cast" in kinds(model)) == (str(values) == "(1, 0)")
     x, y = np.array([[1, 2, np.nan], [0, 5, -1]], np.float32), np.array([[0, 2, 1], [1, 4, -2]], np.float32)
-    found = run(checked_prepared(device, model, Hints()), x, y)
+    found = output(checked_prepared(device, model, Hints()), x, y)
     expected = np.where(x > y, np.float32(values[0]), np.float32(values[1]))
     assert found.tobytes() == expected.tobytes()
 
@@ -338,7 +335,7 @@ def test_what_the_optimiser_cannot_is_prepared_as_it_is_written(monkeypatch: pyt
 
     monkeypatch.setattr(ort, "InferenceSession", failing)
     broken = False
-    assert run(checked_prepared(onnxruntime.device(), doubling(2), Hints()), floats(1, 2)).tolist() == [2, 4]
+    assert output(checked_prepared(onnxruntime.device(), doubling(2), Hints()), floats(1, 2)).tolist() == [2, 4]
     levels.clear()
     broken = True
     with pytest.raises(OperationFailed, match="the model cannot be prepared: attempt 1"):

@@ -12,6 +12,7 @@ from nnhal.bench.workloads import FAMILIES, chain
 from nnhal.frontends.tensor import Tensor
 from nnhal.model.graph import Model
 from tests.execution import run_python
+from tests.requests import compute
 
 UNITS = 4
 
@@ -46,11 +47,7 @@ def compare(case: str, threads: int) -> None:
     model = CASES[case]()
     rng = np.random.default_rng(1)
     inputs = [rng.normal(size=model.main.operands[i].dimensions).astype(np.float32) for i in model.main.inputs]
-    results = []
-    for device in ("reference", "openvino"):
-        with nnhal.compile(model, devices=[device], fallback="forbid", threads=threads) as compiled:
-            found = compiled(*inputs)
-            results.append(found if isinstance(found, tuple) else (found,))
+    results = (compute(model, *inputs, devices=[device], threads=threads) for device in ("reference", "openvino"))
     for wanted, actual in zip(*results, strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
 
@@ -68,8 +65,6 @@ def test_quantised_operations_without_a_layer_between_compile(links: int) -> Non
     (resize,) = (family for family in FAMILIES if family.name == "resize")
     model = chain(resize, "quant8_signed", 0, links)
     x = np.random.default_rng(links).integers(-128, 128, model.main.operands[model.main.inputs[0]].dimensions, np.int8)
-    results = []
-    for device, options in (("reference", {}), ("openvino", {"forms": "fast"})):
-        with nnhal.compile(model, devices=device, fallback="forbid", driver_options={device: options}) as compiled:
-            results.append(compiled(x))
-    assert np.abs(results[0].astype(int) - results[1]).max() <= 1
+    (wanted,) = compute(model, x, devices="reference")
+    (found,) = compute(model, x, devices="openvino", driver_options={"openvino": {"forms": "fast"}})
+    assert np.abs(wanted.astype(int) - found).max() <= 1
