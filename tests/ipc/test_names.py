@@ -20,10 +20,9 @@ from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.base.memory import Memory
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc import names
-from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.protocol import wire
 from tests.interrupts import Interrupts
-from tests.ipc.support import LIMIT, PROBE, inside, made, numbers, prepare, run, shifting, wait_until
+from tests.ipc.support import LIMIT, PROBE, connected, inside, made, numbers, prepare, run, shifting, wait_until
 from tests.waiting import Opened
 
 
@@ -46,15 +45,6 @@ def service(name: str = "probe", *options: str, driver: str = PROBE) -> Iterator
     finally:
         process.terminate()
         process.wait(LIMIT)
-
-
-@contextlib.contextmanager
-def connected(name: str = "probe") -> Iterator[RemoteDevice]:
-    device = RemoteDevice(names.connect(name))
-    try:
-        yield device
-    finally:
-        device.close()
 
 
 # -------------------------------------------------------------------------------------------------------------- socket
