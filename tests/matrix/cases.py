@@ -37,7 +37,7 @@ class Quantised(NamedTuple):
 class Case(NamedTuple):
     """A model and what it gives.
 
-    found: The device that this was found on.
+    found: The device that this was found on, or several.
     inputs: The arrays.
     build: Receives the builder and the inputs; returns the output, or several.
     wanted: The outputs, None for one that is not looked at; or computes them of the arrays.
@@ -132,7 +132,7 @@ ONE_OPERATION = {
         lambda x, y: [getattr(np, name)(x, y) for name in COMPARED],
     ),
     "NaN is neither lost nor made by an extreme of two": Case(
-        "openvino", PAIR,
+        "litert openvino", PAIR,
         lambda b, x, y: [b.maximum(x, y), b.maximum(y, x), b.minimum(x, y), b.minimum(y, x)],
         [[NAN, NAN, 3, NAN]] * 2 + [[NAN, NAN, -1, NAN]] * 2,
     ),
@@ -182,7 +182,7 @@ ONE_OPERATION = {
         lambda x: [nearest(x, *size) for size in SIZES],
     ),
     "integers are divided towards less": Case(
-        "litert", [np.int32([7, -7])],
+        "litert onnxruntime", [np.int32([7, -7])],
         lambda b, x: [b.div(x, np.int32([2, 2])), b.div(x, np.int32([2, -2]))],
         [[3, -4], [3, 3]], refused={"openvino": "OpenVINO's DIV does not support TENSOR_INT32"},
     ),
