@@ -4,7 +4,6 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -23,6 +22,7 @@ from nnhal.runtime.capturing.records import FRAME, MAGIC
 from nnhal.runtime.capturing.requests import RecordedCheckedRequest
 from nnhal.runtime.capturing.session import Capture
 from nnhal.runtime.compiled import Compiled
+from tests.execution import run_python
 from tests.models import make_model
 from tests.runtime.devices import Fake, failing
 from tests.runtime.graphs import counter, sums
@@ -262,10 +262,7 @@ compiled(X, B)
 
 
 def run(program: str, path: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"NNHAL_CAPTURE": str(path)}
-    root = Path(__file__).parents[2]
-    words = [sys.executable, "-c", program]
-    return subprocess.run(words, env=environment, cwd=root, capture_output=True, text=True, check=False)
+    return run_python(program, check=False, env={"NNHAL_CAPTURE": str(path)})
 
 
 def test_a_killed_application_leaves_a_file_with_the_request_that_it_died_in(tmp_path: Path) -> None:

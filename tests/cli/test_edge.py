@@ -115,14 +115,6 @@ def test_labels_of_values_are_found_by_the_value(tmp_path, picture):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (
-            ["a", "b"],
-            "has 2 labels, must have 3, one for each class: one label less is a list without the background class",
-        ),
-        (
-            ["a", "b", "c", "d"],
-            "has 4 labels, must have 3, one for each class: one label more is a list with a background",
-        ),
         (["a"], "has 1 labels, must have 3, one for each class\n"),
         ([], "holds none, must have one a line"),
     ],

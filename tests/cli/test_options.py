@@ -9,7 +9,7 @@ import click
 import pytest
 
 from nnhal.cli.common import parse_options
-from tests.execution import PROGRAM_LIMIT
+from tests.execution import PROGRAM_LIMIT, run_nnhal
 
 DRIVER = """\
 from nnhal.base.errors import InvalidArgument
@@ -83,8 +83,7 @@ def drivers(tmp_path) -> list[str]:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "nnhal.cli.main", *arguments, "--json"]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_nnhal(*arguments, "--json")
 
 
 VERBS = {

@@ -56,6 +56,8 @@ def test_a_driver_is_served_by_a_fresh_interpreter_with_what_was_asked_for(start
     [
         (["abacus"], 3, "driver 'abacus' is not known, must be one of"),
         (["reference", "--level", "9.9"], 3, "9.9"),
+        (["reference", "--name", "../x"], 3, "must be up to 64 letters"),
+        (["reference", "--metrics", ""], 3, "must be HOST:PORT, PORT or unix:PATH"),
         *(
             (option.split(), 2, "DRIVER is missing")
             for option in ("--level 1.0", "--read /", "--unconfined", "--device /dev/null", "--allow x", "--systemd x")
@@ -83,6 +85,7 @@ def test_units_start_the_service_when_its_first_client_comes(capsys, tmp_path):
     assert (
         "ListenSequentialPacket=%t/nnhal/n" in socket.read_text() and "Requires=nnhal-n.socket" in service.read_text()
     )
+    assert "SocketMode=0600" in socket.read_text()
     found = json.loads(called(capsys, *words, "--json")[0])
     assert found == {"name": "n", "units": [str(socket), str(service)]}
     (tmp_path / "file").write_text("")

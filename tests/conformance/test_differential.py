@@ -157,20 +157,6 @@ def test_a_difference_names_its_place():
     assert found == "output 0 differs in 1 of 2, the first at [1]: 7, must be 6"
 
 
-def test_whole_numbers_are_equal_or_differ():
-    one = call("ADD", tensor([1, 2], I32), tensor([3, 4], I32), scalar(0), out=Value(I32, None))
-    right = np.int32([4, 6])
-    assert compare_outputs(one, [right], [right.copy()]) == ""
-    said = "output 0 differs in 1 of 2, the first at [1]: 7, must be 6"
-    assert compare_outputs(one, [right], [np.int32([4, 7])]) == said
-
-
-def test_quantised_numbers_may_differ_by_a_step_and_no_more():
-    one = call("ADD", *[tensor([1, 2], Q8, 1.0)] * 2, scalar(0), out=Value(Q8, None, 1.0))
-    right = np.uint8([2, 4])
-    assert [compare_outputs(one, [right], [right + np.uint8(n)]) == "" for n in (0, 1, 2)] == [True, True, False]
-
-
 def test_other_shape_or_type_differs():
     one = added([1, 2], [3, 4])
     assert (
@@ -188,12 +174,6 @@ def test_nan_for_a_number_differs_and_a_number_for_nan_too():
     one = added([1], [3])
     assert compare_outputs(one, [np.float32([4])], [np.float32([np.nan])])
     assert compare_outputs(one, [np.float32([np.nan])], [np.float32([4])])
-
-
-def test_a_clipped_nan_may_be_either_bound_and_nothing_else():
-    one = added([np.nan], [3], activation=3)
-    for given, fine in ((0, True), (6, True), (np.nan, True), (3, False)):
-        assert (compare_outputs(one, [np.float32([np.nan])], [np.float32([given])], ["clipped_nan"]) == "") is fine
 
 
 def test_subnormal_numbers_may_be_lost_by_a_device_that_says_so_alone():
@@ -215,12 +195,6 @@ def test_an_infinite_result_may_be_the_greatest_number_for_a_device_that_says_so
 
 def matmul(x: object, y: object) -> Call:
     return call("BATCH_MATMUL", tensor(x), tensor(y), out=Value(F32, None))
-
-
-def test_sums_may_differ_by_the_order_of_their_terms():
-    one = matmul([[1e7, 1, -1e7]], [[1.0], [1.0], [1.0]])
-    assert compare_outputs(one, [np.float32([[1]])], [np.float32([[0]])]) == ""
-    assert compare_outputs(one, [np.float32([[1]])], [np.float32([[1e4]])])
 
 
 def test_sums_that_overflow_in_some_order_are_open():

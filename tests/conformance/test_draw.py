@@ -9,7 +9,7 @@ import pytest
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import quantised
 from nnhal.conformance.differential import model_of
-from nnhal.conformance.draw import FLOATS, STEPS, Cell, Drawn, cells, classes, contents, draw
+from nnhal.conformance.draw import FLOATS, STEPS, Cell, Drawn, cells, classes, draw
 from nnhal.model.validate import validate
 from nnhal.ops import OPS
 from nnhal.ops.schema import REQUIRED
@@ -87,57 +87,9 @@ def test_a_cell_draws_the_same_of_the_same_seed():
         np.testing.assert_array_equal(x.array, y.array)
 
 
-@pytest.mark.parametrize(
-    ("values", "has"),
-    [
-        ("zeros", lambda x: ((x == 0) & np.signbit(x)).any() and ((x == 0) & ~np.signbit(x)).any()),
-        ("ties", lambda x: (np.abs(x % 1) == 0.5).sum() > x.size / 10),
-        ("large", lambda x: np.isinf(np.square(x)).any() and np.isfinite(x).all()),
-        ("largest", lambda x: np.abs(x).max() > 1e38 and np.isfinite(x).all()),
-        ("smallest", lambda x: ((x != 0) & (np.abs(x) < 1e-36) & (np.abs(x) >= np.finfo("f4").tiny)).any()),
-        ("subnormal", lambda x: ((x != 0) & (np.abs(x) < np.finfo("f4").tiny)).any()),
-        ("infinite", lambda x: (x == np.inf).any() and (x == -np.inf).any()),
-        ("nan", lambda x: np.isnan(x).any() and not np.isnan(x).all()),
-        ("ordinary", lambda x: np.isfinite(x).all() and np.abs(x).max() <= 40),
-    ],
-)
-def test_a_class_has_the_values_of_its_name(values, has):
-    with np.errstate(over="ignore"):
-        assert has(contents(np.random.default_rng(1), F32, (400,), values))
-
-
-def test_ends_of_a_quantised_type_are_drawn():
-    x = contents(np.random.default_rng(1), Q8, (400,), "ends")
-    assert (x == 0).sum() > 20 and (x == 255).sum() > 20
-
-
-def test_scales_far_from_one_and_subnormal_ones_are_drawn():
-    rng = np.random.default_rng(1)
-    scales = [draw(Cell(OPS["CONCATENATION"], 0, Q8, "far"), rng).inputs[0].scale for _ in range(200)]
-    assert min(scales) < np.finfo("f4").tiny and max(scales) > 1e20
-    assert "far" in classes(Q8)
-
-
 def calls(name, kind, values, count=60):
     rng = np.random.default_rng(9)
     return [draw(Cell(OPS[name], 0, kind, values), rng) for _ in range(count)]
-
-
-def test_outputs_are_finer_coarser_or_about_as_their_inputs_by_their_class():
-    ratios = {
-        values: np.log2([c.outputs[0].scale / c.inputs[0].scale for c in calls("ADD", Q8, values)])
-        for values in ("ordinary", "fine", "coarse")
-    }
-    assert np.median(ratios["fine"]) < -7 and ratios["fine"].max() < 0
-    assert np.median(ratios["coarse"]) > 7 and ratios["coarse"].min() > 0
-    assert abs(ratios["ordinary"]).max() < 8
-
-
-def test_outputs_are_about_as_their_inputs_where_those_are_far_from_one_too():
-    found = [(c.inputs[0].scale, c.outputs[0].scale) for c in calls("ADD", Q8, "far", 200)]
-    inner = [(one, other) for one, other in found if 1e-20 < one < 1e20]  # behind that is the end of float32
-    assert min(one for one, _ in inner) < 1e-8 and max(one for one, _ in inner) > 1e8
-    assert max(abs(np.log2(other / one)) for one, other in inner) < 9
 
 
 def test_outputs_of_numbers_without_a_scale_have_one_about_1():
@@ -150,41 +102,8 @@ def test_scales_of_results_that_lie_between_steps_do_not_depend_on_those_of_what
     assert (min(found), max(found)) == (-3, 6)
 
 
-def test_scales_of_ties_are_powers_of_two():
-    found = [v.scale for c in calls("ADD", Q8, "ties") for v in (*c.inputs[:2], *c.outputs)]
-    assert {float(np.frexp(scale)[0]) for scale in found} == {0.5} and len(set(found)) > 3
-
-
-def test_zero_points_are_the_ends_the_middle_and_others():
-    found = [c.inputs[0].zero_point for c in calls("ADD", Q8, "ordinary", 100)]
-    assert {0, 128, 255} <= set(found) and len(set(found)) > 10
-
-
-def test_weights_are_constant_or_given_and_the_first_tensor_seldom_is_constant():
-    found = [c.given for c in calls("CONV_2D", F32, "ordinary")]
-    assert len(found) > sum(0 in given for given in found) > 0.85 * len(found)
-    for place in (1, 2):
-        assert 10 < sum(place in given for given in found) < 50
-
-
-def test_shapes_that_are_broadcast_lack_dimensions_or_have_1_for_them():
-    shapes = [(c.inputs[0].known, c.inputs[1].known) for c in calls("ADD", F32, "ordinary")]
-    assert sum(len(x) != len(y) for x, y in shapes) > 5
-    both = [(x, y) for x, y in shapes if len(x) == len(y)]
-    assert sum(any(m != n and 1 in (m, n) for m, n in zip(x, y, strict=True)) for x, y in both) > 5
-
-
-@pytest.mark.parametrize(("values", "has"), [("zeros", {0}), ("largest", {-(2**31), 2**31 - 1, -1, 2**30})])
-def test_integers_of_a_class_have_the_values_of_its_name(values, has):
-    x = contents(np.random.default_rng(1), I32, (400,), values)
-    assert has <= set(x.tolist())
-    ordinary = contents(np.random.default_rng(1), I32, (400,), "ordinary")
-    assert abs(ordinary).max() < 100 and (values != "zeros" or (x == 0).sum() > (ordinary == 0).sum() + 50)
-
-
 def test_classes_are_these():
     """Written out: what is dropped from the tuples would be drawn no more, and no test would miss it."""
-    from nnhal.conformance.draw import classes
 
     floats = "ordinary zeros ties large largest smallest subnormal infinite nan"
     assert classes(F32) == classes(OperandType.TENSOR_FLOAT16) == tuple(floats.split())

@@ -19,6 +19,7 @@ from nnhal.conformance.vectors import Expected, index, read
 from nnhal.hal.proofs import choices_of
 from nnhal.model.validate import level_of
 from nnhal.runtime import discovery
+from tests.matrix.devices import DEVICES, INSTALLED
 
 # Vectors whose stated level is not the level of their model, by specification, with the reason.
 LEVEL_DIFFERS: dict[str, str] = {}
@@ -43,7 +44,6 @@ def report_of(*arguments: str) -> dict:
 
 
 ALL = 7072 + 6426 + 656
-DEVICES = [entry.name for entry in discovery.found_with_engines() if entry.device is not None]
 LEAST = {"reference": ALL, "litert": 11_500, "onnxruntime": 11_700, "openvino": 11_500}  # of ALL that a device takes
 # The check runs these shares of the vectors of each operation, and at least one; the nightly run all vectors.
 SHARE = {"reference": 0.15, "litert": 0.05, "onnxruntime": 0.03, "openvino": 0.01}
@@ -85,9 +85,7 @@ def test_an_installed_device_fails_nothing_that_it_takes(vectors, device, share)
     assert max(case["time_ns"] for case in found["suites"][0]["cases"]) < 2e9 or device != "reference"
 
 
-FORMS = [
-    entry.name for entry in discovery.found_with_engines() if entry.device is not None and choices_of(entry.device)
-]
+FORMS = [name for name, device in INSTALLED.items() if choices_of(device)]
 LAYERS = "ADD", "AVERAGE_POOL_2D", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "GROUPED_CONV_2D", "MUL"
 
 

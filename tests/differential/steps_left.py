@@ -36,6 +36,7 @@ from nnhal.ops.schema import Q8, Q8S
 from nnhal.runtime import discovery
 from tests.differential import ask
 from tests.differential.oracle import Unknown
+from tests.matrix.devices import ENGINES
 
 RERUNS = 4
 VALUES = "ordinary", "ties"
@@ -200,7 +201,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20, help="of each line at most (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="draw other models (default: %(default)s)")
     given = parser.parse_args()
-    found = [f.name for f in discovery.found_with_engines() if f.device is not None and f.name != "reference"]
     of: dict[tuple[str, int, str], list[Cell]] = {}
     for cell in cells(given.operation):
         if cell.values in VALUES and cell.kind in (Q8, Q8S):
@@ -208,7 +208,7 @@ def main() -> None:
     print(
         "device form operation type class: compared, above/below, outwards/inwards, models, score, mean errors (steps)"
     )
-    for name in given.device or found:
+    for name in given.device or ENGINES:
         (device,) = discovery.select([name])
         for (operation, kind, values), each in of.items():
             layer = any(argument.name == "bias" for argument in each[0].op.forms[0])

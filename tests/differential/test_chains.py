@@ -13,31 +13,27 @@ import pytest
 import nnhal
 from nnhal.base.operands import Array
 from nnhal.frontends.tensor import Tensor
-from nnhal.runtime import discovery
 from tests.differential import drawing
 from tests.drivers.quantised_chains import chain, require_within_a_step
+from tests.matrix.devices import ENGINES
+from tests.requests import compute
 
-DEVICES = [
-    found.name for found in discovery.found_with_engines() if found.device is not None and found.name != "reference"
-]
 LENGTH = 8
 
 
 def run(device: str, model: nnhal.Model, inputs: Sequence[Array]) -> list[Array]:
-    with nnhal.compile(model, devices=[device], fallback="forbid") as compiled:
-        found = compiled(*inputs)
-    return list(found) if isinstance(found, tuple) else [found]
+    return compute(model, *inputs, devices=[device])
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ENGINES)
 @pytest.mark.parametrize("seed", range(16))
 def test_operations_of_a_chain_are_within_a_step_and_so_is_what_nobody_looks_at(device: str, seed: int) -> None:
     model, x = chain(seed, LENGTH)
     require_within_a_step(model, x, partial(run, device), partial(run, "reference"))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ENGINES)
 @pytest.mark.parametrize("scales", [(0.003, 0.06), (0.06, 0.003), (0.003, 0.06, 0.0035)])
 def test_each_of_several_roundings_counts(device: str, scales: tuple[float, ...]) -> None:
     """ONNX Runtime's optimiser makes one of two, without the coarse one."""
@@ -97,7 +93,7 @@ class IntegerChain:
         return made
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ENGINES)
 def test_whole_numbers_that_float32_does_not_hold_stay_what_they_are(device: str) -> None:
     ran, seeds = 0, range(100 if drawing.WHOLE else 25)
     for seed in seeds:
@@ -116,7 +112,7 @@ def test_whole_numbers_that_float32_does_not_hold_stay_what_they_are(device: str
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["TENSOR_QUANT8_ASYMM", "TENSOR_QUANT8_ASYMM_SIGNED"])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ENGINES)
 def test_stored_values_are_compared_with_a_constant_as_with_an_input(device: str, kind: str) -> None:
     stored = np.arange(256).astype(np.uint8).view(np.uint8 if kind == "TENSOR_QUANT8_ASYMM" else np.int8)
     other = stored[np.arange(256) // 3 * 3]
@@ -136,7 +132,7 @@ def test_stored_values_are_compared_with_a_constant_as_with_an_input(device: str
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("shape", [(2, 3, 4), (3, 4), (2, 3, 4, 5)], ids=str)
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ENGINES)
 def test_a_constant_behind_a_reduction_is_that_of_its_own_row(device: str, shape: tuple[int, ...], kept: bool) -> None:
     random = np.random.default_rng(0)
     x = random.standard_normal(shape).astype(np.float32)
@@ -157,7 +153,7 @@ def test_a_constant_behind_a_reduction_is_that_of_its_own_row(device: str, shape
     ("operation", "by_channel"),
     [("CONV_2D", False), ("CONV_2D", True), ("FULLY_CONNECTED", False), ("TRANSPOSE_CONV_2D", False)],
 )
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ENGINES)
 def test_what_is_left_of_great_sums_that_a_bias_nearly_cancels(
     device: str, operation: str, ratio: float, by_channel: bool
 ) -> None:

@@ -10,10 +10,8 @@ from nnhal.conformance.draw import Cell, cells
 from nnhal.runtime import discovery
 from tests.comparing import Result, as_code, compare_device
 from tests.differential.drawing import DRAWS, WHOLE, seeds
+from tests.matrix.devices import ENGINES
 
-DEVICES = [
-    found.name for found in discovery.found_with_engines() if found.device is not None and found.name != "reference"
-]
 EVERY = 30  # of the cells of an operation that `./check` runs
 SHARE = {"openvino": 0.5}  # of the draws: it compiles each for 20 ms and more
 
@@ -43,14 +41,14 @@ def chosen(device: str, name: str) -> list[Cell]:
     return found[: len(found) if WHOLE else -(-len(found) // EVERY)]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ENGINES)
 @pytest.mark.parametrize("name", dict.fromkeys(cell.op.name for cell in cells()))
 def test_device_agrees_with_the_reference(device: str, name: str) -> None:
     problems = [found for cell in chosen(device, name) if (found := problem(device, cell))]
     assert not problems, "\n\n".join(problems)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ENGINES)
 def test_most_draws_are_compared_not_refused(device: str) -> None:
     """A device that refused all it is asked would agree too."""
     outcomes: collections.Counter[str] = collections.Counter()

@@ -22,10 +22,11 @@ from nnhal.runtime import discovery
 from nnhal.runtime.compilation import Fallback
 from nnhal.zoo import maker
 from tests.differential.drawing import DRAWS, seeds
+from tests.matrix.devices import INSTALLED
 from tests.models import make_model
 
 EXACT = Hints(options={"numerics": "exact"})
-DEVICES = [f.name for f in discovery.found_with_engines() if f.device is not None and can_be_exact(f.device)]
+DEVICES = [name for name, device in INSTALLED.items() if can_be_exact(device)]
 ENGINES = [name for name in DEVICES if name != "reference"]
 CELLS = [cell for cell in cells() if cell.kind in (Q8, Q8S) or cell.op.name == "QUANTIZE"]
 WHOLE_NETS = ["tiny_conv_uint8", "mobilenet_v2_int8"]

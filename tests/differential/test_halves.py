@@ -13,13 +13,10 @@ import pytest
 import nnhal
 from nnhal.base.operands import Array
 from nnhal.frontends.tensor import Tensor
-from nnhal.runtime import discovery
+from tests.matrix.devices import ENGINES, INSTALLED
 
 WAYS = [
-    (found.name, forms)
-    for found in discovery.found_with_engines()
-    if found.device is not None and found.name != "reference"
-    for forms in (("exact", "fast") if found.device.proofs is not None else ("",))
+    (name, forms) for name in ENGINES for forms in (("exact", "fast") if INSTALLED[name].proofs is not None else ("",))
 ]
 KINDS = {"TENSOR_QUANT8_ASYMM": np.uint8, "TENSOR_QUANT8_ASYMM_SIGNED": np.int8}
 

@@ -9,9 +9,9 @@ import pytest
 import nnhal
 from nnhal.frontends.tensor import Tensor
 from nnhal.runtime import discovery
+from tests.matrix.devices import DEVICES
 from tests.models import make_model
 
-DEVICES = [found.name for found in discovery.found_with_engines() if found.device is not None]
 NUMBERS = np.float32([0.1, 0.3, 0.7, 1.05, 1.37, 127.3])
 ROOM = 64 * 2.0**-23  # of a sum of magnitudes, as `docs/contributing/numerics.md` has it
 SIDE = 96

@@ -13,11 +13,8 @@ import pytest
 import nnhal
 from nnhal.base.operands import Array
 from nnhal.frontends.tensor import Tensor
-from nnhal.runtime import discovery
+from tests.matrix.devices import ENGINES
 
-DEVICES = [
-    found.name for found in discovery.found_with_engines() if found.device is not None and found.name != "reference"
-]
 SHAPE = (2, 7, 5, 4)
 SLOPES = np.float32([2, -1, 3, -4])
 Read = Callable[[nnhal.Builder, Tensor], Tensor]
@@ -66,7 +63,7 @@ def pair(first: Read, second: Read) -> nnhal.Model:
 
 
 @pytest.mark.sampled(8)
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ENGINES)
 @pytest.mark.parametrize("name", READERS)
 def test_readers_of_one_tensor_do_not_disturb_each_other(device: str, name: str) -> None:
     rng = np.random.default_rng(0)
@@ -110,7 +107,7 @@ FACTORS = {
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", ["TENSOR_FLOAT32", "TENSOR_QUANT8_ASYMM_SIGNED"])
 @pytest.mark.parametrize("factors", FACTORS)
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ENGINES)
 def test_a_product_of_one_transposed_tensor_with_itself_transposes_each_factor_as_asked(
     device: str, factors: str, kind: str
 ) -> None:
@@ -134,7 +131,7 @@ def test_a_product_of_one_transposed_tensor_with_itself_transposes_each_factor_a
             np.testing.assert_array_equal(found, wanted, f"{order}, {adjoint}")
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ENGINES)
 def test_a_product_behind_layers_of_pictures_with_channels_first_takes_each_factor_as_it_is(device: str) -> None:
     x = np.random.default_rng(0).integers(-3, 4, (1, 2, 3, 3)).astype(np.float32)
     b = nnhal.Builder()
@@ -144,7 +141,7 @@ def test_a_product_behind_layers_of_pictures_with_channels_first_takes_each_fact
         np.testing.assert_array_equal(compiled(x), x @ x)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ENGINES)
 def test_a_product_of_a_transposed_constant_with_itself_takes_each_factor_as_it_is(device: str) -> None:
     known = np.arange(9, dtype=np.float32).reshape(1, 3, 3)
     b = nnhal.Builder()

@@ -22,10 +22,8 @@ from nnhal.ops import OPS
 from nnhal.runtime import discovery
 from tests.differential.drawing import WHOLE
 from tests.differential.ends import NOT_PROVED, off
+from tests.matrix.devices import ENGINES
 
-DEVICES = [
-    found.name for found in discovery.found_with_engines() if found.device is not None and found.name != "reference"
-]
 CELLS = [(name, kind) for name in FAMILIES | BOUNDED for kind in OPS[name].types if quantised(kind)]
 EVERY = {"openvino": 7}  # `./check` runs every seventh hard call there, every third elsewhere; a whole run all
 LEAST = 5 if WHOLE else 2  # calls of an operation and type that a device that claims it at all has to run
@@ -76,7 +74,7 @@ def require_within_a_step(form: str, found: tuple[str, Counter[str]]) -> None:
 
 @pytest.mark.sampled(8)
 @EACH_CELL
-@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("name", ENGINES)
 def test_the_form_that_runs_unproved_is_within_one_step_at_the_ends_of_the_type(
     name: str, operation: str, kind: int
 ) -> None:
@@ -86,7 +84,7 @@ def test_the_form_that_runs_unproved_is_within_one_step_at_the_ends_of_the_type(
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)  # the first test of a device verifies all its kernels
 @EACH_CELL
-@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("name", ENGINES)
 def test_the_form_that_a_proof_finds_is_within_one_step_at_the_ends_of_the_type(
     name: str, operation: str, kind: int
 ) -> None:
@@ -95,7 +93,7 @@ def test_the_form_that_a_proof_finds_is_within_one_step_at_the_ends_of_the_type(
         require_within_a_step(form, off(device, operation, kind, (NOT_PROVED,), every(name)))
 
 
-@pytest.mark.parametrize("name", [name for name in DEVICES if name in ("litert", "openvino", "onnxruntime")])
+@pytest.mark.parametrize("name", [name for name in ENGINES if name in ("litert", "openvino", "onnxruntime")])
 def test_engines_take_what_is_looked_at_here(name: str) -> None:
     """A device that refused all it is asked would be within one step, too."""
     taken = (cell for cell in CELLS[:8] if as_it_is(name, *cell)[1]["run"] > 0)

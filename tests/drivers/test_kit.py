@@ -40,6 +40,7 @@ from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import validate
 from nnhal.ops.schema import F16, F32, Q8, Q8PC, Bound
 from tests.models import doubling, make_model
+from tests.requests import output
 from tests.runtime.devices import for_nothing
 from tests.waiting import LIMIT, together
 
@@ -83,12 +84,6 @@ def prepared(model: Model, otherwise=None) -> Prepared:
     return found
 
 
-def run(found: Prepared, *inputs) -> np.ndarray:
-    request = found.request(inputs)
-    request.execute(found.run, UNLIMITED)
-    return request.results[0]
-
-
 def test_a_model_of_known_shapes_is_prepared_at_once_and_as_it_is():
     found = prepared(doubling(3))
     assert found is Doubled.made[0] and len(Doubled.made) == 1
@@ -98,20 +93,20 @@ def test_an_open_model_is_prepared_once_for_each_shape():
     found = prepared(doubling(None))
     assert Doubled.made == []
     for size in (3, 5, 3, 5):
-        assert run(found, np.ones(size, np.float32)).tolist() == [2.0] * size
+        assert output(found, np.ones(size, np.float32)).tolist() == [2.0] * size
     assert [d.shapes for d in Doubled.made] == [[(3,)], [(5,)]]
 
 
 def test_the_shape_asked_for_longest_ago_goes_and_is_closed_once_nobody_runs_it():
     found = prepared(doubling(None))
-    run(found, np.ones(1, np.float32))
+    output(found, np.ones(1, np.float32))
     first, go = Doubled.made[0], threading.Event()
     first.hold = go
     results = []
-    thread = threading.Thread(target=lambda: results.append(run(found, np.ones(1, np.float32))))
+    thread = threading.Thread(target=lambda: results.append(output(found, np.ones(1, np.float32))))
     thread.start()
     for size in range(2, 3 + shapes.MOST_SHAPES):
-        run(found, np.ones(size, np.float32))
+        output(found, np.ones(size, np.float32))
     assert first.closed == 0, "it is running"
     go.set()
     thread.join()
@@ -142,11 +137,11 @@ def test_what_was_given_up_writes_nothing_whatever_prepared_model_is_at_it(when)
 def test_closing_closes_all_of_them_once():
     found = prepared(doubling(None))
     for size in (1, 2, 3):
-        run(found, np.ones(size, np.float32))
+        output(found, np.ones(size, np.float32))
     found.close()
     assert [d.closed for d in Doubled.made] == [1, 1, 1]
     with pytest.raises(Closed):
-        run(found, np.ones(1, np.float32))
+        output(found, np.ones(1, np.float32))
 
 
 def test_many_threads_that_ask_for_a_new_shape_wait_for_one_preparation():
@@ -155,7 +150,7 @@ def test_many_threads_that_ask_for_a_new_shape_wait_for_one_preparation():
 
     def ask() -> None:
         barrier.wait()
-        run(found, np.ones(7, np.float32))
+        output(found, np.ones(7, np.float32))
 
     together([ask] * 8)
     assert len(Doubled.made) == 1
@@ -163,12 +158,12 @@ def test_many_threads_that_ask_for_a_new_shape_wait_for_one_preparation():
 
 def test_a_shape_that_the_engine_refuses_is_an_error_or_goes_elsewhere():
     with pytest.raises(OperationFailed, match="thirteen"):
-        run(prepared(doubling(None)), np.ones(13, np.float32))
+        output(prepared(doubling(None)), np.ones(13, np.float32))
     from nnhal.drivers import reference
 
     found = prepared(doubling(None), reference.Interpreter)
-    assert run(found, np.ones(13, np.float32)).tolist() == [2.0] * 13
-    assert run(found, np.ones(2, np.float32)).tolist() == [2.0] * 2
+    assert output(found, np.ones(13, np.float32)).tolist() == [2.0] * 13
+    assert output(found, np.ones(2, np.float32)).tolist() == [2.0] * 2
     assert len(Doubled.made) == 1
 
 
@@ -176,16 +171,16 @@ def test_a_shape_that_a_model_cannot_say_is_known_is_never_given_to_the_engine()
     from nnhal.drivers import reference
 
     with pytest.raises(OperationFailed, match="has 0 elements"):
-        run(prepared(doubling(None)), np.ones(0, np.float32))
+        output(prepared(doubling(None)), np.ones(0, np.float32))
     found = prepared(doubling(None), reference.Interpreter)
-    assert run(found, np.ones(0, np.float32)).shape == (0,)
+    assert output(found, np.ones(0, np.float32)).shape == (0,)
     assert Doubled.made == []
 
 
 def test_a_shape_that_the_model_does_not_allow_is_an_error_of_the_request():
     found = prepared(doubling(None, 3))
     with pytest.raises(InvalidRequest):
-        run(found, np.ones((2, 4), np.float32))
+        output(found, np.ones((2, 4), np.float32))
     assert Doubled.made == []
 
 
@@ -207,8 +202,8 @@ def test_an_input_that_may_be_left_out_is_left_out_of_the_model():
     found = for_each_shape(model, make)
     found.model = model
     x = np.ones((1, 3), np.float32)
-    assert run(found, x, None).tolist() == [[3.0, 3.0]]
-    assert run(found, x, np.ones(2, np.float32)).tolist() == [[4.0, 4.0]]
+    assert output(found, x, None).tolist() == [[3.0, 3.0]]
+    assert output(found, x, np.ones(2, np.float32)).tolist() == [[4.0, 4.0]]
     assert sorted(made[-2:]) == [1, 2]
 
 
@@ -235,15 +230,15 @@ def test_a_model_of_known_shapes_is_made_at_once_and_again_without_what_is_left_
     found.model = model
     assert made == [model]
     x = np.ones((1, 3), np.float32)
-    assert run(found, x, np.ones(2, np.float32)).tolist() == [[4, 4]] and len(made) == 1
-    assert run(found, x, None).tolist() == [[3, 3]]
+    assert output(found, x, np.ones(2, np.float32)).tolist() == [[4, 4]] and len(made) == 1
+    assert output(found, x, None).tolist() == [[3, 3]]
     assert [len(each.main.inputs) for each in made] == [2, 1] and made[1].states == ()
 
 
 def test_what_is_made_for_shapes_knows_the_model_of_those_shapes():
     model = doubling(None)
     found = prepared(model)
-    run(found, np.ones(3, np.float32))
+    output(found, np.ones(3, np.float32))
     (made,) = Doubled.made
     assert made.model is not model
     assert [made.model.main.operands[i].dimensions for i in made.model.main.inputs] == [(3,)]
@@ -273,7 +268,7 @@ def test_memory_of_several_shapes_adds_up_but_for_the_constants_they_share(monke
     found.model = model
     assert found.memory() == MemoryUse(0, 0, 0, 0)
     for size in (2, 5, 3):
-        run(found, np.ones(size, np.float32))
+        output(found, np.ones(size, np.float32))
     assert found.memory() == MemoryUse(2 + 5 + 3, 105, 100, 5000)
     monkeypatch.setattr(Holding, "used", staticmethod(lambda size: MemoryUse(None if size == 3 else 1, None, 1, 1)))
     assert found.memory() == MemoryUse(None, None, 3, 1)

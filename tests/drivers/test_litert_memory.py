@@ -36,6 +36,7 @@ from nnhal.drivers.kit import instance_pool  # noqa: E402
 from nnhal.drivers.litert import content as contents  # noqa: E402
 from nnhal.drivers.litert import engine  # noqa: E402
 from nnhal.drivers.litert.lowering import lower  # noqa: E402
+from tests.requests import output  # noqa: E402
 
 UNITS = 512  # weights of UNITS * UNITS floats: 1 MiB, which is enough to be mapped
 SIZE = 4 * UNITS * UNITS
@@ -97,10 +98,6 @@ def fill(memory: Memory, offset: int, seed: int) -> Any:
     return weights
 
 
-def run(prepared: Prepared, x: Any) -> Any:
-    return requests.run(prepared, [x]).results[0]
-
-
 ONES = np.ones((1, UNITS), np.float32)
 
 # --------------------------------------------------------------------------------------------------------------- weights
@@ -120,7 +117,7 @@ def test_weights_anywhere_in_several_pools_are_computed_with(anywhere: Device, o
     first, second = Memory.allocate(SIZE + offset), Memory.allocate(2 * SIZE + offset)
     w = [fill(first, offset, 1), fill(second, SIZE + offset, 2), fill(second, offset, 3)]
     prepared = checked_prepared(anywhere, dense((first, offset), (second, SIZE + offset), (second, offset)), Hints())
-    assert np.array_equal(run(prepared, ONES), ONES @ w[0].T @ w[1].T @ w[2].T)
+    assert np.array_equal(output(prepared, ONES), ONES @ w[0].T @ w[1].T @ w[2].T)
 
 
 @pytest.mark.nightly
@@ -130,11 +127,11 @@ def test_a_drivers_process_holds_the_clients_pages_and_no_copy_of_weights() -> N
     device = ReconnectingDevice("litert", lambda: start("litert"))
     try:
         x = np.zeros((1, UNITS), np.float32)
-        assert np.array_equal(run(checked_prepared(device, dense((memory, 0)), Hints()), ONES), ONES @ weights[0].T)
+        assert np.array_equal(output(checked_prepared(device, dense((memory, 0)), Hints()), ONES), ONES @ weights[0].T)
         before = private(device.pid)
         whole = dense(*((memory, n * SIZE) for n in range(count)))
         held = checked_prepared(device, whole, Hints(options={"xnnpack": False}))  # which packs a copy of its own
-        assert np.array_equal(run(held, x), x)
+        assert np.array_equal(output(held, x), x)
         assert private(device.pid) - before < 8 * SIZE
     finally:
         device.close()
@@ -146,7 +143,7 @@ def test_weights_of_a_pool_inside_a_file_are_computed_with(anywhere: Device, tmp
     path.write_bytes(bytes(5008) + weights.tobytes())
     with path.open("rb") as file:
         memory = Memory.from_fd(file.fileno(), SIZE, 5008)
-    assert np.array_equal(run(checked_prepared(anywhere, dense((memory, 0)), Hints()), ONES), ONES @ weights.T)
+    assert np.array_equal(output(checked_prepared(anywhere, dense((memory, 0)), Hints()), ONES), ONES @ weights.T)
 
 
 def test_weights_off_the_alignment_of_a_tflite_file_are_copied_to_one() -> None:
@@ -221,7 +218,7 @@ def test_a_pool_may_be_closed_once_its_model_is_prepared(device: Device) -> None
     weights = fill(memory, 0, 1).copy()
     prepared = checked_prepared(device, dense((memory, 0)), Hints())
     memory.close()
-    assert np.array_equal(run(prepared, ONES), ONES @ weights.T)
+    assert np.array_equal(output(prepared, ONES), ONES @ weights.T)
 
 
 def test_what_the_kernel_does_not_map_is_an_error_that_says_so() -> None:
@@ -337,7 +334,7 @@ def prepared(counted: type[Counted]) -> Prepared:
 def at_once(prepared: Prepared, number: int) -> None:
     """Executions that all run before one of them ends."""
     Counted.together = threading.Barrier(number)
-    together([partial(run, prepared, ONES) for _ in range(number)])
+    together([partial(output, prepared, ONES) for _ in range(number)])
 
 
 def test_interpreters_are_as_many_as_executions_at_once(prepared: Prepared) -> None:
@@ -350,7 +347,7 @@ def test_interpreters_are_as_many_as_executions_at_once(prepared: Prepared) -> N
 
 def test_an_execution_beyond_the_most_interpreters_waits_for_one(prepared: Prepared) -> None:
     Counted.together = threading.Barrier(5)  # four executions, and this test
-    threads = [threading.Thread(target=run, args=(prepared, ONES)) for _ in range(4)]
+    threads = [threading.Thread(target=output, args=(prepared, ONES)) for _ in range(4)]
     for thread in threads:
         thread.start()
     until(lambda: Counted.together.n_waiting == 4, "all are inside")
@@ -417,7 +414,7 @@ def test_interpreters_that_an_interrupt_lost_are_made_again(
     for _ in range(2 * instance_pool.MOST_MEMBERS):
         monkeypatch.setattr(instance_pool.Team, "give", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            run(prepared, ONES)
+            output(prepared, ONES)
     monkeypatch.setattr(instance_pool.Team, "give", give)
     deadline = time.monotonic_ns() + 30_000_000_000
     requests.run(prepared, [ONES], Control(deadline=deadline))
@@ -439,6 +436,6 @@ def test_an_interrupt_while_memory_is_looked_at_leaves_the_arrays_there_were(
 
     monkeypatch.setattr(engine.EngineInstance, "_view", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run(prepared, ONES)
+        output(prepared, ONES)
     monkeypatch.undo()
-    assert np.array_equal(run(prepared, ONES), ONES @ weights.T)
+    assert np.array_equal(output(prepared, ONES), ONES @ weights.T)

@@ -118,13 +118,6 @@ def test_log_softmax_of_great_numbers(beta):
         np.testing.assert_allclose(found, wanted.astype(np.float32), rtol=2e-6)
 
 
-@pytest.mark.parametrize(("name", "wanted"), [("MAXIMUM", [NAN, NAN, 3, NAN]), ("MINIMUM", [NAN, NAN, -1, NAN])])
-@pytest.mark.parametrize("swapped", [False, True])
-def test_nan_is_neither_lost_nor_made_by_an_extreme_of_two(name, wanted, swapped):
-    pair = [NAN, 1.0, 3.0, NAN], [2.0, NAN, -1.0, NAN]
-    np.testing.assert_array_equal(on_litert(name, *(pair[::-1] if swapped else pair)), wanted)
-
-
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("many", [1, 33])
 def test_zeros_of_either_sign_are_not_below_zero_for_an_infinite_alpha(constant, many):

@@ -12,6 +12,7 @@ from nnhal.bench.workloads import FAMILIES, chain
 from nnhal.frontends.tensor import Tensor
 from nnhal.model.graph import Model
 from tests.execution import run_python
+from tests.requests import compute
 
 UNITS = 4
 
@@ -46,11 +47,7 @@ def compare(case: str, threads: int) -> None:
     model = CASES[case]()
     rng = np.random.default_rng(1)
     inputs = [rng.normal(size=model.main.operands[i].dimensions).astype(np.float32) for i in model.main.inputs]
-    results = []
-    for device in ("reference", "openvino"):
-        with nnhal.compile(model, devices=[device], fallback="forbid", threads=threads) as compiled:
-            found = compiled(*inputs)
-            results.append(found if isinstance(found, tuple) else (found,))
+    results = (compute(model, *inputs, devices=[device], threads=threads) for device in ("reference", "openvino"))
     for wanted, actual in zip(*results, strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
 
@@ -62,53 +59,12 @@ def test_an_operation_beside_a_fused_kernel_compiles(case: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 1, 1), (1, UNITS)])
-def test_a_reshaped_tensor_takes_the_dimensions_of_a_constant(shape: tuple[int, ...]) -> None:
-    b = nnhal.Builder()
-    x = b.input((2, 2))
-    model = b.finish([x], [b.add(b.reshape(x, [UNITS]), np.ones(shape, np.float32), "none")])
-    with nnhal.compile(model, devices="openvino", fallback="forbid", threads=1) as compiled:
-        result = compiled(np.arange(4, dtype=np.float32).reshape(2, 2))
-    assert result.tolist() == np.array([1, 2, 3, 4]).reshape((1,) * (len(shape) - 1) + (UNITS,)).tolist()
-
-
-GREATEST = np.finfo(np.float32).max
-SEQUENCES: dict[str, list[tuple[str, object]]] = {  # operations with constants, one after the other
-    "a mask and a bias": [("sub", 1), ("mul", -GREATEST), ("add", [0.3, -2.0, 3.0])],
-    "a mask of ten thousands and a bias": [("sub", 1), ("mul", 10000), ("add", [0.3, -2.0, 3.0])],
-    "rounding by a great addend": [("add", 1.5 * 2**23), ("sub", 1.5 * 2**23)],
-    "a small addend behind great ones": [("add", 1.5 * 2**23), ("sub", 1.5 * 2**23), ("add", 0.25)],
-    "small factors": [("mul", 2.0**-80), ("mul", 2.0**-80)],
-    "great factors": [("mul", 2.0**80), ("mul", 2.0**80)],
-}
-GIVEN = {"rounding by a great addend": 2.7, "small factors": 2.0**120, "great factors": 2.0**-120}
-
-
-@pytest.mark.parametrize("apart", [False, True], ids=["together", "reshaped"])
-@pytest.mark.parametrize("case", SEQUENCES)
-def test_constants_that_lose_digits_together_stay_apart(case: str, apart: bool) -> None:
-    b = nnhal.Builder()
-    x = current = b.input((2, 3))
-    given = np.full((2, 3), GIVEN.get(case, 1), np.float32)
-    wanted = given
-    for name, number in SEQUENCES[case]:
-        constant = np.asarray(number, np.float32)
-        current = getattr(b, name)(current, np.atleast_1d(constant), "none")
-        current = b.reshape(current, [1, 2, 3]) if apart else current
-        wanted = getattr(np, {"mul": "multiply", "sub": "subtract"}.get(name, name))(wanted, constant)
-    with nnhal.compile(b.finish([x], [current]), devices="openvino", fallback="forbid", threads=1) as compiled:
-        result = compiled(given)
-    assert np.broadcast_to(result, (1, 2, 3)).tolist() == np.broadcast_to(wanted, (1, 2, 3)).tolist()
-
-
 @pytest.mark.parametrize("links", [2, 17])
 def test_quantised_operations_without_a_layer_between_compile(links: int) -> None:
     """OpenVINO's search for 8-bit kernels takes 2.6 times as long with each resize: 17 took hours."""
     (resize,) = (family for family in FAMILIES if family.name == "resize")
     model = chain(resize, "quant8_signed", 0, links)
     x = np.random.default_rng(links).integers(-128, 128, model.main.operands[model.main.inputs[0]].dimensions, np.int8)
-    results = []
-    for device, options in (("reference", {}), ("openvino", {"forms": "fast"})):
-        with nnhal.compile(model, devices=device, fallback="forbid", driver_options={device: options}) as compiled:
-            results.append(compiled(x))
-    assert np.abs(results[0].astype(int) - results[1]).max() <= 1
+    (wanted,) = compute(model, x, devices="reference")
+    (found,) = compute(model, x, devices="openvino", driver_options={"openvino": {"forms": "fast"}})
+    assert np.abs(wanted.astype(int) - found).max() <= 1

@@ -27,7 +27,7 @@ from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel, end_of
 from nnhal.model.graph import Model
-from tests.ipc.support import LIMIT, made, numbers, run, wait_until
+from tests.ipc.support import LIMIT, connected, made, numbers, run, wait_until
 from tests.models import doubling
 
 WITNESS = str(Path(__file__).parent / "drivers" / "witness.py")
@@ -87,12 +87,9 @@ def service(driver: str = WITNESS, name: str = "shared", *, orders: str = "") ->
 @contextlib.contextmanager
 def client_of(name: str = "shared") -> Iterator[RemoteDevice]:
     """A client of a service, disconnected afterwards."""
-    device = RemoteDevice(names.connect(name))
-    try:
+    with connected(name) as device:
         used(device)
         yield device
-    finally:
-        device.close()
 
 
 def used(device: RemoteDevice) -> None:

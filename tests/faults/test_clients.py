@@ -17,11 +17,9 @@ from nnhal.hal.request import Control
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import ReconnectingDevice, start
-from nnhal.ipc.protocol import wire
 from tests.faults.support import (
     LIMIT,
     WITNESS,
-    Hostile,
     X,
     asked_to_execute,
     attempt,
@@ -151,20 +149,6 @@ def witness(**options: object) -> tuple[nnhal.Compiled, ReconnectingDevice]:
     return nnhal.compile(doubling(64), devices=[device], isolation="process", driver_options=options_of), device
 
 
-def test_close_waits_for_executions_in_flight_and_later_ones_are_refused() -> None:
-    """50: the four that run end with right results."""
-    compiled, device = witness(sleep=0.5)
-    with ThreadPoolExecutor(4) as pool:
-        running = [pool.submit(compiled, X) for _ in range(4)]
-        wait_until(lambda: asked_to_execute(device.remote().session) == 4, "all run")
-        compiled.close()
-        assert [r.result(LIMIT).tobytes() for r in running] == [EXPECTED] * 4
-    for use in (lambda: compiled(X), compiled.burst, lambda: compiled.submit(X), lambda: compiled.run(X)):
-        with pytest.raises(Closed, match="closed"):
-            use()
-    device.close()
-
-
 def test_a_device_closed_under_executions_ends_them_with_a_named_error() -> None:
     """50: whoever waits gets an error at once, none hangs, and the death counts as none."""
     compiled, device = witness(sleep=10 * LIMIT)
@@ -213,16 +197,6 @@ def test_a_burst_closed_while_it_runs_ends_with_a_named_error() -> None:
     assert compiled(X).tobytes() == EXPECTED
     compiled.close()
     device.close()
-
-
-def test_what_a_client_released_is_not_there_for_it_any_more(shared: str) -> None:
-    """50: use after free on the wire, and numbers that were never given out."""
-    with undisturbed(shared), Hostile(shared) as hostile:
-        number = hostile.prepare()
-        hostile.send(wire.Release((number, number, 999)))
-        reply = hostile.execute(number, [])
-        assert isinstance(reply, wire.Failed) and f"prepared model {number} is not held" in reply.message
-        assert hostile.prepare() != number
 
 
 FORKING = """

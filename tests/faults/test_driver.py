@@ -27,7 +27,7 @@ from nnhal.base.errors import (
 )
 from nnhal.ipc.client import peer
 from nnhal.ipc.client import session as client
-from nnhal.ipc.client.process import ProcessHealth, ReconnectingDevice, start
+from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.runtime.compiled import Compiled
 from tests.faults.support import LIMIT, WITNESS, X, asked_to_execute, attempt, undisturbed, wait_until
 from tests.models import doubling, make_model
@@ -202,21 +202,6 @@ def test_a_quarantined_device_leaves_its_work_to_the_cpu_where_that_is_allowed()
         with faulty("allow") as another:
             assert computes(another)
             assert "quarantined" in str(another.placement.to_dict())
-
-
-def test_health_forgives_after_a_quiet_interval_of_its_clock() -> None:
-    """30: three deaths within a minute are quarantine for a minute; spread over more they are none."""
-    now = 0
-    health = ProcessHealth("device", clock=lambda: now)
-    for now in (0, 20 * SECOND, 40 * SECOND):  # noqa: B007 (the clock reads it)
-        health.died("SIGSEGV")
-    with pytest.raises(DeviceUnavailable, match=r"device device: .*60 s more.*3 times within 40\.0 s.*SIGSEGV"):
-        health.check()
-    now = 100 * SECOND
-    health.check()
-    assert health.pause_ns() == 0
-    health.died("late")
-    health.check()
 
 
 # ------------------------------------------------------------------------------------------------------------- item 31

@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,18 +13,15 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.errors import Cancelled, DeadObject
+from nnhal.base.errors import DeadObject
 from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory
-from nnhal.drivers.null import device as null
 from nnhal.drivers.reference import Reference
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import Control
-from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.service.burst import ServiceBurst
-from nnhal.ipc.service.connection import Connection
 from nnhal.ipc.service.exports import Export
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel, end_of
@@ -179,23 +175,6 @@ def test_executions_of_a_client_that_left_end_and_leave_no_thread(way: Callable[
         wait_until(lambda: inside(watcher)["threads"] <= before["threads"], "threads end")
 
 
-def test_an_execution_that_is_cancelled_ends_in_its_driver():
-    device = ReconnectingDevice("probe", lambda: start(PROBE))
-    options = {"probe": {"sleep": 10 * LIMIT}}
-    try:
-        with nnhal.compile(doubling(), devices=device, driver_options=options, fallback="forbid") as compiled:
-            for _ in range(3):
-                execution = compiled.submit(np.ones(4, np.float32))
-                wait_until(lambda: inside(device)["inside"] == 1, "it begins")
-                execution.cancel()
-                with pytest.raises(Cancelled):
-                    execution.result()
-                wait_until(lambda: inside(device)["inside"] == 0, "it ends in the driver")
-            assert device.restarts == 0
-    finally:
-        device.close()
-
-
 def test_fenced_executions_whose_fences_never_come_end_with_their_client(shared):
     """A stranger holds the other end of the pipe that they wait for."""
     ready, kept = os.pipe()
@@ -244,27 +223,6 @@ def test_no_lane_outlives_its_connection_whenever_it_is_attached(shared):
 
 
 QUERY = wire.encode(wire.GetVersionString())
-
-
-def test_a_connection_that_is_ending_takes_no_lane():
-    """The same without chance: its driver's close keeps the connection ending for as long as the test wants."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection = Connection(null(), theirs, a_share(), shared=True, confinement={})
-    gate = threading.Event()
-    connection.ends(gate.wait)
-    ending = threading.Thread(target=connection.serve)
-    ending.start()
-    ours.close()
-    wait_until(lambda: connection._ending, "the end begins")
-    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    lane = Channel(b)
-    with pytest.raises(DeadObject, match="is ending"):
-        connection._take_lane(lane, wire.AttachLane(1, False))
-    assert not connection._lanes
-    lane.close()
-    a.close()
-    gate.set()
-    ending.join(LIMIT)
 
 
 # ------------------------------------------------------------------------------------------------------- many memories

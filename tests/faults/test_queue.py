@@ -266,17 +266,6 @@ def test_a_packet_changed_in_any_byte_is_an_error_and_the_next_one_works(shared:
         assert set(accepted) <= may, set(accepted) - may
 
 
-@pytest.mark.parametrize("binding", [0, 10**6, 2**64 - 1])
-def test_a_binding_that_is_not_held_is_an_error_and_the_next_packet_works(shared: str, binding: int) -> None:
-    """23: by its number."""
-    with undisturbed(shared), client_of(shared) as device, raw(device) as burst:
-        for _ in range(3):
-            status, reply = burst.exchange(burst.good(binding=binding))
-            assert status == ErrorStatus.INVALID_ARGUMENT and isinstance(reply, wire.Failed)
-            assert f"binding {binding} is not held by this connection" in reply.message
-            assert burst.computes()
-
-
 def test_bindings_of_other_models_and_other_clients_are_refused(shared: str) -> None:
     """23: what is not the burst's own is none of its business."""
     with (
@@ -298,15 +287,6 @@ def test_bindings_of_other_models_and_other_clients_are_refused(shared: str) -> 
 
 
 # ------------------------------------------------------------------------------------------------------------- item 24
-
-
-def test_a_result_queue_that_is_too_small_is_an_error_and_no_deadlock(shared: str) -> None:
-    """24: 16 elements of room for a text of 5,000 bytes; the small error fits, again and again."""
-    with undisturbed(shared), client_of(shared) as device, raw(device, results=16, say="x" * 5000) as burst:
-        for _ in range(5):
-            _, reply = burst.exchange(burst.good())
-            assert isinstance(reply, wire.Failed) and reply.message == "burst: the result does not fit the queue"
-        assert works(device)
 
 
 def test_an_execution_of_hundreds_of_arguments_goes_over_the_queues() -> None:

@@ -62,7 +62,11 @@ def test_a_timing_that_can_be_is_taken(timing):
     assert type(found) is Timing and found == timing
 
 
-@pytest.mark.parametrize("timing", [(None, -1), (-1, None), (-2, -1), (5, 4), (1, 0), [1, 2], (1,), ("1", 2), ()])
+NEGATIVE, SHORTER = [(None, -1), (-1, None), (-2, -1)], [(5, 4), (1, 0)]
+NO_TIMES = [[1, 2], (1,), ("1", 2), (), "fast", (1.5, 2), 7, (True, True)]
+
+
+@pytest.mark.parametrize("timing", [*NEGATIVE, *SHORTER, *NO_TIMES])
 def test_a_timing_below_zero_or_that_is_none_is_dropped_and_told(timing, caplog):
     assert checked_timing(timing, "device mine") is None
     assert "device mine: reports the duration" in caplog.text

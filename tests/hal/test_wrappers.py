@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.codes import OperandType as Type
-from nnhal.base.errors import InvalidModel, MissedDeadline, OperationFailed
+from nnhal.base.errors import MissedDeadline, OperationFailed
 from nnhal.base.levels import FL8, V1_0, V1_1, V1_2, V1_3
 from nnhal.hal.chain import checked_prepared
-from nnhal.hal.device import Capabilities, Device, Hints, Performance, Prepared
+from nnhal.hal.device import Capabilities, Device, Hints, Prepared
 from nnhal.hal.host import run_resolved
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Timing
 from nnhal.hal.wrappers import Limited, Recorded, WithHalLevel
 from nnhal.runtime import discovery
-from tests.hal.hidl.old_drivers import X, reshaped
+from tests.hal.hidl.old_drivers import X
 from tests.models import doubling, make_model
 from tests.runtime.devices import for_nothing
 
@@ -64,23 +63,6 @@ def test_operations_above_the_level_are_refused_with_the_reason(level, verdicts)
     found = WithHalLevel(discovery.cpu(), level).supports(mixed())
     assert [v.ok for v in found] == [bool(v) for v in verdicts]
     assert all(f"the device is at {level}" in v.reason for v in found if not v.ok)
-
-
-@pytest.mark.parametrize("level", OLD)
-def test_unknown_outputs_need_level_1_2(level):
-    device = WithHalLevel(discovery.cpu(), level)
-    assert device.supports(reshaped(False))[0].ok == (level >= V1_2)
-    if level < V1_2:
-        with pytest.raises(InvalidModel, match="must be fully specified"):
-            device.prepare(reshaped(False), Hints())
-
-
-def test_capabilities_are_those_that_the_level_can_state():
-    half, never = Performance(0.5, 1.0), Performance(float("inf"), float("inf"))
-    at = {level: WithHalLevel(Witness(), level).capabilities() for level in (V1_0, V1_2, V1_3)}
-    assert at[V1_0].of(Type.TENSOR_FLOAT32) == half and at[V1_0].of(Type.TENSOR_FLOAT16) is None
-    assert at[V1_2].of(Type.TENSOR_FLOAT16) == half and at[V1_2].of(Type.TENSOR_QUANT8_ASYMM_SIGNED) is None
-    assert (at[V1_0].if_performance, at[V1_3].if_performance) == (never, half)
 
 
 @pytest.mark.parametrize("level", [*OLD, V1_3])

@@ -22,6 +22,7 @@ from nnhal.frontends.python import Builder
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import UNLIMITED, Control, Request
+from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.pools import Packing
 from nnhal.ipc.client.process import start
@@ -146,6 +147,16 @@ def own_process(driver: str = PROBE, **named: Any) -> Iterator[RemoteDevice]:
         device.close()
         assert device.session.peer.process is not None
         device.session.peer.process.wait(LIMIT)
+
+
+@contextlib.contextmanager
+def connected(name: str = "probe") -> Iterator[RemoteDevice]:
+    """A client of a service, disconnected afterwards."""
+    device = RemoteDevice(names.connect(name))
+    try:
+        yield device
+    finally:
+        device.close()
 
 
 def lingering(seconds: int) -> tuple[socket.socket, socket.socket]:

@@ -279,6 +279,11 @@ def test_a_binding_counts_for_forty_times_what_came_until_it_is_released(service
     assert held == cost
     service.call(wire.Release((2,)))
     assert service.more() == {} and memory is not None
+    for call in (wire.ExecuteSynchronously(V1_3, 2), wire.Execute(3, V1_3, 2), wire.ExecuteFenced(3, 2, 0)):
+        with pytest.raises(
+            InvalidArgument, match="binding 2 is not held by this connection, must be one that it holds"
+        ):
+            service.call(call)
     with pytest.raises(InvalidArgument):
         service.call(wire.Bind(2, 1, wire.WireRequest((), (), ())), size=1000)
     assert service.more() == {}

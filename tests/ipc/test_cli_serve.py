@@ -131,14 +131,6 @@ def test_a_driver_that_needs_a_device_is_served_confined(tmp_path: Path) -> None
     assert "/dev/full" in nnhal(*words[len(NNHAL) :], code=4)
 
 
-def test_what_cannot_be_served_is_said_with_the_alternatives() -> None:
-    assert re.search("driver 'npu' is not known, must be one of .*reference", nnhal("serve", "npu", code=3))
-    assert "must be up to 64 letters" in nnhal("serve", "reference", "--name", "../x", code=3)
-    assert "9.9" in nnhal("serve", "reference", "--level", "9.9", code=3)
-    assert "9.9" in nnhal("serve", PROBE, "--level", "9.9", code=3)
-    assert "must be HOST:PORT, PORT or unix:PATH" in nnhal("serve", "reference", "--metrics", "", code=3)
-
-
 @pytest.mark.parametrize("options", [[], ["--json"], ["--systemd", "."]])
 def test_a_service_is_not_named_as_a_driver_whose_clients_would_get_that_in_their_own_process(
     options: list[str],
@@ -186,28 +178,7 @@ def test_who_holds_what_of_a_service_is_shown_by_process(served: subprocess.Pope
         device.close()
 
 
-def test_without_a_service_there_is_nothing_to_show() -> None:
-    assert json.loads(nnhal("serve", "--json")) == []
-    (found,) = json.loads(nnhal("serve", "--name", "none", "--json", code=4))
-    assert found["name"] == "none" and "none is running" in found["problem"]
-
-
 # ------------------------------------------------------------------------------------------------------------- systemd
-
-
-def test_units_for_systemd_start_this_service(tmp_path: Path) -> None:
-    said = nnhal("serve", "reference", "--name", "npu", "--level", "1.3", "--systemd", str(tmp_path / "units"))
-    assert "systemctl --user enable --now nnhal-npu.socket" in said
-    listed = json.loads(nnhal("serve", "reference", "--name", "npu", "--systemd", str(tmp_path), "--json"))
-    assert listed == {"name": "npu", "units": [str(tmp_path / f"nnhal-npu.{s}") for s in ("socket", "service")]}
-    unit = (tmp_path / "units" / "nnhal-npu.socket").read_text()
-    assert "ListenSequentialPacket=%t/nnhal/npu.sock" in unit and "SocketMode=0600" in unit
-    text = (tmp_path / "units" / "nnhal-npu.service").read_text()
-    found = re.search("ExecStart=(.*)", text)
-    assert found is not None
-    assert found[1].split() == [
-        *(sys.executable, "-P", "-m", "nnhal.serve", "reference", "--name", "npu", "--level", "1.3")
-    ]
 
 
 def test_a_unit_has_the_metrics_where_they_were_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,12 +196,6 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=False, env=environment)
     complaints = [line for line in (done.stdout + done.stderr).splitlines() if "nnhal-reference-service" in line]
     assert not complaints
-
-
-def test_units_where_nothing_can_be_written_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    said = nnhal("serve", "reference", "--systemd", str(tmp_path / "file" / "units"), code=3)
-    assert "must be a directory that can be written" in said
 
 
 # ------------------------------------------------------------------------------------------------------------- isolate

@@ -1,6 +1,5 @@
 """What a driver in another process works out stays there, by number, and is let go of whatever becomes of the client."""
 
-import contextlib
 import gc
 import json
 from collections.abc import Iterator
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, ResourceExhausted
+from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError
 from nnhal.frontends.python import Builder
 from nnhal.hal.chain import checked_prepared
-from nnhal.hal.claims import SupportReport, consider_support
+from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Hints
 from nnhal.hal.request import UNLIMITED
 from nnhal.ipc.client.device import RemoteDevice
@@ -86,45 +85,6 @@ def test_a_part_is_cut_in_the_drivers_process(served):
     assert requests.run(prepared, [X]).results[0].tolist() == [0, 0, 2, 3]
     claims.release_work()
     nothing_left(device)
-
-
-def test_what_was_considered_under_other_hints_is_not_taken(served):
-    device, driver = served
-    model = relus(1)
-    claims = consider_support(device, model, Hints())
-    checked_prepared(device, model, claims.hints(Hints(options={"other": 1}))).close()
-    assert driver.came == [None]
-    claims.release_work()
-    nothing_left(device)
-
-
-def test_who_considers_too_much_is_answered_and_nothing_is_kept(served):
-    device, driver = served
-    model = relus(1)
-    several = [consider_support(device, model, Hints()) for _ in range(3)]
-    assert usage(device)["considered"] == 2 and [c.verdicts[0].ok for c in several] == [True] * 3
-    for claims in several:
-        checked_prepared(device, model, claims.hints(Hints())).close()
-    assert [came is not None for came in driver.came] == [True, True, False]
-    for claims in several:
-        claims.release_work()
-    nothing_left(device)
-    again = consider_support(device, model, Hints())
-    assert again.hints(Hints()).worked_out is not None
-    again.release_work()
-    nothing_left(device)
-
-
-def test_operations_that_are_no_part_are_refused(served):
-    device, _ = served
-    session, number = device.session, device.session.number()
-    claims = consider_support(device, relus(3), Hints())
-    kept = claims.hints(Hints()).worked_out.given.number
-    for places in ((1, 0), (1, 1), (3,), (0, 2**32 - 1)):
-        with pytest.raises(InvalidArgument, match="operations of a partition must be in order, each once, and below 3"):
-            session.call(wire.PrepareConsidered(session.number(), kept, places), wire.Acknowledged, UNLIMITED)
-    with pytest.raises(InvalidArgument, match=f"considered model {number} is not held by this connection"):
-        session.call(wire.PrepareConsidered(session.number(), number), wire.Acknowledged, UNLIMITED)
 
 
 def test_what_is_kept_goes_with_the_client():
@@ -216,36 +176,3 @@ def test_a_driver_that_dies_meanwhile_begins_anew_in_its_next_process():
             checked_prepared(device, model, again.hints(Hints(options={"die later": True})))
     finally:
         device.close()
-
-
-def test_a_model_that_is_prepared_again_after_a_death_remembers_nothing_of_the_compilation():
-    device = ReconnectingDevice("considering", lambda: start(str(DRIVER)))
-    try:
-        claims: SupportReport = consider_support(device, relus(1), Hints())
-        prepared: Any = checked_prepared(device, relus(1), claims.hints(Hints())).inner
-        claims.release_work()
-        with contextlib.suppress(DeadObject):
-            consider_support(device, relus(1), Hints(options={"die": True}))
-        assert requests.run(prepared, [X]).results[0].tolist() == [0, 0, 2, 3]
-        assert told(device)["came"] == [None] and prepared._hints.worked_out is None
-    finally:
-        device.close()
-
-
-def test_a_model_that_there_is_no_memory_for_is_considered_and_not_kept(monkeypatch):
-    driver, Made.made, Made.gone = Considering(), 0, 0
-    with served_here(driver) as device:
-        from nnhal.ipc.service.quota import ClientShare
-
-        take = ClientShare.take
-
-        def refusing(self, **units):
-            if "considered" in units:
-                raise ResourceExhausted("memory: none")
-            return take(self, **units)
-
-        monkeypatch.setattr(ClientShare, "take", refusing)
-        claims = consider_support(device, relus(1), Hints())
-        assert claims.verdicts[0].ok and claims.hints(Hints()).worked_out is None
-        gc.collect()
-        wait_until(lambda: Made.made == Made.gone == 1, "it was let go of")

@@ -31,11 +31,10 @@ from nnhal.base.codes import Priority
 from nnhal.base.errors import Cancelled, DeviceUnavailable, InvalidArgument, MissedDeadline, NnhalError, OperationFailed
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc import names
-from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.service import exposition, scrapes
 from nnhal.ipc.service.metrics import ENDED, OK, Metrics, outcome_of
 from nnhal.ipc.service.quota import Quotas
-from tests.ipc.support import LIMIT, PROBE, a_table, numbers, prepare, request_for, run, wait_until
+from tests.ipc.support import LIMIT, PROBE, a_table, connected, numbers, prepare, request_for, run, wait_until
 from tests.models import doubling
 from tests.waiting import jitter, together
 
@@ -76,15 +75,6 @@ def service(*options: str, metrics: str = "0") -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(LIMIT)
-
-
-@contextlib.contextmanager
-def connected() -> Iterator[RemoteDevice]:
-    device = RemoteDevice(names.connect("probe"))
-    try:
-        yield device
-    finally:
-        device.close()
 
 
 def scrape(url: str) -> Samples:

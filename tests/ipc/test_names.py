@@ -1,11 +1,9 @@
 """Services by name: their sockets, who may connect, activation by systemd, many clients at once."""
 
 import contextlib
-import os
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import threading
@@ -22,12 +20,9 @@ from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.base.memory import Memory
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc import names
-from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.protocol import wire
-from tests import requests
 from tests.interrupts import Interrupts
-from tests.ipc.support import LIMIT, PROBE, inside, made, numbers, prepare, run, shifting, wait_until
-from tests.models import doubling
+from tests.ipc.support import LIMIT, PROBE, connected, inside, made, numbers, prepare, run, shifting, wait_until
 from tests.waiting import Opened
 
 
@@ -52,15 +47,6 @@ def service(name: str = "probe", *options: str, driver: str = PROBE) -> Iterator
         process.wait(LIMIT)
 
 
-@contextlib.contextmanager
-def connected(name: str = "probe") -> Iterator[RemoteDevice]:
-    device = RemoteDevice(names.connect(name))
-    try:
-        yield device
-    finally:
-        device.close()
-
-
 # -------------------------------------------------------------------------------------------------------------- socket
 
 
@@ -69,38 +55,6 @@ def test_a_service_is_found_by_its_name_and_serves(runtime: Path) -> None:
         assert names.running() == ["probe"]
         assert (device.name, device.session.welcome.shared, device.session.peer.process) == ("probe", True, None)
         assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
-
-
-def test_the_socket_and_its_folder_belong_to_the_user_alone(runtime: Path) -> None:
-    with service():
-        path = names.path_of("probe")
-        assert path.parent == runtime and stat.S_ISSOCK(path.stat().st_mode)
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(runtime.stat().st_mode) == 0o700
-
-
-def test_a_folder_that_others_may_enter_is_refused(runtime: Path) -> None:
-    runtime.mkdir(mode=0o755)
-    with pytest.raises(DeviceUnavailable, match="must be a directory that belongs to this user"):
-        names.directory()
-    runtime.rmdir()
-    runtime.symlink_to("/tmp")
-    with pytest.raises(DeviceUnavailable, match="must be a directory that belongs to this user"):
-        names.directory()
-
-
-@pytest.mark.parametrize("name", ["", "../x", "a/b", "-a", ".hidden", "a" * 65, "a\n", "a b", "ä"])
-def test_what_is_no_name_is_refused(name: str, runtime: Path) -> None:
-    with pytest.raises(InvalidArgument, match="must be up to 64 letters, digits"):
-        names.path_of(name)
-
-
-def test_a_name_that_is_taken_is_refused_and_the_first_service_lives(runtime: Path) -> None:
-    with service():
-        words = [sys.executable, "-P", "-m", "nnhal.serve", PROBE, "--name", "probe"]
-        second = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=False)
-        assert second.returncode == 4 and "is already running; stop it, or choose another name" in second.stderr
-        with connected() as device:
-            assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
 
 
 def leave_a_socket() -> Path:
@@ -176,13 +130,6 @@ def test_a_sweep_never_takes_the_socket_of_a_service_that_has_just_been_started(
             assert names.running() == ["probe"]
 
 
-def test_a_service_that_does_not_run_is_named_with_those_that_do(runtime: Path) -> None:
-    with pytest.raises(DeviceUnavailable, match=r"service gpu: .*; running: none is running"):
-        names.connect("gpu")
-    with service("npu"), pytest.raises(DeviceUnavailable, match=r"service gpu: .*; running: npu"):
-        names.connect("gpu")
-
-
 @pytest.mark.parametrize("head", [b"", (1).to_bytes(8, "little")], ids=["no number", "the number of the call"])
 def test_what_is_no_driver_service_is_said_to_be_none(runtime: Path, head: bytes) -> None:
     runtime.mkdir(mode=0o700)
@@ -256,33 +203,6 @@ def test_objects_and_memories_are_private_to_a_client(runtime: Path) -> None:
         assert np.array_equal(run(prepared, numbers()), 2 * numbers())
 
 
-def test_what_a_client_held_goes_with_it(runtime: Path) -> None:
-    with service(), connected() as watcher:
-        clean = inside(watcher)
-        for _ in range(5):
-            with connected() as device:
-                keep = [prepare(device) for _ in range(10)]
-                run(keep[0], numbers())
-                assert inside(device)["prepared"] == 10
-        wait_until(lambda: inside(watcher)["prepared"] == 0, "models of clients that left")
-        wait_until(lambda: inside(watcher)["memories"] == clean["memories"], "memories of clients that left")
-
-
-def test_a_file_reaches_a_shared_service_as_a_sealed_copy(runtime: Path, tmp_path: Path) -> None:
-    from nnhal.base.memory import Memory
-
-    file = tmp_path / "x"
-    numbers(4, 3).tofile(file)
-    with service(), connected() as device:
-        x = Memory.from_file(file).view(0, 16, np.float32, (4,))
-        y = np.zeros(4, np.float32)
-        prepared = prepare(device, doubling())
-        requests.run(prepared, [x], rooms=[y])
-        file.write_bytes(b"")  # cut off: nobody dies
-        assert np.array_equal(y, 2 * numbers(4, 3))
-        assert np.array_equal(run(prepared, numbers()), 2 * numbers())
-
-
 # ---------------------------------------------------------------------------------------------------------- activation
 
 ACTIVATOR = """
@@ -314,17 +234,6 @@ def test_a_service_takes_the_socket_that_systemd_hands_over(runtime: Path) -> No
         process.wait(LIMIT)
         assert process.stdout is not None
         process.stdout.close()
-
-
-def test_a_socket_of_another_process_is_not_taken(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LISTEN_FDS", "1")
-    monkeypatch.setenv("LISTEN_PID", str(os.getpid() + 1))
-    with names.listen("own") as listener:
-        assert names.running() == ["own"]
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
-            client.connect(str(names.path_of("own")))
-            accepted, _ = listener.accept()
-            accepted.close()
 
 
 def test_an_interrupt_while_the_folder_is_ones_own_leaves_no_descriptor(runtime: Path) -> None:

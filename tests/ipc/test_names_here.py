@@ -41,6 +41,10 @@ def test_the_folder_is_made_for_the_user_alone_and_may_be_there(runtime: Path, m
         patched.setattr(os, "getuid", lambda: user + 1)
         with pytest.raises(DeviceUnavailable, match="must be a directory that belongs to this user"):
             names.directory()
+    runtime.rmdir()
+    runtime.symlink_to("/tmp")
+    with pytest.raises(DeviceUnavailable, match="must be a directory that belongs to this user"):
+        names.directory()
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setenv("TMPDIR", str(runtime.parent))
     assert names.directory() == runtime.parent / f"nnhal-{user}"
@@ -54,7 +58,7 @@ def test_the_folder_is_made_for_the_user_alone_and_may_be_there(runtime: Path, m
 def test_names_have_up_to_64_letters(name: str, runtime: Path) -> None:
     names.check(name)
     assert names.path_of(name) == runtime / f"{name}.sock"
-    for bad in ("a" * 65, "", "_a", "a b"):
+    for bad in ("a" * 65, "", "_a", "-a", ".hidden", "../x", "a/b", "a b", "a\n", "ä"):
         with pytest.raises(InvalidArgument, match="must be up to 64 letters, digits, dots, dashes, underscores"):
             names.check(bad)
 

@@ -337,30 +337,6 @@ def test_what_a_client_sends_a_service_takes(file: Path) -> None:
             assert np.array_equal(theirs.accept(pool, fds).bytes(), memory.bytes())
 
 
-def test_a_memory_that_is_closed_while_its_message_is_packed_is_sent_and_no_stranger() -> None:
-    memory = Memory.from_array(np.arange(64, dtype=np.uint8))
-    packing = Packing(ClientPools(shared=True))
-    pool = packing.pool(memory)
-    memory.close()
-    strangers = [memfd(64, SHRINK) for _ in range(4)]  # they take the numbers that are free
-    got = service().accept(pool, came(*map(os.dup, packing.fds)))
-    assert got.bytes().tolist() == list(range(64))
-    for fd in strangers:
-        os.close(fd)
-    fds = packing.fds
-    del packing
-    gc.collect()
-    with pytest.raises(OSError):
-        os.fstat(fds[0])
-
-
-def test_a_memory_that_was_closed_is_not_packed() -> None:
-    memory = Memory.from_array(np.arange(64, dtype=np.uint8))
-    memory.close()
-    with pytest.raises(Closed):
-        Packing(ClientPools(shared=True)).pool(memory)
-
-
 @pytest.mark.skipif(not huge_pages(), reason="this kernel has no huge pages")
 def test_a_long_message_in_huge_pages_of_which_there_are_none_is_read() -> None:
     """It is not mapped: whatever its sender does to it later, nobody dies of it."""

@@ -174,12 +174,6 @@ def test_what_a_driver_keeps_is_prepared_by_its_number_while_the_hints_are_those
     assert len(told.all(wire.PrepareModel)) == 1
 
 
-class Hidden(Memory):
-    """Cannot be given to another process."""
-
-    mappable = False  # type: ignore[assignment]
-
-
 def test_constants_that_cannot_travel_are_no_for_each_operation(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     device, model = RemoteDevice(told.session), over(2)
     monkeypatch.setattr(type(model.pools[0]), "mappable", property(lambda self: self is not model.pools[1]))

@@ -14,24 +14,21 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 from nnhal.base.codes import DeviceStatus, Priority
 from nnhal.base.errors import (
     Cancelled,
-    Closed,
     DeadObject,
     InvalidArgument,
-    InvalidModel,
     MissedDeadline,
     NnhalError,
     OperationFailed,
@@ -42,7 +39,7 @@ from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
-from nnhal.hal.request import UNLIMITED, Control, Timing, sufficient
+from nnhal.hal.request import UNLIMITED, Control, Timing
 from nnhal.ipc.client.channels import KEPT_LANES, MAX_LANES
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.frames import Frames
@@ -52,7 +49,6 @@ from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.service.connection import serve_one
 from nnhal.ipc.transport.channel import Channel
-from nnhal.model.graph import Model, Operation, Subgraph
 from tests import requests
 from tests.interrupts import Interrupts, interrupted_at
 from tests.ipc.drivers.probe import Probe
@@ -64,7 +60,6 @@ from tests.ipc.support import (
     inside,
     made,
     numbers,
-    over,
     own_process,
     prepare,
     request_for,
@@ -85,14 +80,6 @@ def device() -> Iterator[RemoteDevice]:
 
 
 # --------------------------------------------------------------------------------------------------------------- calls
-
-
-def test_calls_of_eight_threads_are_inside_the_driver_at_once(device: RemoteDevice) -> None:
-    prepared = prepare(device, meet=8)
-    with ThreadPoolExecutor(8) as pool:
-        outputs = list(pool.map(lambda n: run(prepared, numbers(start=n)), range(8)))
-    for n, y in enumerate(outputs):
-        assert np.array_equal(y, 2 * numbers(start=n))
 
 
 @pytest.mark.parametrize("what", ["a thread", "a descriptor"])
@@ -206,13 +193,6 @@ def test_lanes_are_used_again() -> None:
         assert inside(device)["lanes"] == lanes > 0
 
 
-def test_more_threads_than_lanes_are_all_answered(device: RemoteDevice) -> None:
-    prepared = prepare(device, sleep=0.01)
-    with ThreadPoolExecutor(40) as pool:
-        outputs = list(pool.map(lambda n: run(prepared, numbers(start=n)), range(80)))
-    assert all(np.array_equal(y, 2 * numbers(start=n)) for n, y in enumerate(outputs))
-
-
 def test_however_many_of_low_are_at_it_one_of_high_finds_a_lane() -> None:
     with own_process() as device:
         urgent, over = checked_prepared(device, doubling(), Hints(priority=Priority.HIGH)), threading.Event()
@@ -227,145 +207,7 @@ def test_however_many_of_low_are_at_it_one_of_high_finds_a_lane() -> None:
             assert all(isinstance(each.exception(LIMIT), Cancelled) for each in flood)
 
 
-def test_the_same_request_again_gives_results_of_its_own_inputs(device: RemoteDevice) -> None:
-    prepared = prepare(device)
-    for n in range(20):
-        assert np.array_equal(run(prepared, numbers(start=n)), 2 * numbers(start=n))
-
-
-def test_requests_of_changing_shapes_do_not_mix(device: RemoteDevice) -> None:
-    prepared = prepare(device, doubling(0))
-    for n in range(60):
-        x = numbers(1 + n * 7 % 23, n)
-        assert np.array_equal(run(prepared, x), 2 * x)
-
-
-def test_an_output_without_memory_is_provided_by_the_driver(device: RemoteDevice) -> None:
-    for size in (4, 100_000):  # in the message, and by a descriptor
-        done = requests.run(prepare(device, doubling(size)), [numbers(size)])
-        assert np.array_equal(done.results[0], 2 * numbers(size))
-
-
-def test_an_output_that_is_too_small_is_told_its_shape(device: RemoteDevice) -> None:
-    room = np.zeros(16, np.uint8)
-    done = requests.run(prepare(device, doubling(8)), [numbers(8)], rooms=[room])
-    assert done.shapes == [(8,)] and sufficient(done) == [False] and not room.any()
-
-
-def test_room_of_another_shape_takes_the_result_wherever_it_lies(device: RemoteDevice) -> None:
-    pool, prepared = Memory.allocate(64), prepare(device)
-    shared = [pool.view(0, 36, np.float32, (9,)), pool.view(0, 16, np.float32, (2, 2)), pool.view(0, 40)]
-    for room in (np.zeros(9, np.float32), np.zeros((2, 2), np.float32), np.zeros(40, np.uint8), *shared):
-        done = requests.run(prepared, [numbers()], rooms=[room])
-        assert np.array_equal(done.results[0], 2 * numbers()) and np.shares_memory(done.results[0], room)
-
-
-def test_arguments_in_shared_memory_are_written_where_they_lie(device: RemoteDevice) -> None:
-    memory = Memory.allocate(32)
-    x, y = memory.view(0, 16, np.float32, (4,)), memory.view(16, 16, np.float32, (4,))
-    x[:] = numbers()
-    prepared = prepare(device)
-    for n in range(3):
-        x[0] = n
-        requests.run(prepared, [x], rooms=[y])
-        assert np.array_equal(memory.view(16, 16, np.float32), [2 * n, 2, 4, 6])
-
-
-def test_timing_is_given_where_it_is_asked_for(device: RemoteDevice) -> None:
-    prepared = prepare(device)
-    assert request_for(prepared, numbers()).execute(prepared.run, Control()) is None
-    timing = request_for(prepared, numbers()).execute(prepared.run, Control(measure=True))
-    assert timing is None or timing.in_driver is None or timing.in_driver > 0
-
-
-def test_errors_of_the_driver_keep_class_and_text(device: RemoteDevice) -> None:
-    prepared = prepare(device, fail=1)
-    for _ in range(2):
-        with pytest.raises(OperationFailed, match="probe: failed on command"):
-            run(prepared, numbers())
-    assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
-
-
-def test_a_model_that_is_not_valid_is_refused_by_the_service(device: RemoteDevice) -> None:
-    good = doubling()
-    main = Subgraph(good.main.operands, (Operation(0, (0, 99, 1), (2,)),), good.main.inputs, good.main.outputs)
-    with pytest.raises(InvalidModel):
-        device.prepare(Model(main, values=good.values), Hints())
-
-
-def test_numbers_of_objects_that_were_not_given_out_are_refused(device: RemoteDevice) -> None:
-    with pytest.raises(InvalidArgument, match="prepared model 999 is not held by this connection"):
-        made(device.session, wire.ConfigureExecutionBurst, 999, fds=(0,))
-    with pytest.raises(InvalidArgument, match="buffer 999 is not held by this connection"):
-        device.session.call(wire.GetShape(999), wire.Shape, UNLIMITED)
-
-
 # ------------------------------------------------------------------------------------------------------------ bindings
-
-
-def raw(device: RemoteDevice, message: wire.ClientCall, fds: Sequence[int] = ()) -> object:
-    """The reply to a message, whatever it is."""
-    return device.session.answer_to(wire.hal_name(message), wire.encode(message), UNLIMITED, fds)[0]
-
-
-def bound(prepared: Prepared, memory: Memory) -> int:
-    """The number of a binding: 16 bytes of a memory in, the next 16 out."""
-    assert isinstance(prepared, RemotePrepared)
-    session = prepared.session
-    with session.carrying([memory], UNLIMITED) as packing:
-        given, taken = wire.WireArgument(0, 0, 16, (4,)), wire.WireArgument(0, 16, 16, (4,))
-        request = wire.WireRequest((given,), (taken,), (wire.MemoryPool(packing.pool(memory)),))
-        return made(session, wire.Bind, prepared.number, request, packing=packing)
-
-
-def test_a_binding_is_executed_any_number_of_times_and_acknowledged(device: RemoteDevice) -> None:
-    prepared, memory = prepare(device), Memory.allocate(32)
-    number = bound(prepared, memory)
-    for n in range(5):
-        memory.bytes()[:16] = numbers(start=n).view(np.uint8)
-        assert raw(device, wire.ExecuteSynchronously(4, number)) == wire.Acknowledged()
-        assert np.array_equal(memory.view(16, 16, np.float32), 2 * numbers(start=n))
-    assert isinstance(raw(device, wire.ExecuteSynchronously(4, number, True)), wire.ExecutedReply)
-    device.session.endings.release(number)
-
-
-EXECUTIONS = [
-    wire.ExecuteSynchronously(4, 0),
-    wire.Execute(10**6, 4, 0),
-    wire.ExecuteFenced(10**6, 0, 0),
-]
-
-
-@pytest.mark.parametrize("call", EXECUTIONS, ids=[type(call).__name__ for call in EXECUTIONS])
-def test_a_binding_that_was_released_is_a_named_error(device: RemoteDevice, call: wire.ExecuteSynchronously) -> None:
-    prepared, memory = prepare(device), Memory.allocate(32)
-    number = bound(prepared, memory)
-    device.session.endings.release(number)
-    wait_until(lambda: isinstance(raw(device, wire.ExecuteSynchronously(4, number)), wire.Failed), "the release")
-    reply = raw(device, msgspec.structs.replace(call, binding=number))
-    assert isinstance(reply, wire.Failed) and reply.kind == "InvalidArgument"
-    assert reply.message == f"binding {number} is not held by this connection, must be one that it holds"
-
-
-def test_a_model_is_no_binding_and_a_binding_is_no_model(device: RemoteDevice) -> None:
-    prepared, memory = prepare(device), Memory.allocate(32)
-    assert isinstance(prepared, RemotePrepared)
-    number = bound(prepared, memory)
-    for message in (
-        wire.ExecuteSynchronously(4, prepared.number),
-        wire.Bind(10**6, number, wire.WireRequest((), (), ())),
-    ):
-        reply = raw(device, message)
-        assert isinstance(reply, wire.Failed) and "is not held by this connection" in reply.message
-
-
-def test_a_binding_whose_model_was_released_is_a_named_error(device: RemoteDevice) -> None:
-    prepared, memory = prepare(device), Memory.allocate(32)
-    number = bound(prepared, memory)
-    prepared.close()
-    wait_until(lambda: isinstance(raw(device, wire.ExecuteSynchronously(4, number)), wire.Failed), "the release")
-    reply = raw(device, wire.ExecuteSynchronously(4, number))
-    assert isinstance(reply, wire.Failed) and "prepared model: was released" in reply.message
 
 
 def test_frames_and_their_bindings_go_with_the_callers_pool() -> None:
@@ -399,12 +241,6 @@ def test_a_request_over_a_thousand_memories_is_bound_and_leaves_none_behind() ->
         opened.closed()
 
 
-def test_a_model_over_a_thousand_memories_is_compiled() -> None:
-    with own_process() as device:
-        prepared = prepare(device, over(1000))
-        assert run(prepared, np.float32([5])).tolist() == [5 + 999 * 1000 / 2]
-
-
 # ------------------------------------------------------------------------------------------------------- notifications
 
 
@@ -431,31 +267,7 @@ def test_notifications_come_exactly_once(device: RemoteDevice) -> None:
             assert errors[n] is None and np.array_equal(request.results[0], 2 * numbers(start=n))
 
 
-def test_executions_in_the_background_end_in_error_when_the_session_dies() -> None:
-    with own_process() as device:
-        came: list[NnhalError | None] = []
-        prepared = prepare(device, sleep=LIMIT)
-        for _ in range(5):
-            prepared.execute(request_for(prepared, numbers()), Control(), lambda error, _: came.append(error))
-        device.session.peer.give_up("the test ends it")
-        wait_until(lambda: len(came) == 5, "notifications of death")
-        assert {type(error).__name__ for error in came} == {"DeadObject"}
-
-
 # ------------------------------------------------------------------------------------------------------- time and will
-
-
-def test_a_deadline_ends_an_execution_and_leaves_the_session_usable(device: RemoteDevice) -> None:
-    slow, quick = prepare(device, sleep=LIMIT), prepare(device)
-    with pytest.raises(MissedDeadline):
-        run(slow, numbers(), Control(deadline=time.monotonic_ns() + 50_000_000))
-    assert np.array_equal(run(quick, numbers()), 2 * numbers())
-    wait_until(lambda: inside(device)["inside"] == 0, "the driver sees the deadline itself")
-
-
-def test_a_deadline_that_has_passed_is_missed_at_once(device: RemoteDevice) -> None:
-    with pytest.raises(MissedDeadline):
-        run(prepare(device), numbers(), Control(deadline=time.monotonic_ns() - 1))
 
 
 def given_back(device: RemoteDevice) -> None:
@@ -477,16 +289,6 @@ def test_a_deadline_ends_a_preparation(tmp_path: Path) -> None:
         gate.touch()
         given_back(device)
         assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
-
-
-def test_a_cancelled_execution_ends_and_its_lane_serves_again(device: RemoteDevice) -> None:
-    prepared, cancelled = prepare(device, sleep=LIMIT), threading.Event()
-    threading.Timer(0.05, cancelled.set).start()
-    with pytest.raises(Cancelled):
-        run(prepared, numbers(), Control(cancelled=cancelled))
-    wait_until(lambda: inside(device)["inside"] == 0, "the execution ends in the driver")
-    for n in range(50):
-        assert np.array_equal(run(prepare(device), numbers(start=n)), 2 * numbers(start=n))
 
 
 def background(prepared: Prepared, control: Control) -> None:
@@ -651,11 +453,6 @@ def finalizing(frame: Any) -> bool:
     return frame is not None
 
 
-def test_a_loop_time_out_past_the_limit_is_refused(device: RemoteDevice) -> None:
-    with pytest.raises(InvalidArgument, match="loop_timeout is 16000000000 ns, must be at most 15000000000"):
-        run(prepare(device), numbers(), Control(loop_timeout=16_000_000_000))
-
-
 def test_lanes_after_sixty_interrupted_calls_are_usable_and_every_later_result_is_right(
     interrupts: Interrupts,
 ) -> None:
@@ -766,37 +563,7 @@ def test_what_a_call_that_was_given_up_brings_is_given_back() -> None:
         settled(device, {**inside(device), "memories": before})
 
 
-def test_driver_memory_that_comes_too_late_is_given_back() -> None:
-    with own_process() as device:
-        prepared = prepare(device)
-        assert isinstance(prepared, RemotePrepared)
-        roles = ((prepared.number, 0, False, 1.0),)
-        for _ in range(3):
-            with stopped(device), pytest.raises(MissedDeadline):
-                device.session.call(
-                    wire.Allocate(device.session.number(), (4,), roles), wire.Acknowledged, Control(time.monotonic_ns())
-                )
-        wait_until(lambda: not device.session.channels.abandoned, "the end of abandoned calls")
-        wait_until(lambda: inside(device)["buffers"] == 0, "buffers that nobody knows")
-
-
 # -------------------------------------------------------------------------------------------------------------- fences
-
-
-def test_a_fenced_execution_waits_for_its_fences(device: RemoteDevice) -> None:
-    prepared = prepare(device)
-    ready, signal = fence_pair()
-    request = request_for(prepared, numbers())
-    runs = inside(device)["runs"]
-    execution = prepared.execute_fenced(request, Control(), [ready])
-    with pytest.raises(OperationFailed, match="has not ended"):
-        execution.get_execution_info()
-    assert inside(device)["runs"] == runs
-    signal.set()
-    assert execution.fence is not None
-    execution.fence.wait(LIMIT)
-    execution.get_execution_info()
-    assert np.array_equal(request.results[0], 2 * numbers())
 
 
 def test_an_interrupt_as_the_result_behind_a_fence_is_asked_for_leaves_it_to_who_asks_next(
@@ -812,23 +579,6 @@ def test_an_interrupt_as_the_result_behind_a_fence_is_asked_for_leaves_it_to_who
         lambda frame, event: event == "c_return" and frame.f_code.co_name in asks, lambda: execution.info_until(0)
     )
     assert np.array_equal(request.results[0], 2 * numbers())
-
-
-def test_executions_chain_by_their_fences(device: RemoteDevice) -> None:
-    prepared, memory = prepare(device), Memory.allocate(64)
-    cells = [memory.view(16 * n, 16, np.float32, (4,)) for n in range(4)]
-    cells[0][:] = 1
-    ready, signal = fence_pair()
-    executions, before = [], ready
-    for source, target in itertools.pairwise(cells):
-        executions.append(prepared.execute_fenced(prepared.request([source], [target]), Control(), [before]))
-        assert executions[-1].fence is not None
-        before = executions[-1].fence
-    signal.set()
-    before.wait(LIMIT)
-    for execution in executions:
-        execution.get_execution_info()
-    assert [cell.tolist() for cell in cells] == [[1] * 4, [2] * 4, [4] * 4, [8] * 4]
 
 
 def test_a_fence_tells_that_its_execution_failed(device: RemoteDevice) -> None:
@@ -856,47 +606,6 @@ def test_timings_of_a_fenced_execution_are_of_launch_and_of_fences(device: Remot
 
 
 # ------------------------------------------------------------------------------------------------------- driver memory
-
-
-def test_driver_memory_carries_values_between_executions(device: RemoteDevice) -> None:
-    prepared = prepare(device)
-    first = device.allocate(BufferDesc(), [BufferRole(prepared, 0)])
-    second = device.allocate(BufferDesc(), [BufferRole(prepared, 0, output=True)])
-    assert first.shape is None
-
-    def execute() -> None:
-        request = prepared.request([None], input_buffers={0: first}, output_buffers={0: second})
-        request.execute(prepared.run, Control())
-
-    with pytest.raises(OperationFailed, match="has no contents"):
-        execute()
-    first.copy_from(Memory.from_array(numbers()), (4,))
-    execute()
-    assert first.shape == second.shape == (4,)
-    room = Memory.allocate(16)
-    second.copy_to(room)
-    assert np.array_equal(room.bytes().view(np.float32), 2 * numbers())
-
-
-def test_driver_memory_is_refused_in_a_role_that_it_was_not_made_for(device: RemoteDevice) -> None:
-    prepared = prepare(device)
-    buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0)])
-    with pytest.raises(InvalidArgument, match="must be one of its roles"):
-        prepared.request([numbers()], output_buffers={0: buffer}).execute(prepared.run, Control())
-    with pytest.raises(InvalidArgument, match="must agree with"):
-        device.allocate(BufferDesc((5,)), [BufferRole(prepared, 0)])
-
-
-def test_driver_memory_copies_to_and_from_ordinary_arrays(device: RemoteDevice) -> None:
-    prepared = prepare(device)
-    buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0)])
-    x, y = numbers(start=5), np.zeros(4, np.float32)
-    for _ in range(2):
-        buffer.copy_from(Memory.wrap(x), (4,))
-        room = Memory.wrap(y)
-        buffer.copy_to(room)
-        assert np.array_equal(y, x)
-        x += 1
 
 
 # ------------------------------------------------------------------------------------------------------------ releases
@@ -992,15 +701,6 @@ def test_descriptors_that_come_with_an_answer_and_that_nobody_wants_are_closed()
             session.call(wire.GetType(), wire.TextReply, UNLIMITED)
 
 
-@pytest.mark.parametrize("number", [0, 2, 2**64 - 1])
-def test_a_service_that_answers_with_another_number_is_dead(number: int) -> None:
-    answer = struct.pack("<Q", number) + wire.encode(wire.TextReply("1"))
-    with Peer(lambda lane, _: lane.socket.sendall(answer)) as session:
-        with pytest.raises(DeadObject, match="broke the protocol"):
-            session.call(wire.GetVersionString(), wire.TextReply, UNLIMITED)
-        assert session.peer.dead is not None
-
-
 def test_an_answer_that_comes_twice_is_never_the_next_questions() -> None:
     def answer(lane: Channel, call: wire.ClientCall) -> None:
         whole = struct.pack("<Q", lane.lane.asked) + wire.encode(wire.TextReply(wire.hal_name(call)))
@@ -1011,26 +711,6 @@ def test_an_answer_that_comes_twice_is_never_the_next_questions() -> None:
         assert session.call(wire.GetVersionString(), wire.TextReply, UNLIMITED)[0].value == "getVersionString"
         with pytest.raises(DeadObject):
             session.call(wire.GetType(), wire.TextReply, UNLIMITED)
-
-
-def test_a_closed_session_says_so_and_ends_its_process() -> None:
-    with own_process() as device:
-        prepared = prepare(device)
-        device.close()
-        device.close()
-        with pytest.raises(Closed, match="was closed"):
-            run(prepared, numbers())
-        with pytest.raises(Closed, match="was closed"):
-            device.supports(doubling())
-        prepared.close()
-        assert device.session.peer.process is not None and device.session.peer.process.wait(LIMIT) == 0
-
-
-def test_methods_that_were_called_are_counted_by_their_hal_names() -> None:
-    with own_process(level="1.1") as device:
-        run(prepare(device), numbers())
-        assert device.session.calls["prepareModel_1_1"] == device.session.calls["execute"] == 1
-        assert not [name for name in device.session.calls if "1_2" in name or "1_3" in name or "ynchronous" in name]
 
 
 # ------------------------------------------------------------------------------------------------------- notifications
@@ -1133,23 +813,6 @@ def test_a_lane_that_the_service_does_not_take_is_an_error_with_the_limit_and_th
         assert np.array_equal(run(both, x), 2 * x)
         assert all(np.array_equal(each.result(LIMIT), 2 * x) for each in lone)
         assert device.session.peer.dead is None
-
-
-def test_a_lane_without_a_thread_is_resource_exhausted_and_the_session_lives_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with served_here(Probe()) as device:
-        prepared = prepare(device)
-
-        def no_thread(self: object) -> None:
-            raise RuntimeError("can't start new thread")
-
-        device.session.channels.free.pop().close()
-        with monkeypatch.context() as none:
-            none.setattr(threading.Thread, "start", no_thread)
-            with pytest.raises(ResourceExhausted, match="no thread for another channel"):
-                device.status()
-        assert np.array_equal(run(prepared, numbers()), 2 * numbers())
 
 
 def test_a_first_call_that_fails_is_an_error_of_its_own_and_the_next_one_works(device: RemoteDevice) -> None:

@@ -43,8 +43,8 @@ ROOMS = {
     "ops": ["tests/ops"],
     "model": ["tests/model", "tests/frontends/test_builder.py", "tests/conformance/test_mutations.py"],
     "hal": ["tests/hal", "tests/contract"],
-    "ipc": ["tests/ipc"],  # tests/faults, of several minutes, would kill more
-    "drivers": ["tests/drivers"],
+    "ipc": ["tests/ipc", "tests/matrix"],  # tests/faults, of several minutes, would kill more
+    "drivers": ["tests/drivers", "tests/matrix"],
     "runtime": ["tests/runtime"],
     "frontends": ["tests/frontends"],
     "conformance": ["tests/conformance"],

@@ -1,8 +1,5 @@
 """Bursts of compiled models: the results of plain calls, one execution at a time, the reason where a call is plain."""
 
-import contextlib
-import os
-import signal
 import sys
 import threading
 import weakref
@@ -17,9 +14,8 @@ from nnhal.hal.burst import Burst
 from nnhal.hal.request import Control, Request
 from nnhal.hal.wrappers import WithHalLevel
 from nnhal.runtime import discovery
-from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
+from tests.runtime.devices import Fake, failing, for_nothing
 from tests.runtime.graphs import counter, sums
-from tests.waiting import together
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 LIMIT = 20  # seconds after which something counts as hanging
@@ -39,47 +35,6 @@ def test_a_burst_computes_what_calls_compute(isolation, devices):
         out = np.empty_like(X)
         assert run(X, B, out=out) is out and (out == X + 3).all()
     assert (compiled(X, B) == X + 3).all()
-
-
-@WAYS
-def test_what_a_packet_cannot_carry_is_a_plain_call_with_the_reason(isolation):
-    compiled = nnhal.compile(sums(), devices="reference", isolation=isolation)
-    a = nnhal.allocate([(compiled, "input", 0)])
-    a.write(X)
-    with compiled.burst() as run:
-        notes = [
-            run.run(X, B, measure=True)[1].notes,
-            run.run(X, B, measure=True, deadline=10)[1].notes,
-            run.run(X, B, measure=True, loop_timeout=1)[1].notes,
-            run.run(a, B, measure=True)[1].notes,
-        ]
-    if isolation == "none":
-        assert notes == [[], [], [], []]
-    else:
-        assert notes[0] == [] and [len(n) for n in notes[1:]] == [1, 1, 1]
-        assert "deadline" in notes[1][0] and "loop" in notes[2][0] and "driver buffers" in notes[3][0]
-
-
-@WAYS
-def test_a_burst_runs_one_execution_at_a_time(isolation):
-    b = nnhal.Builder("large")
-    x = y = b.input((1024, 1024), name="x")
-    for _ in range(20):
-        y = b.add(y, x)
-    compiled = nnhal.compile(b.finish([x], [y]), devices="reference", isolation=isolation)
-    array, refused = np.ones((1024, 1024), np.float32), []
-    with compiled.burst() as run:
-
-        def again():
-            for _ in range(5):
-                try:
-                    run(array)
-                except nnhal.BadState as error:
-                    refused.append(str(error))
-
-        together([again] * 2)
-        assert refused and all("must be one at a time" in text for text in refused)
-        assert (run(array) == 21).all()
 
 
 def test_a_closed_burst_and_a_burst_of_a_closed_model_are_refused():
@@ -136,28 +91,6 @@ def test_a_step_that_fails_in_a_burst_falls_back_like_any_other():
     with compiled.burst() as run:
         device.prepared[0].before = failing(OperationFailed("broken"))
         assert (run(X, B) == X + 1).all()
-
-
-def test_a_burst_goes_on_after_the_driver_died():
-    compiled = nnhal.compile(sums(), devices=[to_be_killed()])
-    with compiled.burst() as run:
-        assert (run(X, B) == X + 1).all()
-        os.kill(compiled._caller.plan.steps[0].device.pid, signal.SIGKILL)
-        with contextlib.suppress(nnhal.DeadObject):  # unless the death was noticed before
-            run(X, B)
-        assert (run(X, B) == X + 1).all()
-        assert compiled._caller.plan.steps[0].device.restarts == 1
-
-
-def test_memories_of_a_burst_can_be_freed():
-    compiled = nnhal.compile(sums(), devices="reference", isolation="process")
-    memory = nnhal.Memory.from_array(X)
-    view = memory.view(0, X.nbytes, np.float32)
-    with compiled.burst() as run:
-        assert (run(view, B) == X + 1).all()
-        run.free_memory(memory)
-        view[:] = 5
-        assert (run(view, B) == 6).all()
 
 
 def test_states_start_at_their_initial_value_in_every_execution():

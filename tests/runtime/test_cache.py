@@ -320,38 +320,6 @@ def test_a_damaged_entry_is_a_miss_with_its_reason_and_mended(folder):
         assert run(scaled(), folder) == HIT
 
 
-def test_bits_flipped_anywhere_never_change_a_result(folder):
-    run(scaled(), folder)
-    dice = np.random.default_rng(1)
-    for _ in range(60):
-        files = [each for each in folder.iterdir() if each.is_file() and each.stat().st_size]
-        file = files[dice.integers(len(files))]
-        data = bytearray(file.read_bytes())
-        data[dice.integers(len(data))] ^= 1 << dice.integers(8)
-        file.write_bytes(data)
-        assert run(scaled(), folder).partition(":")[0] in (HIT, "miss")
-
-
-def test_entries_swapped_between_models_are_misses(folder):
-    run(scaled(2), folder)
-    first = files_of(folder)
-    run(scaled(3), folder, by=3)
-    second = [each for each in files_of(folder) if each not in first]
-    for one, two in zip(first, second, strict=True):
-        one_data, two_data = one.read_bytes(), two.read_bytes()
-        one.write_bytes(two_data)
-        two.write_bytes(one_data)
-    assert run(scaled(2), folder) == "miss: model file 0 is of another token"
-    assert run(scaled(3), folder, by=3) == "miss: model file 0 is of another token"
-
-
-def test_an_entry_of_another_user_is_a_miss(folder, state, monkeypatch):
-    run(scaled(), folder)
-    monkeypatch.setenv("NNHAL_STATE_DIR", str(state.with_name("other")))
-    why = "damaged: model file 0 is not what was written, or was written with another key"
-    assert run(scaled(), folder) == f"miss: {why}"
-
-
 def test_an_old_entry_in_the_place_of_the_new_one_is_still_one_that_was_written(folder):
     run(scaled(), folder)
     kept = folder.with_name("copy")

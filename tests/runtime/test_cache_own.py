@@ -281,15 +281,6 @@ def test_a_bit_flipped_in_any_byte_is_a_miss_and_made_anew(file: Path, folder: P
     assert run(file, folder) == ["hit", "hit"]
 
 
-def test_a_cut_file_is_a_miss(file: Path, folder: Path) -> None:
-    run(file, folder)
-    for length in (0, 1, 100, -1):
-        for target in own_files(folder):
-            target.write_bytes(target.read_bytes()[:length])
-        outcomes = run(file, folder)
-        assert outcomes[0].startswith("miss: damaged") and outcomes[1] == "hit"
-
-
 def test_entries_that_changed_places_are_misses(tmp_path: Path, folder: Path) -> None:
     for name in ("tiny_conv", "tiny_conv_int8"):
         run(file_of(name), folder)

@@ -1,8 +1,6 @@
 """A compiled model as applications use it: calls, outputs, streams, fallback, threads, forks, the end."""
 
-import asyncio
 import os
-import re
 import resource
 import select
 import signal
@@ -21,7 +19,7 @@ from nnhal.model.graph import State
 from nnhal.runtime import inflight
 from tests.models import make_model
 from tests.runtime.devices import Fake, failing
-from tests.waiting import LIMIT, pass_time, until
+from tests.waiting import LIMIT, until
 
 SHAPE = (1, 4, 4, 2)
 
@@ -67,39 +65,12 @@ def test_out_is_written_and_returned(x):
     assert (out == expected(x)).all()
 
 
-def test_out_given_as_bytes_that_are_too_few_tells_the_true_shape(x):
-    compiled = nnhal.compile(pooled(), devices="reference")
-    with pytest.raises(nnhal.OutputInsufficientSize, match=r"output 0 needs shape \[1, 4, 4, 2\]") as caught:
-        compiled(x, out=np.empty(3, np.uint8))
-    assert caught.value.shapes == (SHAPE,)
-
-
-def test_an_output_that_overlaps_an_input_is_refused(x):
-    with pytest.raises(nnhal.InvalidRequest, match="overlaps"):
-        nnhal.compile(pooled(), devices="reference")(x, out=x)
-
-
 def test_bound_arrays_are_read_and_written_in_place(x):
     compiled = nnhal.compile(pooled(), devices="reference")
     out = np.empty(SHAPE, np.float32)
     run = compiled.bind(x, out=out)
     x[:] = 7
     assert run() is out and (out == 7).all()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ((), r"got 0, must be 1: x: TENSOR_FLOAT32\[1, 4, 4, 2\]"),
-        ((np.zeros(SHAPE),), r"input 0 \(x\) is float64, must be float32"),
-        ((np.zeros((1, 4, 4, 3), np.float32),), r"has shape \[1, 4, 4, 3\], must be \[1, 4, 4, 2\]"),
-        (({"z": 1},), "'z', no 'x', must be exactly 'x'"),
-        ((["a"],), r"input 0 \(x\): element \[0\] is 'a', must be a real number"),
-    ],
-)
-def test_inputs_that_do_not_fit_are_named(given, message):
-    with pytest.raises(nnhal.InvalidRequest, match=message):
-        nnhal.compile(pooled(), devices="reference")(*given)
 
 
 def test_unknown_dimensions_are_known_with_each_call():
@@ -129,22 +100,7 @@ def test_eight_threads_see_what_one_sees():
     assert (results[:, 0] == expected(inputs[:, 0], 4)).all()
 
 
-def test_the_report_times_each_step(x):
-    compiled = nnhal.compile(pooled(3), devices=[Fake(takes=lambda n: n == 1), "reference"])
-    _, report = compiled.run(x, measure=True)
-    assert [s.device for s in report.steps] == ["reference", "fake", "reference"]
-    assert all(s.driver is not None and 0 < s.driver.on_device <= s.driver.in_driver <= s.total for s in report.steps)
-
-
 # ---------------------------------------------------------------------------------------------------------- fallback
-
-
-def test_a_part_that_does_not_prepare_goes_elsewhere_and_says_so(x):
-    compiled = nnhal.compile(pooled(), devices=[Fake(on_prepare=failing(RuntimeError("no memory")))], fallback="allow")
-    assert compiled.placement.devices() == {"reference": 1}
-    assert "no memory" in compiled.placement.events[0]
-    assert "failed to prepare" in compiled.placement.choices[0].others["fake"]
-    assert (compiled(x) == expected(x)).all()
 
 
 def test_named_devices_do_not_fall_back_unless_asked():
@@ -152,109 +108,7 @@ def test_named_devices_do_not_fall_back_unless_asked():
         nnhal.compile(pooled(), devices=[Fake(on_prepare=failing(RuntimeError("no memory")))])
 
 
-def test_fallback_can_warn():
-    with pytest.warns(nnhal.FallbackWarning, match="no memory"):
-        nnhal.compile(pooled(), devices=[Fake(on_prepare=failing(RuntimeError("no memory")))], fallback="warn")
-
-
-def test_a_step_that_fails_runs_on_the_cpu(x):
-    device = Fake(takes=lambda n: n == 0, on_run=failing(RuntimeError("burnt out")))
-    compiled = nnhal.compile(pooled(2), devices=[device, "reference"], fallback="allow")
-    y, report = compiled.run(x, measure=True)
-    assert (y == expected(x, 2)).all()
-    assert "burnt out" in report.fallbacks[0]
-
-
-def test_a_single_step_that_fails_runs_on_the_cpu(x):
-    compiled = nnhal.compile(pooled(), devices=[Fake(on_run=failing(RuntimeError("burnt out")))], fallback="allow")
-    assert (compiled(x) == expected(x)).all()
-
-
-def test_a_failure_without_fallback_names_the_device(x):
-    compiled = nnhal.compile(pooled(), devices=[Fake(on_run=failing(RuntimeError("burnt out")))])
-    with pytest.raises(nnhal.OperationFailed, match="device fake: RuntimeError: burnt out"):
-        compiled(x)
-
-
-def test_a_loop_timeout_is_never_tried_again(x):
-    compiled = nnhal.compile(pooled(), devices=[Fake(on_run=failing(nnhal.LoopTimeout("WHILE #0")))], fallback="allow")
-    with pytest.raises(nnhal.LoopTimeout):
-        compiled(x)
-
-
-def test_a_driver_that_lies_about_its_verdicts_takes_nothing():
-    device = Fake()
-    device.supports = lambda model: []
-    with pytest.raises(nnhal.UnsupportedModel, match="gave 0 verdicts, must be 1, one an operation"):
-        nnhal.compile(pooled(), devices=[device])
-
-
-def test_a_compilation_past_its_deadline_ends_in_missed_deadline():
-    begun, gate, seconds = threading.Event(), threading.Event(), 0.01
-
-    def on_prepare() -> None:
-        begun.set()
-        gate.wait(LIMIT)
-
-    while not begun.is_set():  # on a slow machine it may be over before
-        seconds *= 2
-        with pytest.raises(nnhal.MissedDeadline) as missed:
-            nnhal.compile(pooled(), devices=[Fake(on_prepare=on_prepare)], deadline=seconds)
-    gate.set()
-    assert re.match(r"compilation: device fake: .* deadline", str(missed.value))
-
-
 # ------------------------------------------------------------------------------------------------ executions in flight
-
-
-def test_submitted_executions_can_be_waited_for(x):
-    assert (nnhal.compile(pooled(), devices="reference").submit(x).result(LIMIT) == expected(x)).all()
-
-
-def test_submitted_executions_can_be_awaited(x):
-    compiled = nnhal.compile(pooled(), devices="reference")
-
-    async def both():
-        return await asyncio.gather(*(_wait(compiled.submit(x)) for _ in range(2)))
-
-    async def _wait(execution):
-        return await execution
-
-    assert all((y == expected(x)).all() for y in asyncio.run(both()))
-
-
-def test_submitted_executions_can_be_selected_on(x):
-    gate = threading.Event()
-    execution = nnhal.compile(pooled(), devices=[Fake(on_run=lambda: gate.wait(LIMIT))]).submit(x)
-    assert select.select([execution], [], [], 0.01)[0] == []
-    gate.set()
-    assert select.select([execution], [], [], 10)[0] == [execution]
-    assert execution.done()
-
-
-def test_a_cancelled_execution_raises_cancelled(x):
-    gate = threading.Event()
-    compiled = nnhal.compile(
-        pooled(2), devices=[Fake(takes=lambda n: n == 0, on_run=lambda: gate.wait(LIMIT)), "reference"]
-    )
-    execution = compiled.submit(x)
-    execution.cancel()
-    gate.set()
-    with pytest.raises(nnhal.Cancelled):
-        execution.result(LIMIT)
-
-
-def test_a_deadline_ends_the_wait_for_a_device_that_hangs(x):
-    gate = threading.Event()
-    execution = nnhal.compile(pooled(), devices=[Fake(on_run=lambda: gate.wait(LIMIT))]).submit(x, deadline=0.05)
-    with pytest.raises(nnhal.MissedDeadline):
-        execution.result()
-    gate.set()
-
-
-def test_a_deadline_that_has_passed_ends_the_execution(x):
-    with pytest.raises(nnhal.MissedDeadline):
-        nnhal.compile(pooled(), devices="reference").run(x, deadline=0.0)
 
 
 # ------------------------------------------------------------------------------------------------------------ streams
@@ -287,11 +141,6 @@ def test_two_streams_do_not_see_each_other():
     assert second(np.full(SHAPE, 1, np.float32)).max() == 1
 
 
-def test_state_is_neither_asked_for_nor_given_out():
-    compiled = nnhal.compile(counter(), devices="reference")
-    assert [s.name for s in compiled.inputs] == ["x"] and [s.name for s in compiled.outputs] == ["y"]
-
-
 # ------------------------------------------------------------------------------------------------------------ the end
 
 
@@ -302,20 +151,6 @@ def test_use_after_close_is_an_error_and_closing_twice_is_not(x):
     for use in (compiled, compiled.submit, compiled.run):
         with pytest.raises(nnhal.Closed, match="was closed; compile it again"):
             use(x)
-
-
-def test_close_waits_for_what_is_running(x):
-    gate, device = threading.Event(), Fake()
-    device.on_run = lambda: gate.wait(LIMIT)
-    compiled = nnhal.compile(pooled(), devices=[device])
-    execution = compiled.submit(x)
-    closer = threading.Thread(target=compiled.close)
-    closer.start()
-    pass_time(0.05)
-    assert not device.prepared[0].closed
-    gate.set()
-    closer.join(LIMIT)
-    assert device.prepared[0].closed and (execution.result() == expected(x)).all()
 
 
 def in_child(call):

@@ -155,13 +155,6 @@ def test_a_device_that_calls_itself_otherwise_than_its_entry_point_is_found_by_b
     assert discovery.load_one("entry") is discovery.load_one("device")
 
 
-def test_a_name_that_nobody_has_lists_those_that_there_are(install):
-    install(Point("mine", Fake), Point("sample", Fake, discovery.SAMPLES))
-    for ask in (discovery.load_one, isolation.isolated):
-        with pytest.raises(DeviceUnavailable, match=r"device 'abacus' is not known, must be one of reference, mine$"):
-            ask("abacus")
-
-
 # ------------------------------------------------------------------------------------------------------------- the CPU
 
 
@@ -200,11 +193,6 @@ def test_two_devices_of_one_name_both_take_part_and_are_told_apart():
     assert [(s.device, s.operations) for s in compiled.placement.steps] == [("fake", (0,)), ("fake (2)", (1,))]
     assert compiled.placement.choices[0].others == {"fake (2)": "not this one"}
     assert (compiled(X) == 3 * X).all() and runs == ["one", "two"]
-
-
-def test_a_device_that_is_named_twice_takes_part_once():
-    device = Fake()
-    assert isolation.select([device, device, "reference", "reference"], "none") == [device, discovery.cpu()]
 
 
 def test_options_for_a_name_that_two_devices_have_are_refused():
@@ -536,7 +524,7 @@ def test_a_driver_that_does_not_load_says_why_with_what_it_raised(install):
 @pytest.mark.parametrize(("name", "hint"), [("alpah", r"alpha.*"), ("zzzzzzzz", "")])
 def test_a_name_that_nobody_has_is_told_with_those_there_are_and_one_that_may_be_meant(install, name, hint):
     install(Point("alpha", lambda: Named("alpha")), Point("sample", Fake, SAMPLE))
-    for ask in (discovery.load_one, discovery.origin_of):
+    for ask in (discovery.load_one, discovery.origin_of, isolation.isolated):
         with pytest.raises(
             DeviceUnavailable,
             match=rf"^device '{name}' is not known, must be one of reference, alpha{hint and '.*' + hint}$",
@@ -688,6 +676,11 @@ def test_a_name_that_is_no_drivers_may_be_that_of_a_running_service(install, mon
 def test_devices_are_taken_once_each_in_the_order_in_which_they_were_named(install):
     install(Point("a", lambda: Named("a")), Point("b", lambda: Named("b")))
     own = Named("own")
-    assert [d.name for d in isolation.select(["b", own, "a", "b", own], "none")] == ["b", "own", "a"]
+    assert [d.name for d in isolation.select(["b", own, "a", "b", own, "reference"], "none")] == [
+        "b",
+        "own",
+        "a",
+        "reference",
+    ]
     with pytest.raises(InvalidArgument, match=r"^devices: none is named, must be at least one$"):
         isolation.select([], "none")

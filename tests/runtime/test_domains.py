@@ -11,7 +11,7 @@ import pytest
 
 import nnhal
 from nnhal.base.codes import OperandType
-from nnhal.base.errors import Cancelled, Closed, DeadObject, InvalidRequest, MissedDeadline, OperationFailed
+from nnhal.base.errors import Cancelled, Closed, DeadObject, MissedDeadline, OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
@@ -26,7 +26,7 @@ from tests.hal.devices import OwnBuffer
 from tests.models import make_model
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import FLOATS, SHAPE, counter, sums
-from tests.waiting import LIMIT, NS, pass_time, together, until
+from tests.waiting import LIMIT, NS, pass_time, until
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 HOLDING = Path(__file__).parent / "drivers" / "holding.py"
@@ -66,29 +66,6 @@ def test_allocations_are_bound_and_submitted_like_arrays(compiled, method):
     assert (taken.read() == X + 1).all()
 
 
-@WAYS
-@pytest.mark.parametrize("narrow", [0, 1])
-def test_where_one_result_is_not_of_its_allocations_shape_no_allocation_has_contents(isolation, narrow):
-    model = make_model(lambda b, x: [b.relu(x), b.relu6(x)], (0, 0))
-    compiled = nnhal.compile(model, devices="reference", isolation=isolation)
-    both = [nnhal.allocate([(compiled, "output", n)], shape=[3, 0] if n == narrow else None) for n in range(2)]
-    compiled(np.ones((3, 4), np.float32), out=both)
-    assert [each.shape for each in both] == [(3, 4), (3, 4)]
-    with pytest.raises(InvalidRequest, match=r"was given shape \[4, 4\], must be \[3, \?\]"):
-        compiled(np.ones((4, 4), np.float32), out=both)
-    for each in both:
-        with pytest.raises(OperationFailed):
-            each.read()
-
-
-def test_bytes_go_in_and_out_through_memories(compiled):
-    a = nnhal.allocate([(compiled, "input", 0)])
-    a.copy_from(nnhal.Memory.from_array(X))
-    room = nnhal.Memory.allocate(X.nbytes)
-    a.copy_to(room)
-    assert (room.view(0, X.nbytes, np.float32) == X).all()
-
-
 def test_open_dimensions_change_from_use_to_use():
     compiled = nnhal.compile(make_model(lambda b, x: b.relu(x, name="y"), name="open", x=(0,)), devices="reference")
     allocation = nnhal.allocate([(compiled, "input", 0)])
@@ -103,18 +80,6 @@ def test_open_dimensions_change_from_use_to_use():
 # ------------------------------------------------------------------------------------------------------------ refused
 
 
-def test_a_use_that_is_no_role_is_refused(compiled):
-    a = nnhal.allocate([(compiled, "input", 0)])
-    a.write(X)
-    with pytest.raises(nnhal.InvalidRequest, match="is used as input 1 of sums, must be one of its roles: input 0"):
-        compiled(X, a)
-    with pytest.raises(nnhal.InvalidRequest, match="is used as output 0"):
-        compiled(X, B, out=a)
-    other = nnhal.compile(sums(), devices="reference")
-    with pytest.raises(nnhal.InvalidRequest, match="must be one of its roles"):
-        other(a, B)
-
-
 def test_one_allocation_is_not_read_and_written_at_once(compiled):
     a = nnhal.allocate([(compiled, "input", 0), (compiled, "output", 0)])
     a.write(X)
@@ -123,30 +88,10 @@ def test_one_allocation_is_not_read_and_written_at_once(compiled):
     assert (a.read() == X).all()
 
 
-def test_what_was_never_written_cannot_be_read(compiled):
-    a = nnhal.allocate([(compiled, "input", 0)])
-    assert a.shape is None
-    for use in (a.read, lambda: compiled(a, B), lambda: a.copy_to(nnhal.Memory.allocate(16))):
-        with pytest.raises(OperationFailed, match="no contents"):
-            use()
-
-
-def test_a_closed_allocation_is_refused(compiled):
-    a = nnhal.allocate([(compiled, "input", 0)])
-    a.close()
-    a.close()
-    for use in (a.read, lambda: a.write(X), lambda: compiled(a, B)):
-        with pytest.raises(nnhal.Closed, match="used after close"):
-            use()
-
-
 @pytest.mark.parametrize(
     ("roles", "words"),
     [
-        ([], "must be at least one"),
-        ([("input", 0)], r"must be \(compiled, 'input' or 'output', number or name\)"),
         ([("c", "inputs", 0)], "must be 'input' or 'output'"),
-        ([("c", "input", 2)], r"must be one of 0 \('x'\), 1 \('b'\)"),
         ([("c", "input", "z")], r"must be one of 0 \('x'\), 1 \('b'\)"),
         ([("c", "input", 0), ("c", "input", 0)], "a role is given twice"),
         ([("c", "input", 0, 1.5)], "frequency of input 0 is 1.5"),
@@ -251,20 +196,6 @@ def test_a_model_over_two_devices_reads_and_writes_allocations(isolation, monkey
     assert (compiled(a, shared, out=y).read() == X + 3).all()
 
 
-def test_an_execution_that_fails_leaves_its_output_without_contents():
-    device = Fake()
-    compiled = nnhal.compile(sums(), devices=[device])
-    y = nnhal.allocate([(compiled, "output", 0)])
-    y.write(X)
-    device.prepared[0].before = failing(OperationFailed("broken"))
-    with pytest.raises(OperationFailed, match="broken"):
-        compiled(X, B, out=y)
-    with pytest.raises(OperationFailed, match="no contents"):
-        y.read()
-    device.prepared[0].before = lambda: None
-    assert (compiled(X, B, out=y).read() == X + 1).all()
-
-
 def test_a_step_that_fails_after_another_wrote_leaves_no_output_half_visible():
     b = nnhal.Builder("two outputs")
     x = b.input(SHAPE, name="x")
@@ -301,18 +232,6 @@ def test_a_fallback_copies_buffers_that_lie_in_another_process():
     assert a.device == y.device == "faulty"
     a.write(X)
     assert (compiled(a, B, out=y).read() == X + 1).all()
-
-
-def test_many_readers_of_one_allocation_agree(compiled):
-    a = nnhal.allocate([(compiled, "input", 0)])
-    a.write(X)
-    right = []
-
-    def read():
-        right.append(all((compiled(a, B) == X + 1).all() and (a.read() == X).all() for _ in range(50)))
-
-    together([read] * 4)
-    assert right == [True] * 4
 
 
 # ------------------------------------------------------------------------------------------------------------ streams

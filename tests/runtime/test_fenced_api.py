@@ -1,8 +1,6 @@
 """Fenced executions at the API: chains of steps and of executions, outputs, timings, failures, the end."""
 
-import asyncio
 import os
-import select
 import signal
 import threading
 import time
@@ -22,7 +20,6 @@ from nnhal.runtime import discovery
 from nnhal.runtime import fenced as fenced_
 from nnhal.runtime.fenced import Fenced
 from nnhal.runtime.isolation import isolated
-from tests.models import make_model
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import counter, sums
 from tests.runtime.test_execution import relued, two_outputs
@@ -48,21 +45,6 @@ def test_an_execution_begins_when_its_fence_is_signalled(isolation):
 
 
 @WAYS
-def test_executions_wait_for_one_another_without_the_caller(isolation):
-    compiled = nnhal.compile(sums(), devices="reference", isolation=isolation)
-    room = [nnhal.Memory.allocate(16).view(0, 16, np.float32) for _ in range(3)]
-    memories = [nnhal.Memory.of(r)[0] for r in room if nnhal.Memory.of(r)]
-    ready, signal_ = nnhal.fence_pair()
-    first = compiled.execute_fenced(X, B, out=room[0], wait_for=[ready])
-    second = compiled.execute_fenced(room[0], B, out=room[1], wait_for=[first.fence])
-    third = compiled.execute_fenced(room[1], B, out=room[2], wait_for=[second.fence, first.fence])
-    signal_.set()
-    third.fence.wait(LONG)
-    third.result(LONG)
-    assert (room[2] == X + 3).all(), memories
-
-
-@WAYS
 def test_the_steps_of_a_model_wait_for_one_another(isolation, monkeypatch):
     for_nothing(monkeypatch)
     compiled = nnhal.compile(sums(3), devices=[Fake(takes=lambda n: n == 1), "reference"], isolation=isolation)
@@ -72,16 +54,6 @@ def test_the_steps_of_a_model_wait_for_one_another(isolation, monkeypatch):
     assert fenced.way == WAY[isolation]
     info = fenced.get_execution_info()
     assert info.launched.in_driver >= info.fenced.in_driver > 0
-
-
-@WAYS
-def test_the_time_on_the_device_is_told_where_it_is_to_be_measured(isolation):
-    compiled = nnhal.compile(sums(), devices="reference", isolation=isolation)
-    for measure in (True, False):
-        fenced = compiled.execute_fenced(X, B, measure=measure)
-        fenced.result(LONG)
-        on_device = fenced.get_execution_info().fenced.on_device
-        assert on_device > 0 if measure else on_device is None
 
 
 def test_an_output_that_a_later_step_reads_is_the_callers_as_well():
@@ -173,17 +145,6 @@ def test_an_output_of_unknown_shape_goes_where_its_room_says(isolation):
 
 
 @WAYS
-def test_an_execution_may_wait_for_any_number_of_fences(isolation):
-    compiled = nnhal.compile(sums(), devices="reference", isolation=isolation)
-    pairs = [nnhal.fence_pair() for _ in range(100)]
-    fenced = compiled.execute_fenced(X, B, wait_for=[fence for fence, _ in pairs])
-    for _, signal_ in pairs:
-        assert not fenced.done()
-        signal_.set()
-    assert (fenced.result(LONG) == X + 1).all()
-
-
-@WAYS
 def test_allocations_are_arguments_of_fenced_executions(isolation):
     compiled = nnhal.compile(sums(), devices="reference", isolation=isolation)
     a, y = (nnhal.allocate([(compiled, "input", 0), (compiled, "output", 0)]) for _ in range(2))
@@ -208,57 +169,6 @@ def test_one_limit_over_several_steps_holds_for_their_sum(monkeypatch):
     with pytest.raises(nnhal.MissedDeadline):
         compiled.execute_fenced(X, B, after=0.1).result(LONG)
     assert (compiled.execute_fenced(X, B, after=LONG).result(LONG) == X + 2).all()
-
-
-def test_the_limit_after_the_fences_does_not_count_the_wait_for_them(monkeypatch):
-    clock = Clock().play(monkeypatch, fenced_, background, request_module, base_time)
-    compiled = nnhal.compile(sums(), devices="reference")
-    ready, signal_ = nnhal.fence_pair()
-    fenced = compiled.execute_fenced(X, B, wait_for=[ready], after=LONG)
-    clock.advance(2 * LONG)
-    signal_.set()
-    assert (fenced.result(LONG) == X + 1).all()
-
-
-@WAYS
-def test_a_deadline_that_passes_at_the_fence_is_missed(isolation):
-    compiled = nnhal.compile(sums(), devices="reference", isolation=isolation)
-    never, keep = nnhal.fence_pair()
-    fenced = compiled.execute_fenced(X, B, wait_for=[never], deadline=0.1)
-    with pytest.raises(nnhal.MissedDeadline):
-        fenced.result(LONG)
-    keep.set()
-
-
-@WAYS
-def test_information_before_the_end_is_an_error(isolation):
-    compiled = nnhal.compile(sums(), devices="reference", isolation=isolation)
-    ready, signal_ = nnhal.fence_pair()
-    fenced = compiled.execute_fenced(X, B, wait_for=[ready])
-    with pytest.raises(OperationFailed):
-        fenced.get_execution_info()
-    with pytest.raises(nnhal.MissedDeadline, match="not signalled after"):
-        fenced.result(0.05)
-    signal_.set()
-    fenced.result(LONG)
-
-
-@WAYS
-def test_a_fence_that_is_in_error_is_refused_and_one_that_fails_later_fails_the_execution(isolation):
-    compiled = nnhal.compile(sums(), devices="reference", isolation=isolation)
-    failed, signal_ = nnhal.fence_pair()
-    fenced = compiled.execute_fenced(X, B, wait_for=[failed])
-    signal_.set(nnhal.ErrorStatus.GENERAL_FAILURE)
-    with pytest.raises(OperationFailed):
-        fenced.result(LONG)
-    with pytest.raises(nnhal.InvalidArgument, match="fence 0 to wait for is in error already"):
-        compiled.execute_fenced(X, B, wait_for=[failed])
-
-
-def test_an_output_of_unknown_shape_is_refused():
-    compiled = nnhal.compile(make_model(lambda b, x: b.relu(x, name="y"), name="open", x=(0,)), devices="reference")
-    with pytest.raises(nnhal.InvalidArgument, match="must have one that is fully specified"):
-        compiled.execute_fenced(X)
 
 
 def test_the_step_that_failed_is_the_one_that_is_named():
@@ -293,24 +203,6 @@ def test_a_driver_killed_behind_a_fence_is_a_dead_object():
         fenced.result(LONG)
     signal_.set()
     assert (compiled.execute_fenced(X, B).result(LONG) == X + 1).all()
-
-
-def test_the_fence_of_an_execution_works_with_select_and_asyncio():
-    compiled = nnhal.compile(sums(), devices="reference")
-    ready, signal_ = nnhal.fence_pair()
-    fenced = compiled.execute_fenced(X, B, wait_for=[ready])
-    assert select.select([fenced.fence], [], [], 0)[0] == []
-    signal_.set()
-    assert select.select([fenced.fence], [], [], LONG)[0] == [fenced.fence]
-
-    async def awaited():
-        ready, signal_ = nnhal.fence_pair()
-        fenced = compiled.execute_fenced(X, B, wait_for=[ready])
-        asyncio.get_running_loop().call_later(0.05, signal_.set)
-        await fenced.fence
-        return fenced.result(0)
-
-    assert (asyncio.run(asyncio.wait_for(awaited(), LONG)) == X + 1).all()
 
 
 def test_states_start_at_their_initial_value():

@@ -15,7 +15,6 @@ from tests.execution import run_nnhal
 from tests.models import doubling
 from tests.runtime.test_source import written
 
-ROOT = Path(__file__).parents[2]
 X = np.float32([1, 2, 3, 4])
 DRIVER = """\
 import numpy as np

@@ -13,14 +13,12 @@ from nnhal.base.errors import (
     InvalidArgument,
     MissedDeadline,
     OperationFailed,
-    OutputInsufficientSize,
 )
 from nnhal.drivers.samples import full
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.device import Hints
 from nnhal.hal.hidl.adapters import adapt
-from nnhal.hal.hidl.arguments import NOT_MEASURED, HalTiming, OutputShape
-from nnhal.hal.request import Control, Timing, sufficient
+from nnhal.hal.request import Control, sufficient
 from tests import requests
 from tests.hal.hidl.old_drivers import (
     FAILED,
@@ -30,10 +28,8 @@ from tests.hal.hidl.old_drivers import (
     executing,
     prepared,
     preparing,
-    reshaped,
     run,
     soon,
-    tiled,
 )
 from tests.models import doubling
 from tests.waiting import LIMIT, together
@@ -138,45 +134,11 @@ def test_many_executions_at_once():
 # ---------------------------------------------------------------------------------------------- 1.2
 
 
-def test_timing_is_asked_for_and_told_in_nanoseconds():
-    asked = answering(lambda status, shapes, timing: (status, shapes, HalTiming(3, 7)))
-    assert run(asked, Control(measure=True))[1] == Timing(3000, 7000)
-    assert run(asked)[1] is None
-    lying = answering(lambda status, shapes, timing: (status, shapes, HalTiming(9, 7)))
-    assert run(lying, Control(measure=True))[1] == Timing(None, 7000)
-    assert HalTiming.of(None) == (NOT_MEASURED, NOT_MEASURED) == (2**64 - 1, 2**64 - 1)
-
-
-def test_shapes_that_were_unknown_come_with_the_result():
-    request = requests.run(prepared(full.FullV1_2(), reshaped(False)), [X, np.int32([6, 2])])
-    np.testing.assert_array_equal(request.results[0], X.reshape(6, 2))
-
-
-def test_an_output_that_outgrows_the_guess_is_executed_again():
-    calls: list[str] = []
-    model = adapt(full.FullV1_2(), trace=calls.append).prepare(tiled(), Hints())
-    calls.clear()
-    for _ in range(2):
-        request = requests.run(model, [X, np.int32([50, 60])])
-        np.testing.assert_array_equal(request.results[0], np.tile(X, (50, 60)))
-    assert calls == ["executeSynchronously"] * 3  # the second request knows from the first
-
-
-def test_too_little_room_of_the_callers_is_told_with_the_shape():
-    model = prepared(full.FullV1_2(), tiled())
-    request = requests.run(model, [X, np.int32([50, 60])], rooms=[np.zeros(100, np.uint8)])
-    assert (request.shapes, sufficient(request)) == ([(150, 240)], [False])
-
-
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (lambda s, shapes, t: (s, [OutputShape((4, 3))], t), r"output 0 has shape \[4, 3\], must be \[3, 4\]"),
         (lambda s, shapes, t: (s, [*shapes, *shapes], t), "gave 2 output shapes, must be 1"),
-        (lambda s, shapes, t: (s, [(3, 4)], t), "gave 1 output shapes, must be 1"),
-        (lambda s, shapes, t: (s, [OutputShape((-3, -4))], t), r"has shape \(-3, -4\), must be sizes"),
         (lambda s, shapes, t: (s, None, t), "gave None, must give output shapes"),
-        (lambda s, shapes, t: s, "must give a status, shapes and timing"),
         (lambda s, shapes, t: (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, t), "must name the output"),
         (lambda s, shapes, t: (FAILED, (), t), "executeSynchronously failed with GENERAL_FAILURE"),
     ],
@@ -184,18 +146,6 @@ def test_too_little_room_of_the_callers_is_told_with_the_shape():
 def test_answers_that_cannot_be_are_errors_of_the_driver(result, message):
     with pytest.raises(OperationFailed, match=message):
         run(answering(result))
-
-
-def test_a_shape_that_does_not_fit_the_room_is_an_error_of_the_driver():
-    driver = answering(lambda s, shapes, t: (s, [OutputShape((10**6, 10**6))], t))
-    with pytest.raises(OperationFailed, match="must fit the 4096 that it was given"):
-        requests.run(prepared(driver, reshaped(False)), [X, np.int32([6, 2])])
-
-
-def test_a_driver_that_never_has_enough_room_is_given_up():
-    driver = answering(lambda s, shapes, t: (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, [OutputShape((0, 0), False)], t))
-    with pytest.raises(OutputInsufficientSize, match="still wants more room after 6 executions"):
-        requests.run(prepared(driver, reshaped(False)), [X, np.int32([6, 2])])
 
 
 @pytest.mark.parametrize(("value", "form"), [("1", "executeSynchronously"), ("0", "execute_1_2")])
@@ -214,49 +164,7 @@ def test_a_driver_of_1_2_may_prepare_a_model_of_1_0():
     np.testing.assert_array_equal(out, 2 * X)
 
 
-def test_driver_buffers_are_refused_below_1_3():
-    with pytest.raises(OperationFailed, match=r"allocate needs level 1\.3, device sample-full-1\.2 is at 1\.2"):
-        adapt(full.FullV1_2()).allocate(None, ())
-
-
 # ------------------------------------------------------------------------------------------- drivers that never notify
-
-
-@pytest.mark.parametrize(
-    "driver", [preparing(lambda *_: NONE), executing(lambda *_: NONE)], ids=["prepareModel", "execute"]
-)
-def test_a_driver_that_never_notifies_ends_by_a_limit(driver, monkeypatch):
-    monkeypatch.setenv("NNHAL_NOTIFIED_WITHIN", "0.3")
-    with pytest.raises(OperationFailed, match=r"notified nothing within 0.3 s.*NNHAL_NOTIFIED_WITHIN"):
-        run(driver)
-
-
-def test_a_deadline_before_the_limit_is_a_missed_deadline(monkeypatch):
-    monkeypatch.setenv("NNHAL_NOTIFIED_WITHIN", "30")
-    with pytest.raises(MissedDeadline):
-        run(executing(lambda *_: NONE), Control(deadline=soon()))
-
-
-def test_a_deadline_after_the_limit_does_not_outlast_it(monkeypatch):
-    monkeypatch.setenv("NNHAL_NOTIFIED_WITHIN", "0.2")
-    with pytest.raises(OperationFailed, match=r"within 0\.2 s"):
-        run(executing(lambda *_: NONE), Control(deadline=soon(30)))
-
-
-def test_what_comes_after_the_limit_is_ignored(monkeypatch):
-    monkeypatch.setenv("NNHAL_NOTIFIED_WITHIN", "0.2")
-    kept = []
-    with pytest.raises(OperationFailed):
-        run(executing(lambda request, callback, real: kept.append(callback) or NONE))
-    kept[0].notify(NONE)
-    assert kept[0].result == ()
-
-
-@pytest.mark.parametrize("text", ["never", "0", "-1", "nan", "inf"])
-def test_a_limit_that_is_none_is_refused(text, monkeypatch):
-    monkeypatch.setenv("NNHAL_NOTIFIED_WITHIN", text)
-    with pytest.raises(InvalidArgument, match="must be a number of seconds"):
-        run(executing(lambda *_: NONE))
 
 
 # --------------------------------------------------------------------------------------------- whose stack is told

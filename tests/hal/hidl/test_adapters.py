@@ -1,7 +1,6 @@
 """Drivers written against NN HAL 1.0, 1.1 and 1.2 under the runtime: who they are, what they take, how they prepare."""
 # ruff: noqa: N802 - the methods have the HAL's names
 
-import logging
 import math
 import threading
 import zlib
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.codes import DeviceStatus, DeviceType, ErrorStatus
+from nnhal.base.codes import DeviceStatus, ErrorStatus
 from nnhal.base.codes import OperandType as Type
 from nnhal.base.codes import OperationType as Op
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, InvalidModel, MissedDeadline, OperationFailed
@@ -21,10 +20,9 @@ from nnhal.conformance.vectors import index, read
 from nnhal.drivers.samples import full
 from nnhal.hal.device import Capabilities, Performance
 from nnhal.hal.hidl.adapters import adapt
-from nnhal.hal.hidl.interfaces import SINCE, hal_level
+from nnhal.hal.hidl.interfaces import SINCE
 from nnhal.hal.utilities import OldCapabilities
 from nnhal.ipc.protocol import wire
-from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery
 from tests.hal.hidl.old_drivers import FAILED, NONE, Plain, X, prepared, preparing, reshaped, run, soon
 from tests.models import doubling, make_model
@@ -114,14 +112,6 @@ def test_methods_have_the_levels_that_the_wire_form_has():
 # ---------------------------------------------------------------------------------------------- who the driver is
 
 
-def test_the_level_is_that_of_the_newest_form_of_prepare_model_or_what_the_driver_says():
-    class Modest(full.FullV1_2):
-        level = V1_1
-
-    assert [hal_level(d()) for d in (*DRIVERS.values(), Modest)] == [V1_0, V1_1, V1_2, V1_1]
-    assert hal_level(object()) is None
-
-
 def test_a_driver_that_lacks_a_method_is_refused_by_its_name():
     class Lacking:
         def getCapabilities(self):
@@ -131,12 +121,6 @@ def test_a_driver_that_lacks_a_method_is_refused_by_its_name():
         adapt(Lacking())
     with pytest.raises(InvalidArgument, match="object is not a driver"):
         adapt(object())
-
-
-def test_a_driver_of_1_2_says_what_it_is_and_older_ones_cannot():
-    new, old = adapt(full.FullV1_2()), adapt(full.FullV1_0())
-    assert (new.version, new.type, new.name) == ("sample", DeviceType.CPU, "sample-full-1.2")
-    assert (old.version, old.type, old.extensions) == ("unknown", DeviceType.OTHER, ())
 
 
 def test_old_capabilities_become_a_table_and_are_asked_for_once():
@@ -233,59 +217,6 @@ def test_unknown_dimensions_inside_are_fine_below_1_2_where_the_rank_is_known():
     np.testing.assert_array_equal(compiled(X, np.int32([2, 6]), other), X.reshape(2, 6) + other)
 
 
-def test_an_operand_of_unknown_shape_between_two_devices_takes_its_neighbours_along():
-    class OnlyAdd(Plain):
-        def getSupportedOperations(self, model):
-            return NONE, [o.type == Op.ADD for o in model.operations]
-
-    verdicts = adapt(OnlyAdd()).supports(reshaped(True))
-    assert verdicts[0].reason == "the driver rejects it"
-    assert verdicts[1].reason == "operand %2 has shape [?, ?]; inputs and outputs at level 1.0 must be fully specified"
-
-
-def test_a_chain_of_unknown_shapes_is_refused_to_its_beginning():
-    b = ModelBuilder()
-    kind = Type.TENSOR_FLOAT32
-    x, shape = b.operand(kind, (3, 4)), b.operand(Type.TENSOR_INT32, (2,))
-    one, two, three, far = (b.operand(kind, (0, 0)) for _ in range(4))
-    end = b.operand(kind, (3, 4))
-    b.operation(Op.RESHAPE, [x, shape], [one])
-    b.operation(Op.RELU, [one], [two])
-    b.operation(Op.RELU6, [two], [three])
-    b.operation(Op.ABS, [three], [far])  # since 1.2
-    b.operation(Op.RELU, [x], [end])
-    model = b.finish([x, shape], [far, end])
-    assert [v.ok for v in adapt(full.FullV1_0()).supports(model)] == [False, False, False, False, True]
-    assert all(v.ok for v in adapt(full.FullV1_2()).supports(model))
-
-
-def test_an_unknown_rank_is_refused_below_1_2_even_inside():
-    b = ModelBuilder()
-    x, shape = b.operand(Type.TENSOR_FLOAT32, (3, 4)), b.operand(Type.TENSOR_INT32, (0,))
-    y, z = b.operand(Type.TENSOR_FLOAT32, ()), b.operand(Type.TENSOR_FLOAT32, (3, 4))
-    b.operation(Op.RESHAPE, [x, shape], [y])
-    b.operation(Op.RELU, [y], [z])
-    verdicts = adapt(full.FullV1_1()).supports(b.finish([x, shape], [z]))
-    assert [v.ok for v in verdicts] == [False, False]
-    assert verdicts[1].reason == "operand %2 has unknown rank; must be known at level 1.1"
-
-
-def test_shapes_that_follow_from_the_inputs_reach_the_driver_filled_in():
-    seen = []
-
-    class Curious(Plain):
-        def prepareModel(self, model, callback):
-            seen.extend(model.operands[i].dimensions for i in model.output_indexes)
-            return super().prepareModel(model, callback)
-
-    b = ModelBuilder()
-    kind = Type.TENSOR_FLOAT32
-    x, y = b.operand(kind, (3, 4)), b.operand(kind, (0, 0))
-    b.operation(Op.RELU, [x], [y])
-    prepared(Curious(), b.finish([x], [y]))
-    assert seen == [(3, 4)]
-
-
 # ---------------------------------------------------------------------------------------------- preparing
 
 
@@ -295,17 +226,6 @@ def test_a_prepared_model_may_come_from_any_thread():
         return NONE
 
     np.testing.assert_array_equal(run(preparing(later))[0], 2 * X)
-
-
-def test_a_second_notification_is_ignored_and_logged(caplog):
-    def twice(callback, model):
-        callback.notify(NONE, model)
-        callback.notify(FAILED, None)
-        return NONE
-
-    with caplog.at_level(logging.WARNING, "nnhal.driver"):
-        np.testing.assert_array_equal(run(preparing(twice))[0], 2 * X)
-    assert "notified again or too late" in caplog.text
 
 
 def test_no_notification_by_the_deadline_is_a_missed_deadline():
@@ -348,31 +268,9 @@ def test_what_is_notified_is_looked_at(notified, message):
         prepared(preparing(tell))
 
 
-def test_what_a_method_raises_is_an_error_of_the_driver():
-    def fall(callback, model):
-        raise KeyError("weights")
-
-    with pytest.raises(OperationFailed, match="driver plain: prepareModel raised KeyError: 'weights'"):
-        prepared(preparing(fall))
-
-
 def test_a_model_above_the_level_is_not_prepared():
     with pytest.raises(InvalidModel, match=r"needs level 1\.2"):
         prepared(full.FullV1_0(), make_model(lambda b, x: b.abs(x), (3, 4)))
-
-
-def test_relaxed_precision_is_computed_in_full_below_1_1():
-    seen = []
-
-    class Curious(Plain):
-        def prepareModel(self, model, callback):
-            seen.append(model.relaxed)
-            return super().prepareModel(model, callback)
-
-    b = nnhal.Builder()
-    x = b.input((3, 4))
-    prepared(Curious(), b.finish([x], [b.add(x, x)], relaxed=True))
-    assert seen == [False]
 
 
 @pytest.mark.parametrize("launched", [ErrorStatus.INVALID_ARGUMENT, NONE])

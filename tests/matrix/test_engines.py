@@ -1,4 +1,4 @@
-"""Promises of every driver that has an engine: to its engine, to inputs and outputs, and at its end."""
+"""Devices x in process and isolated: what every driver promises of executions; and what one with an engine does for that."""
 
 import importlib
 import sys
@@ -19,6 +19,8 @@ from nnhal.hal.request import Control, sufficient
 from nnhal.model.graph import Model
 from tests import requests
 from tests.execution import run_python
+from tests.hal.devices import device_of
+from tests.matrix.devices import DEVICES
 from tests.models import chain, doubling
 from tests.waiting import together
 
@@ -49,6 +51,12 @@ def name(request: pytest.FixtureRequest) -> str:
 def device(name: str) -> Device:
     made: Device = importlib.import_module(f"nnhal.drivers.{name}").device()
     return made
+
+
+@pytest.fixture(params=[*DEVICES, *(f"isolated {name}" for name in DEVICES)])
+def everywhere(request: pytest.FixtureRequest) -> Device:
+    """Each device, in this process and in one of its own."""
+    return device_of(request.param)
 
 
 def prepared(device: Device, model: Model | None = None, **hints: Any) -> Prepared:
@@ -123,23 +131,23 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.parametrize("size", [4, 1 << 16])
-def test_inputs_are_read_at_each_execution(device: Device, size: int) -> None:
-    model = prepared(device, doubling(size))
+def test_inputs_are_read_at_each_execution(everywhere: Device, size: int) -> None:
+    model = prepared(everywhere, doubling(size))
     for number in (1, 2):
         assert (run(model, np.full(size, number, np.float32)) == 2 * number).all()
     every_other = np.arange(2 * size, dtype=np.float32)[::2]
     assert (run(model, every_other) == 2 * every_other).all()
 
 
-def test_outputs_are_never_the_engines_own_memory(device: Device) -> None:
-    model = prepared(device)
+def test_outputs_are_never_the_engines_own_memory(everywhere: Device) -> None:
+    model = prepared(everywhere)
     first = run(model, X)
     run(model, X + 9)
     assert (first == 2 * X).all()
 
 
-def test_outputs_are_written_in_place_and_room_that_is_too_small_is_told(device: Device) -> None:
-    model, room, small = prepared(device), np.zeros(4, np.float32), np.zeros(8, np.uint8)
+def test_outputs_are_written_in_place_and_room_that_is_too_small_is_told(everywhere: Device) -> None:
+    model, room, small = prepared(everywhere), np.zeros(4, np.float32), np.zeros(8, np.uint8)
     request = requests.run(model, [X], rooms=[room])
     assert request.results[0] is room and (room == 2 * X).all()
     assert request.shapes == [(4,)] and sufficient(request) == [True]
@@ -161,8 +169,8 @@ def test_a_dimension_left_open_takes_any_size_and_forgotten_sizes_come_back(devi
     assert run(model, np.zeros((0, 4), np.float32)).shape == (0, 4)
 
 
-def test_threads_run_one_prepared_model_at_once_and_get_their_own_results(device: Device) -> None:
-    model, wrong = prepared(device, doubling(2000), threads=1), []
+def test_threads_run_one_prepared_model_at_once_and_get_their_own_results(everywhere: Device) -> None:
+    model, wrong = prepared(everywhere, doubling(2000), threads=1), []
 
     def work(number: int) -> None:
         x = np.full(2000, number, np.float32)
