@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from nnhal.base.operands import Value, fixed
 from nnhal.model.graph import Model
 from nnhal.model.layouts import ModelInLayout
-from nnhal.model.outline import outline
 from nnhal.model.parts import live_operands
 from nnhal.model.validate import validate, values_of
-from nnhal.runtime.measured.families import width
+from nnhal.runtime.measured.families import width, work_of_operations
 from nnhal.runtime.schedule import FusionGroup, Schedule, ScheduledGroup, StepPlan
 
 OPERATION, ELEMENT, MAC = 50e-6, 1e-9, 0.2e-9  # seconds of the reference; only their ratios matter
@@ -28,11 +27,9 @@ PASSES = 8
 
 def seconds(model: Model) -> list[float]:
     """Estimate the reference's seconds for each operation of the main subgraph; unknown dimensions count as 1."""
-    shown, values = outline(model), validate(model).subgraphs[0].values
-    sizes = [0 if v is None else math.prod(d or 1 for d in v.shape or ()) for v in values]
     return [
-        OPERATION + ELEMENT * sum(sizes[i] for i in (*node.inputs, *node.outputs)) + MAC * shown.macs(node)
-        for node in shown.nodes
+        work.total(lambda each: OPERATION + ELEMENT * each.elements + MAC * each.macs)
+        for work in work_of_operations(model)
     ]
 
 
@@ -78,7 +75,7 @@ class Prices:
         crossings: Mapping[tuple[str, str], tuple[float, float]] | None = None,
     ) -> None:
         self._grouped, self._between = grouped or {}, crossings or {}
-        self._seconds, self._alone, self._starting, self._schedule = seconds, alone, starting, schedule
+        self._seconds, self.alone, self._starting, self._schedule = seconds, alone, starting, schedule
         self._claimed, self._turned = schedule.claimed, turned or {}
         operations, values = (
             {n: model.main.operations[n] for n in live_operands(model)},
@@ -121,7 +118,7 @@ class Prices:
 
     def _saved(self, together: FusionGroup, members: Sequence[int]) -> float:
         """Return the seconds that a group saves, compared with each operation alone on its best device."""
-        least = sum(min(self._alone[n].values(), default=math.inf) for n in members)
+        least = sum(min(self.alone[n].values(), default=math.inf) for n in members)
         return least - sum(self._in_group(together, n) for n in members)
 
     def _in_group(self, together: FusionGroup, n: int) -> float:
@@ -141,8 +138,8 @@ class Prices:
             if not strays:
                 return found, steps
             for n in strays:
-                if self._alone[n]:
-                    found[n] = min(self._alone[n], key=self._alone[n].__getitem__)
+                if self.alone[n]:
+                    found[n] = min(self.alone[n], key=self.alone[n].__getitem__)
                     continue
                 together = self._claimed[found[n]][n]
                 if together in joined:
@@ -160,7 +157,7 @@ class Prices:
             for device, operations in steps
             if device in self._claimed
             for n in operations
-            if n not in scheduled and device not in self._alone[n]
+            if n not in scheduled and device not in self.alone[n]
         ]
 
     # -------------------------------------------------------------------------------------------------------- prices
@@ -187,9 +184,9 @@ class Prices:
     def _running(self, placed: Iterable[tuple[int, str]], scheduled: Mapping[int, ScheduledGroup]) -> float:
         """Return the price of the operations on their devices, groups as one."""
         if not scheduled:
-            return sum(self._alone[n][device] for n, device in placed)
+            return sum(self.alone[n][device] for n, device in placed)
         return sum(
-            self._in_group(scheduled[n].together, n) if n in scheduled else self._alone[n][device]
+            self._in_group(scheduled[n].together, n) if n in scheduled else self.alone[n][device]
             for n, device in placed
         )
 
@@ -258,7 +255,7 @@ class Prices:
 
     def _may_go(self, members: Sequence[int], device: str) -> bool:
         """Whether a device supports operations that move together, alone or in a complete enough group."""
-        missing = {n for n in members if device not in self._alone[n]}
+        missing = {n for n in members if device not in self.alone[n]}
         return not missing or missing <= self._as_one(members, device).keys()
 
     def _as_one(self, members: Sequence[int], device: str) -> dict[int, ScheduledGroup]:
@@ -284,18 +281,18 @@ class Prices:
         least, ways = {"": 0.0}, list[dict[str, str]]()
         for operand, members in blocks:
             after, way = dict[str, float](), dict[str, str]()
-            for device in sorted(set.intersection(*(set(self._alone[n]) for n in members))):
+            for device in sorted(set.intersection(*(set(self.alone[n]) for n in members))):
                 price, way[device] = min(
                     (price + (0.0 if before == device else self._change(operand, before, device)), before)
                     for before, price in least.items()
                 )
-                after[device] = price + sum(self._alone[n][device] for n in members)
+                after[device] = price + sum(self.alone[n][device] for n in members)
             if not after:
                 return None
             least = after
             ways.append(way)
         device = min(least, key=least.__getitem__)
-        found = [next(iter(times), "") for times in self._alone]
+        found = [next(iter(times), "") for times in self.alone]
         for (_, members), way in zip(reversed(blocks), reversed(ways), strict=True):
             for n in members:
                 found[n] = device
