@@ -191,7 +191,7 @@ def test_what_is_saved_within_has_to_be_worth_the_steps_around_it(placement, mon
 def test_a_loop_is_predicted_by_its_iterations_wherever_it_runs():
     model = make_model(lambda b, x: counted_loop(b, x, 7, lambda s, y, *_: s.add(y, y)), (4,))
     (loop,) = work_of_operations(model)
-    assert (loop.turns, loop.assumed) == (7, False)
+    assert (loop.iterations, loop.assumed) == (7, False)
     inside = nnhal.compile(model, devices=two(), placement="measured").placement
     whole = nnhal.compile(model, devices="reference", placement="measured").placement
     # 50 µs an operation on the CPU, a tenth of that on these devices: 8 times LESS, 7 times ADD twice
@@ -203,10 +203,11 @@ def test_a_loop_is_predicted_by_its_iterations_wherever_it_runs():
 def test_partitions_and_transfers_inside_a_loop_count_in_each_iteration(monkeypatch):
     monkeypatch.setattr(costs, "STEP", 1e-3)
     monkeypatch.setattr(costs, "CROSSING", 0.1)
+    monkeypatch.setattr(costs, "RUN", 0.2)
     model = make_model(lambda b, x: counted_loop(b, x, 7, lambda s, y, *_: s.mul(s.add(y, y), [2.0])), (4,))
     found = nnhal.compile(model, devices=two(), placement="measured").placement
     assert [len(each.placement.steps) for each in found.inside] == [1, 2]
-    expected = 8 * (1e-3 + 5e-6) + 7 * (2e-3 + 0.1 + 3 * 5e-6)
+    expected = 1e-3 + 8 * (0.2 + 1e-3 + 5e-6) + 7 * (0.2 + 2e-3 + 0.1 + 3 * 5e-6)  # the loop's partition, then those inside
     assert found.expected[0].latency == pytest.approx(expected, rel=0.01)
 
 

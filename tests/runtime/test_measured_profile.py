@@ -103,10 +103,10 @@ def test_control_flow_takes_what_is_inside_as_often_as_it_runs() -> None:
         (each,) = device(lines).predicted([found], 1) or [0.0]
         return each / US
 
-    plain = 100 * 5 + 6 * 1 + 5 * (1 + 7)  # LESS once more than the body, which counts and computes
+    plain = 100 + 6 * 1 + 5 * (1 + 7)  # LESS once more than the body, which counts and computes
     assert seconds(model(lambda s, y: s.relu(y), 5)) == pytest.approx(plain)
-    inner = 100 * 2 + 3 * 1 + 2 * (1 + 7)
-    assert seconds(model(twice, 3)) == pytest.approx(100 * 3 + 4 * 1 + 3 * (1 + inner))
+    inner = 100 + 3 * 1 + 2 * (1 + 7)
+    assert seconds(model(twice, 3)) == pytest.approx(100 + 4 * 1 + 3 * (1 + inner))
 
 
 def test_a_branch_counts_by_half() -> None:

@@ -22,6 +22,7 @@ OPERATION, ELEMENT, MAC = 50e-6, 1e-9, 0.2e-9  # seconds of the reference; only 
 # Seconds of a partition in addition to its operations, in this process and in another
 STEP, STEP_ELSEWHERE = 20e-6, 80e-6
 CROSSING, BYTE = 2e-6, 0.2e-9  # seconds of an operand that another device reads
+RUN = 5e-6  # seconds that the runtime adds to each run of a subgraph of control flow
 PASSES = 8
 
 
@@ -76,7 +77,7 @@ class Prices:
     ) -> None:
         self._grouped, self._between = grouped or {}, crossings or {}
         self._seconds, self.alone, self._starting, self._schedule = seconds, alone, starting, schedule
-        self._claimed, self._turned = schedule.claimed, turned or {}
+        self.claimed, self._turned = schedule.claimed, turned or {}
         operations, values = (
             {n: model.main.operations[n] for n in live_operands(model)},
             validate(model).subgraphs[0].values,
@@ -104,7 +105,7 @@ class Prices:
         Groups with such operations come first, then those that save most.
         """
         found, free = list(devices), set(self._touched)
-        groups = dict.fromkeys(together for claims in self._claimed.values() for together in claims.values())
+        groups = dict.fromkeys(together for claims in self.claimed.values() for together in claims.values())
         for together in sorted(groups, key=lambda each: (-self._saved(each, each.operations), each.cost)):
             members = [n for n in together.operations if n in free]
             if len(members) >= together.at_least and self._saved(together, members) > 0:
@@ -113,7 +114,7 @@ class Prices:
                     found[n] = together.device
         for n in free:
             if not found[n]:
-                found[n] = next(device for device, claims in self._claimed.items() if n in claims)
+                found[n] = next(device for device, claims in self.claimed.items() if n in claims)
         return found
 
     def _saved(self, together: FusionGroup, members: Sequence[int]) -> float:
@@ -141,7 +142,7 @@ class Prices:
                 if self.alone[n]:
                     found[n] = min(self.alone[n], key=self.alone[n].__getitem__)
                     continue
-                together = self._claimed[found[n]][n]
+                together = self.claimed[found[n]][n]
                 if together in joined:
                     return None
                 joined.add(together)
@@ -155,7 +156,7 @@ class Prices:
         return [
             n
             for device, operations in steps
-            if device in self._claimed
+            if device in self.claimed
             for n in operations
             if n not in scheduled and device not in self.alone[n]
         ]
@@ -164,7 +165,7 @@ class Prices:
 
     def partition_cost(self, step: StepPlan, *, starting: bool = True) -> float:
         """Return the price of one valid partition, without transfers, and on request without its fixed cost."""
-        scheduled = self._schedule.scheduled([step]) if step.device in self._claimed else {}
+        scheduled = self._schedule.scheduled([step]) if step.device in self.claimed else {}
         running = self._running(((n, step.device) for n in step.operations), scheduled)
         return running + (self._starting[step.device] if starting else 0.0)
 
@@ -259,7 +260,7 @@ class Prices:
         return not missing or missing <= self._as_one(members, device).keys()
 
     def _as_one(self, members: Sequence[int], device: str) -> dict[int, ScheduledGroup]:
-        return self._schedule.scheduled([StepPlan(device, tuple(members))]) if device in self._claimed else {}
+        return self._schedule.scheduled([StepPlan(device, tuple(members))]) if device in self.claimed else {}
 
     def _price(self, members: Sequence[int], device: str, operands: Iterable[int], devices: Sequence[str]) -> float:
         """Return the price of a partition's operations on a device, and of the operands transferred."""

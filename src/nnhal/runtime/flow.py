@@ -112,7 +112,7 @@ def with_interpreter(compilation: Compilation) -> list[Candidate]:
     compilation.held.callback(claims.release_work)
     key = DeviceKey(device.name, device.version, RUNTIME, "none")
     label = labels([*(c.key for c in candidates), key])[-1]
-    offer = Offer(label, device.level, Capabilities.uniform(1.0), verdicts, step=0.0, interpreted=predicted)
+    offer = Offer(label, device.level, Capabilities.uniform(1.0), verdicts, step=costs.STEP, interpreted=predicted)
     return [Candidate(device, key, offer, claims, interprets=True)]
 
 
@@ -150,7 +150,7 @@ def _prices(branch: Branch, offers: Sequence[Offer], found: Partition, cpu: str)
         for n, choice in enumerate(found.choices)
         if choice.device
     )
-    return seconds_as_placed(model, offers, found, preference), whole
+    return costs.RUN + seconds_as_placed(model, offers, found, preference), whole
 
 
 def _verdict(

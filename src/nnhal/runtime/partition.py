@@ -359,7 +359,7 @@ def _search(
         UnsupportedModel: Operations that devices support only in a group cannot be placed as one.
     """
     prices = _declared_prices(model, offers, choices, schedule)
-    starts = _starts(offers, choices, prices.alone, schedule, prices)
+    starts = _starts(offers, choices, prices)
     if lower:
         price, devices = min((prices.lowered(start) for start in starts), key=lambda found: found[0])
     else:
@@ -411,21 +411,15 @@ def _costs(choice: Choice) -> dict[str, float]:
     return known
 
 
-def _starts(
-    offers: Sequence[Offer],
-    choices: Sequence[Choice],
-    alone: Sequence[Mapping[str, float]],
-    schedule: Schedule,
-    prices: costs.Prices,
-) -> list[list[str]]:
+def _starts(offers: Sequence[Offer], choices: Sequence[Choice], prices: costs.Prices) -> list[list[str]]:
     """Returns the first assignments: the best device for each operation, and for each device as much as it supports."""
     first = [choice.device for choice in choices]
-    packed = prices.packed(first) if schedule.claimed else first
-    only = not all(alone)  # in groups
+    packed = prices.packed(first) if prices.claimed else first
+    only = not all(prices.alone)  # in groups
     starts = [packed] if only or packed == first else [packed, first]
     for offer in offers:
-        claims = schedule.claimed.get(offer.device, {})
-        takes = [offer.device in t or n in claims for n, t in enumerate(alone)]
+        claims = prices.claimed.get(offer.device, {})
+        takes = [offer.device in t or n in claims for n, t in enumerate(prices.alone)]
         starts.append([offer.device if mine else d for mine, d in zip(takes, packed, strict=True)])
     return starts
 
@@ -457,7 +451,7 @@ def _expectations(
     starting = {offer.device: offer.step for offer in offers}
     alone = [_costs(choice) for choice in choices]
     prices = costs.Prices(model, (), alone, starting, schedule, None, grouped, measured.crossings)
-    starts = _starts(offers, choices, alone, schedule, prices)
+    starts = _starts(offers, choices, prices)
     if (chain := prices.cheapest_chain()) is not None:
         starts.append(chain)
     assignments: dict[tuple[str, ...], Steps] = {}

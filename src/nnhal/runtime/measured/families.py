@@ -35,8 +35,8 @@ LIGHT = OperandType.INT32, OperandType.BOOL, OperandType.TENSOR_INT32  # types o
 class OperationWork(NamedTuple):
     """The work of one operation: its family (or ""), the kind of its values, multiplications, bytes.
 
-    turns: iterations over a sequence or of a loop, each of which waits for the one before. elements: those read and
-    written. inside: the subgraphs of control flow. loop: whether it is a WHILE; assumed: whether its iterations are.
+    turns: iterations over a sequence, each of which waits for the one before. elements: those read and written. inside:
+    the subgraphs of control flow. iterations: of a WHILE, else None. assumed: whether they are an assumption.
     """
 
     family: str
@@ -46,7 +46,7 @@ class OperationWork(NamedTuple):
     turns: int = 1
     elements: int = 0
     inside: "tuple[SubgraphWork, ...]" = ()
-    loop: bool = False
+    iterations: int | None = None
     assumed: bool = False
 
     def total(self, price: "Callable[[OperationWork], float]") -> float:
@@ -97,8 +97,8 @@ def loops_of(model: Model) -> Iterator[Loop]:
     """Yield the loops of a model, each before those inside it."""
 
     def of(operation: int, depth: int, work: OperationWork) -> Iterator[Loop]:
-        if work.loop:
-            yield Loop(operation, depth, work.turns, work.assumed)
+        if work.iterations is not None:
+            yield Loop(operation, depth, work.iterations, work.assumed)
         for subgraph in work.inside:
             for each in subgraph.works:
                 yield from of(operation, depth + 1, each)
@@ -123,20 +123,19 @@ def _works(model: Model) -> Iterator[OperationWork]:
         touched = [values[i] for i in (*operation.inputs, *operation.outputs)]
         node, family = shown.nodes[n], "" if bound is None else _family(bound)
         elements, bytes = sum(size for size, _ in touched), sum(size * each for size, each in touched)
-        loop = operation.type == OperationType.WHILE
-        turns, assumed = iterations(model, n) if loop else (_turns(node.name, bound), False)
-        inside = _inside(model, n, turns) if operation.type in NAMES and subgraphs_inside(model, n) <= MOST else ()
-        kind = _kind(model, operation)
-        yield OperationWork(family, kind, shown.macs(node), bytes, turns, elements, inside, loop, assumed)
+        count, assumed = iterations(model, n) if operation.type == OperationType.WHILE else (None, False)
+        inside = _inside(model, n, count) if operation.type in NAMES and subgraphs_inside(model, n) <= MOST else ()
+        kind, turns = _kind(model, operation), _turns(node.name, bound)
+        yield OperationWork(family, kind, shown.macs(node), bytes, turns, elements, inside, count, assumed)
 
 
-def _inside(model: Model, n: int, turns: int) -> tuple[SubgraphWork, ...]:
-    """Return the work of both subgraphs of control flow.
+def _inside(model: Model, n: int, count: int | None) -> tuple[SubgraphWork, ...]:
+    """Return the work of both subgraphs of a WHILE with so many iterations, or of an IF.
 
     A loop runs its condition once more than its body. An IF costs the mean of its branches, as the HAL's `ifPerformance`
     defines.
     """
-    runs = (turns + 1, turns) if model.main.operations[n].type == OperationType.WHILE else (0.5, 0.5)
+    runs = (0.5, 0.5) if count is None else (count + 1, count)
     models = [each.part.model for each in parts_of(model, n)]
     works = [tuple(work_of_operations(each)[k] for k in live_operands(each)) for each in models]
     return tuple(map(SubgraphWork, runs, works))
