@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.model.control import ASSUMED, MOST_ITERATIONS, iterations
-from nnhal.model.graph import Model
+from nnhal.base.codes import Lifetime
+from nnhal.base.errors import ContractBroken
+from nnhal.base.memory import Layout as Pixels
+from nnhal.base.memory import Memory
+from nnhal.base.records import replace
+from nnhal.model.control import ASSUMED, MOST_ITERATIONS, iterations, parts_of
+from nnhal.model.graph import Location, Model
+from nnhal.model.validate import release_constants
 from tests.models import counted_loop, make_model, make_subgraph
 
 I32 = "TENSOR_INT32"
@@ -75,6 +81,27 @@ def test_large_values_are_not_computed_to_count_a_loop():
     assert iterations(make_model(build), 0) == (ASSUMED, True)
 
 
+def test_a_counter_may_change_by_another_value_of_the_loop():
+    def build(b: nnhal.Builder) -> Any:
+        first = make_subgraph(b, lambda s, n, _: s.less(n, [20]), ONE, ONE)
+        second = make_subgraph(b, lambda s, n, more: [s.add(n, more), s.add(more, more)], ONE, ONE)
+        given = [b.constant(np.ones(1, np.int32)) for _ in range(2)]
+        return b.while_(first, second, given, out_type=[I32, I32], outputs=2)[0]
+
+    assert iterations(make_model(build), 0) == (5, False)  # 1, 2, 4, 8, 16
+
+
+def test_a_bound_that_only_a_device_can_read_leaves_the_count_assumed():
+    model = negated(lambda b: b.constant(np.array([5], np.int32)))
+    hidden = Memory.hardware_buffer(16, Pixels(2, 2, 1, 1))  # pixels of 4 bytes
+    bound, operands = model.main.operations[0].inputs[4], list(model.main.operands)
+    operands[bound] = replace(
+        operands[bound], lifetime=Lifetime.CONSTANT_REFERENCE, location=Location(len(model.pools), 0, 4)
+    )
+    main = replace(model.main, operands=tuple(operands))
+    assert iterations(replace(model, main=main, pools=(*model.pools, hidden)), 0) == (ASSUMED, True)
+
+
 def test_a_loop_without_an_end_counts_as_many_iterations_as_are_computed():
     model = loop(0, lambda s, n: s.less(n, [1]), lambda s, n: s.mul(n, [1]))
     assert iterations(model, 0) == (MOST_ITERATIONS, True)
@@ -84,3 +111,11 @@ def test_a_condition_that_fails_is_left_to_the_execution():
     model = loop(0, lambda s, n: s.less(s.gather(s.constant(np.arange(3, dtype=np.int32)), 0, n), [9]),
                  lambda s, n: s.add(n, [1]))  # fmt: skip
     assert iterations(model, 0) == (ASSUMED, True)
+
+
+def test_the_subgraphs_of_a_model_do_not_keep_the_constants_that_it_released():
+    model = negated(lambda b: b.constant(np.array([5], np.int32))).again()
+    assert parts_of(model, 0)[1].part.model.values
+    release_constants(model, "released")
+    with pytest.raises(ContractBroken, match="released"):
+        parts_of(model, 0)

@@ -207,7 +207,8 @@ def test_partitions_and_transfers_inside_a_loop_count_in_each_iteration(monkeypa
     model = make_model(lambda b, x: counted_loop(b, x, 7, lambda s, y, *_: s.mul(s.add(y, y), [2.0])), (4,))
     found = nnhal.compile(model, devices=two(), placement="measured").placement
     assert [len(each.placement.steps) for each in found.inside] == [1, 2]
-    expected = 1e-3 + 8 * (0.2 + 1e-3 + 5e-6) + 7 * (0.2 + 2e-3 + 0.1 + 3 * 5e-6)  # the loop's partition, then those inside
+    # the loop's partition, then those inside
+    expected = 1e-3 + 8 * (0.2 + 1e-3 + 5e-6) + 7 * (0.2 + 2e-3 + 0.1 + 3 * 5e-6)
     assert found.expected[0].latency == pytest.approx(expected, rel=0.01)
 
 

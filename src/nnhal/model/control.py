@@ -151,8 +151,11 @@ class _Slice:
         self._constants = {i: v.data for i, v in values.items() if v is not None and isinstance(v.data, np.ndarray)}
         self.reads = {k for k, i in enumerate(subgraph.inputs) if i in needed}
         shapes = (None if v is None else fixed(v.shape) for v in values.values())
-        self.computable = all(shape is not None and math.prod(shape) <= SMALL for shape in shapes) and all(
-            bound is not None and not bound.op.context and not bound.deferred for _, bound in self._steps
+        given = {*subgraph.inputs, *self._constants, *(i for operation, _ in self._steps for i in operation.outputs)}
+        self.computable = (
+            all(shape is not None and math.prod(shape) <= SMALL for shape in shapes)
+            and all(bound is not None and not bound.op.context and not bound.deferred for _, bound in self._steps)
+            and needed <= given  # the value of a constant may be unreadable
         )
 
     def run(self, given: Mapping[int, Array]) -> list[Array]:

@@ -21,7 +21,8 @@ from nnhal.ops.schema import Bound
 
 FAMILIES = (  # as records name them; "pointwise" is a convolution whose window is one pixel
     *("pointwise", "convolution", "fully_connected", "batch_matmul", "depthwise", "grouped", "transpose_conv", "pool"),
-    *("add", "relu", "logistic", "quantize", "softmax", "mean", "reshape", "transpose", "pad", "resize", "topk", "lstm"),
+    *("add", "relu", "logistic", "quantize", "softmax", "mean", "reshape", "transpose", "pad", "resize", "topk"),
+    "lstm",
 )
 KINDS = ("float32", "relaxed", "quant8", "quant8_signed")  # of values, measured separately
 _KIND: dict[int, str] = {
