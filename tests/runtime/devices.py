@@ -52,7 +52,7 @@ class Fake(Device):
 
 def for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps and crossings cost nothing: each operation goes to the device that states the best performance."""
-    for name in ("STEP", "STEP_ELSEWHERE", "CROSSING", "BYTE"):
+    for name in ("STEP", "STEP_ELSEWHERE", "CROSSING", "BYTE", "RUN"):
         monkeypatch.setattr(costs, name, 0.0)
 
 

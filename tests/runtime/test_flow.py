@@ -24,6 +24,7 @@ from nnhal.hal.wrappers import Limited
 from nnhal.model.graph import Model
 from nnhal.runtime import costs, execute, interpreter
 from nnhal.runtime.isolation import isolated
+from nnhal.runtime.measured.families import work_of_operations
 from tests.models import counted_loop, make_model, make_subgraph
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.waiting import together
@@ -185,6 +186,43 @@ def test_what_is_saved_within_has_to_be_worth_the_steps_around_it(placement, mon
     assert where(nnhal.compile(model, devices=devices, placement=placement)) == "runtime"
     monkeypatch.setattr(costs, "STEP", 30e-6)
     assert where(nnhal.compile(model, devices=devices, placement=placement)) == "reference"
+
+
+def test_a_loop_is_predicted_by_its_iterations_wherever_it_runs():
+    model = make_model(lambda b, x: counted_loop(b, x, 7, lambda s, y, *_: s.add(y, y)), (4,))
+    (loop,) = work_of_operations(model)
+    assert (loop.iterations, loop.assumed) == (7, False)
+    inside = nnhal.compile(model, devices=two(), placement="measured").placement
+    whole = nnhal.compile(model, devices="reference", placement="measured").placement
+    # 50 µs an operation on the CPU, a tenth of that on these devices: 8 times LESS, 7 times ADD twice
+    assert inside.expected[0].latency == pytest.approx((8 + 7 * 2) * 5e-6, rel=0.01)
+    assert whole.expected[0].latency == pytest.approx((1 + 8 + 7 * 2) * 50e-6, rel=0.01)
+    assert inside.to_dict()["steps"][0]["predicted"] == inside.expected[0].latency
+
+
+def test_partitions_and_transfers_inside_a_loop_count_in_each_iteration(monkeypatch):
+    monkeypatch.setattr(costs, "STEP", 1e-3)
+    monkeypatch.setattr(costs, "CROSSING", 0.1)
+    monkeypatch.setattr(costs, "RUN", 0.2)
+    model = make_model(lambda b, x: counted_loop(b, x, 7, lambda s, y, *_: s.mul(s.add(y, y), [2.0])), (4,))
+    found = nnhal.compile(model, devices=two(), placement="measured").placement
+    assert [len(each.placement.steps) for each in found.inside] == [1, 2]
+    # the loop's partition, then those inside
+    expected = 1e-3 + 8 * (0.2 + 1e-3 + 5e-6) + 7 * (0.2 + 2e-3 + 0.1 + 3 * 5e-6)
+    assert found.expected[0].latency == pytest.approx(expected, rel=0.01)
+
+
+def test_the_placement_names_the_iterations_of_each_loop():
+    found = nnhal.compile(nested(), devices=two()).placement
+    assert found.to_dict()["loops"] == [
+        {"operation": 0, "depth": 0, "iterations": 3, "assumed": False},
+        {"operation": 0, "depth": 2, "iterations": 2, "assumed": False},
+    ]
+    lines = [line.strip() for line in str(found).splitlines()]
+    assert "#0: predicted for 3 iterations" in lines
+    assert "a loop inside #0: predicted for 2 iterations" in lines
+    unknown = nnhal.compile(doubling(), devices="reference").placement
+    assert "#0: predicted for 10 iterations (assumed: known only at execution)" in str(unknown)
 
 
 def test_a_model_without_control_flow_knows_nothing_of_the_runtime():
@@ -367,7 +405,7 @@ def test_tuning_measures_who_takes_control_flow_whole_too(works):
 
 def test_who_takes_control_flow_is_tuned_and_remembered():
     devices = ["litert", "reference"]  # and the runtime, which no entry point names
-    with nnhal.compile(doubling(), devices=devices, tune=0.05, cache_dir=False) as compiled:
+    with nnhal.compile(doubling(), devices=devices, tune=LONG, cache_dir=False) as compiled:
         measured = {each.devices: each.latency for each in compiled.placement.expected if each.known}
     assert {*measured} == {("runtime",), ("reference",)}
     with nnhal.compile(doubling(), devices=devices, cache_dir=False) as compiled:

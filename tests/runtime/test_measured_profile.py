@@ -10,7 +10,7 @@ import pytest
 import nnhal
 from nnhal.frontends.python import Builder
 from nnhal.ops import OPS
-from nnhal.runtime.measured.families import FAMILIES, OperationWork, work_of_operations
+from nnhal.runtime.measured.families import FAMILIES, OperationWork, SubgraphWork, work_of_operations
 from nnhal.runtime.measured.profile import (
     CrossingCost,
     DeviceProfile,
@@ -20,7 +20,7 @@ from nnhal.runtime.measured.profile import (
     decoded,
     encoded,
 )
-from tests.models import doubling
+from tests.models import counted_loop, doubling, make_model, make_subgraph
 
 US = 1e-6
 
@@ -84,6 +84,51 @@ def test_a_sequence_of_which_an_execution_says_how_it_lies_counts_the_longer_way
     cells, bias, state = np.ones((4, 4), np.float32), np.zeros(4, np.float32), np.zeros((2, 4), np.float32)
     y = b.unidirectional_sequence_rnn(x, cells, cells, bias, state, activation_kind="relu", time_major=time_major)
     assert work_of_operations(b.finish([x, time_major], [y]))[0].turns == 7
+
+
+def test_control_flow_takes_what_is_inside_as_often_as_it_runs() -> None:
+    lines = {"float32": {"relu": LinearCost(7 * US, 0.0, 0.0), "add": LinearCost(US, 0.0, 0.0)}}
+    lines["float32"]["pad"] = LinearCost(100 * US, 0.0, 0.0)  # what has no family goes by
+
+    def twice(s: Builder, y: Any) -> Any:
+        return counted_loop(s, y, 2, lambda t, v, *_: t.relu(v))
+
+    def model(body: Any, times: int) -> OperationWork:
+        (found,) = work_of_operations(
+            make_model(lambda b, x: counted_loop(b, x, times, lambda s, y, *_: body(s, y)), (4,))
+        )
+        return found
+
+    def seconds(found: OperationWork) -> float:
+        (each,) = device(lines).predicted([found], 1) or [0.0]
+        return each / US
+
+    plain = 100 + 6 * 1 + 5 * (1 + 7)  # LESS once more than the body, which counts and computes
+    assert seconds(model(lambda s, y: s.relu(y), 5)) == pytest.approx(plain)
+    inner = 100 + 3 * 1 + 2 * (1 + 7)
+    assert seconds(model(twice, 3)) == pytest.approx(100 + 4 * 1 + 3 * (1 + inner))
+
+
+def test_a_branch_counts_by_half() -> None:
+    def build(b: Builder, condition: Any, x: Any) -> Any:
+        one, other = (make_subgraph(b, lambda s, y, n=n: stack(s, y, n), (4,)) for n in (1, 4))
+        return b.if_(condition, one, other, [x], out_type="TENSOR_FLOAT32")
+
+    def stack(s: Builder, y: Any, count: int) -> Any:
+        for _ in range(count):
+            y = s.relu(y)
+        return y
+
+    lines = {"float32": {"relu": LinearCost(2 * US, 0.0, 0.0), "pad": LinearCost(100 * US, 0.0, 0.0)}}
+    works = work_of_operations(make_model(build, ((1,), "TENSOR_BOOL8"), (4,)))
+    assert device(lines).predicted(works, 1) == pytest.approx([(100 + 2 * (1 + 4) / 2) * US])
+
+
+def test_what_a_loop_touches_counts_once_for_the_networks_of_its_family() -> None:
+    lines = {"float32": {"lstm": LinearCost(US, 0.0, 0.0), "pad": LinearCost(0.0, 0.0, 0.0)}}
+    found = device(lines, workloads={"stack": network(took=3.0, family="lstm", bytes=1000)})
+    loop = work("")._replace(inside=(SubgraphWork(10, (work("lstm", bytes=500),)),))
+    assert found.predicted([loop], 1) == pytest.approx([10 * 2 * US])  # half of its bytes, half of its excess
 
 
 def test_what_an_operation_takes_beside_its_work_it_takes_for_each_turn() -> None:

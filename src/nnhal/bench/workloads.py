@@ -191,6 +191,11 @@ def _resize(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> 
     return _floats(b.max_pool_2d(larger, padding="valid", filter_size=2, stride=2))
 
 
+def _topk(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    greatest, _ = b.topk_v2(x, SIZES[size][1])
+    return _add(b, values, size, greatest, first)  # the next link has to sort again
+
+
 def _lstm(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
     cells, gates = LSTM[size][1], ("input", "forget", "cell", "output")
     named = {
@@ -227,6 +232,7 @@ FAMILIES = (
     Family("transpose", _transpose, picture, ("add",)),
     Family("pad", _pad, picture),
     Family("resize", _resize, picture, ("pool",)),
+    Family("topk", _topk, picture, ("add",)),
     Family("lstm", _lstm, lambda size: (LSTM[size][0], 1, LSTM[size][1]), kinds=FLOATS),
 )
 

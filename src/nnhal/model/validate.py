@@ -37,7 +37,7 @@ from nnhal.ops import OPS
 from nnhal.ops.schema import Bound, Op, bind
 
 LIFETIMES = frozenset(Lifetime)
-LAID_OUT = "laid out"  # memo of a model: the model in other layouts
+LAID_OUT, PARTS = "laid out", "parts"  # memos of a model: in other layouts, and the subgraphs of its control flow
 _log = logger("model")
 MAX_DEPTH = 64  # of nested subgraphs
 
@@ -237,7 +237,7 @@ def release_constants(model: Model, why: str) -> None:
         SubgraphBinding(nothing, tuple(None if v is None else replace(v, data=None) for v in each.values))
         for each in facts.subgraphs
     ]
-    for memo in ("bounds", LAID_OUT):
+    for memo in ("bounds", LAID_OUT, PARTS):
         model._memo.pop(memo, None)
     model._memo["facts"] = ValidationFacts(tuple(bindings), facts.level, facts.reasons)
     for what in ("values", "pools"):

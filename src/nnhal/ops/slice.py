@@ -267,6 +267,7 @@ register(
         top,
         infer=top_shapes,
         moves=True,
+        cost="topk",
         doc="Returns the k greatest elements along the last axis, and their indices; of equal ones the last is first, and "
         "NaN counts as minus infinity.",
         example=example(([30, 20], [1, 2]), input=[10, 30, 20], k=2),

@@ -210,8 +210,7 @@ class Plan(Record, frozen=True):
 class Candidate(Record, frozen=True):
     """A device that may take part, and its answer about the model. failed: why it has none.
 
-    interprets: whether it is the runtime, which then has exclusive operations. prices: for each of these, the cost of
-    one run of its subgraphs as placed, and of one on the CPU.
+    interprets: whether it is the runtime, which then has exclusive operations.
     """
 
     device: Device
@@ -220,7 +219,6 @@ class Candidate(Record, frozen=True):
     claims: SupportReport
     failed: NnhalError | None = None
     interprets: bool = False
-    prices: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
 class Failure(Record, frozen=True):

@@ -13,26 +13,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from nnhal.base.operands import Value, fixed
 from nnhal.model.graph import Model
 from nnhal.model.layouts import ModelInLayout
-from nnhal.model.outline import outline
 from nnhal.model.parts import live_operands
 from nnhal.model.validate import validate, values_of
-from nnhal.runtime.measured.families import width
+from nnhal.runtime.measured.families import width, work_of_operations
 from nnhal.runtime.schedule import FusionGroup, Schedule, ScheduledGroup, StepPlan
 
 OPERATION, ELEMENT, MAC = 50e-6, 1e-9, 0.2e-9  # seconds of the reference; only their ratios matter
 # Seconds of a partition in addition to its operations, in this process and in another
 STEP, STEP_ELSEWHERE = 20e-6, 80e-6
 CROSSING, BYTE = 2e-6, 0.2e-9  # seconds of an operand that another device reads
+RUN = 5e-6  # seconds that the runtime adds to each run of a subgraph of control flow
 PASSES = 8
 
 
 def seconds(model: Model) -> list[float]:
     """Estimate the reference's seconds for each operation of the main subgraph; unknown dimensions count as 1."""
-    shown, values = outline(model), validate(model).subgraphs[0].values
-    sizes = [0 if v is None else math.prod(d or 1 for d in v.shape or ()) for v in values]
     return [
-        OPERATION + ELEMENT * sum(sizes[i] for i in (*node.inputs, *node.outputs)) + MAC * shown.macs(node)
-        for node in shown.nodes
+        work.total(lambda each: OPERATION + ELEMENT * each.elements + MAC * each.macs)
+        for work in work_of_operations(model)
     ]
 
 
@@ -78,8 +76,8 @@ class Prices:
         crossings: Mapping[tuple[str, str], tuple[float, float]] | None = None,
     ) -> None:
         self._grouped, self._between = grouped or {}, crossings or {}
-        self._seconds, self._alone, self._starting, self._schedule = seconds, alone, starting, schedule
-        self._claimed, self._turned = schedule.claimed, turned or {}
+        self._seconds, self.alone, self._starting, self._schedule = seconds, alone, starting, schedule
+        self.claimed, self._turned = schedule.claimed, turned or {}
         operations, values = (
             {n: model.main.operations[n] for n in live_operands(model)},
             validate(model).subgraphs[0].values,
@@ -107,7 +105,7 @@ class Prices:
         Groups with such operations come first, then those that save most.
         """
         found, free = list(devices), set(self._touched)
-        groups = dict.fromkeys(together for claims in self._claimed.values() for together in claims.values())
+        groups = dict.fromkeys(together for claims in self.claimed.values() for together in claims.values())
         for together in sorted(groups, key=lambda each: (-self._saved(each, each.operations), each.cost)):
             members = [n for n in together.operations if n in free]
             if len(members) >= together.at_least and self._saved(together, members) > 0:
@@ -116,12 +114,12 @@ class Prices:
                     found[n] = together.device
         for n in free:
             if not found[n]:
-                found[n] = next(device for device, claims in self._claimed.items() if n in claims)
+                found[n] = next(device for device, claims in self.claimed.items() if n in claims)
         return found
 
     def _saved(self, together: FusionGroup, members: Sequence[int]) -> float:
         """Return the seconds that a group saves, compared with each operation alone on its best device."""
-        least = sum(min(self._alone[n].values(), default=math.inf) for n in members)
+        least = sum(min(self.alone[n].values(), default=math.inf) for n in members)
         return least - sum(self._in_group(together, n) for n in members)
 
     def _in_group(self, together: FusionGroup, n: int) -> float:
@@ -141,10 +139,10 @@ class Prices:
             if not strays:
                 return found, steps
             for n in strays:
-                if self._alone[n]:
-                    found[n] = min(self._alone[n], key=self._alone[n].__getitem__)
+                if self.alone[n]:
+                    found[n] = min(self.alone[n], key=self.alone[n].__getitem__)
                     continue
-                together = self._claimed[found[n]][n]
+                together = self.claimed[found[n]][n]
                 if together in joined:
                     return None
                 joined.add(together)
@@ -158,16 +156,16 @@ class Prices:
         return [
             n
             for device, operations in steps
-            if device in self._claimed
+            if device in self.claimed
             for n in operations
-            if n not in scheduled and device not in self._alone[n]
+            if n not in scheduled and device not in self.alone[n]
         ]
 
     # -------------------------------------------------------------------------------------------------------- prices
 
     def partition_cost(self, step: StepPlan, *, starting: bool = True) -> float:
         """Return the price of one valid partition, without transfers, and on request without its fixed cost."""
-        scheduled = self._schedule.scheduled([step]) if step.device in self._claimed else {}
+        scheduled = self._schedule.scheduled([step]) if step.device in self.claimed else {}
         running = self._running(((n, step.device) for n in step.operations), scheduled)
         return running + (self._starting[step.device] if starting else 0.0)
 
@@ -187,9 +185,9 @@ class Prices:
     def _running(self, placed: Iterable[tuple[int, str]], scheduled: Mapping[int, ScheduledGroup]) -> float:
         """Return the price of the operations on their devices, groups as one."""
         if not scheduled:
-            return sum(self._alone[n][device] for n, device in placed)
+            return sum(self.alone[n][device] for n, device in placed)
         return sum(
-            self._in_group(scheduled[n].together, n) if n in scheduled else self._alone[n][device]
+            self._in_group(scheduled[n].together, n) if n in scheduled else self.alone[n][device]
             for n, device in placed
         )
 
@@ -258,11 +256,11 @@ class Prices:
 
     def _may_go(self, members: Sequence[int], device: str) -> bool:
         """Whether a device supports operations that move together, alone or in a complete enough group."""
-        missing = {n for n in members if device not in self._alone[n]}
+        missing = {n for n in members if device not in self.alone[n]}
         return not missing or missing <= self._as_one(members, device).keys()
 
     def _as_one(self, members: Sequence[int], device: str) -> dict[int, ScheduledGroup]:
-        return self._schedule.scheduled([StepPlan(device, tuple(members))]) if device in self._claimed else {}
+        return self._schedule.scheduled([StepPlan(device, tuple(members))]) if device in self.claimed else {}
 
     def _price(self, members: Sequence[int], device: str, operands: Iterable[int], devices: Sequence[str]) -> float:
         """Return the price of a partition's operations on a device, and of the operands transferred."""
@@ -284,18 +282,18 @@ class Prices:
         least, ways = {"": 0.0}, list[dict[str, str]]()
         for operand, members in blocks:
             after, way = dict[str, float](), dict[str, str]()
-            for device in sorted(set.intersection(*(set(self._alone[n]) for n in members))):
+            for device in sorted(set.intersection(*(set(self.alone[n]) for n in members))):
                 price, way[device] = min(
                     (price + (0.0 if before == device else self._change(operand, before, device)), before)
                     for before, price in least.items()
                 )
-                after[device] = price + sum(self._alone[n][device] for n in members)
+                after[device] = price + sum(self.alone[n][device] for n in members)
             if not after:
                 return None
             least = after
             ways.append(way)
         device = min(least, key=least.__getitem__)
-        found = [next(iter(times), "") for times in self._alone]
+        found = [next(iter(times), "") for times in self.alone]
         for (_, members), way in zip(reversed(blocks), reversed(ways), strict=True):
             for n in members:
                 found[n] = device

@@ -5,20 +5,20 @@ support operations of the subgraphs at a better price, the runtime interprets it
 partitioned and compiled separately, recursively. For partitioning, the runtime is a device that supports nothing else.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from nnhal.base.codes import DeviceType, Lifetime, OperationType, Preference
-from nnhal.base.errors import InvalidModel, OperationFailed, UnsupportedModel
+from nnhal.base.codes import DeviceType
+from nnhal.base.errors import OperationFailed, UnsupportedModel
 from nnhal.base.operands import Shape
 from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
 from nnhal.hal.claims import SupportReport
 from nnhal.hal.device import Capabilities, Hints, Prepared, Verdict
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
-from nnhal.model.graph import Model, Operation, Subgraph
-from nnhal.model.parts import Part, branch, live_operands
+from nnhal.model.control import MOST, NamedPart, parts_of, subgraphs_inside
+from nnhal.model.graph import Model
+from nnhal.model.parts import live_operands
 from nnhal.model.validate import level_needed, validate
 from nnhal.runtime import costs, discovery
 from nnhal.runtime.compilation import (
@@ -31,11 +31,9 @@ from nnhal.runtime.compilation import (
 )
 from nnhal.runtime.interpreter import PreparedFlow
 from nnhal.runtime.isolation import RUNTIME, DeviceKey, labels
-from nnhal.runtime.partition import Choice, Offer, Partition
+from nnhal.runtime.measured.families import OperationWork, work_of_operations
+from nnhal.runtime.partition import Offer, Partition, seconds_as_placed
 
-NAMES = {OperationType.IF: ("then", "else"), OperationType.WHILE: ("condition", "body")}
-# Subgraphs that are compiled for one operation, including nested ones; one with several references counts for each
-MOST = 256
 _NO = Verdict(False, "runs nothing but control flow")
 
 
@@ -87,7 +85,7 @@ def with_interpreter(compilation: Compilation) -> list[Candidate]:
     settings = replace(settings, strategy=replace(settings.strategy, inside=True))
     device, verdicts = ControlFlow(), [_NO] * len(model.main.operations)
     found: dict[int, tuple[Branch, Branch]] = {}
-    prices: dict[int, tuple[float, float]] = {}
+    predicted: dict[int, tuple[float, float]] = {}
     said = False
     for n in live_operands(model):
         if model.main.operations[n].type not in CONTROL_FLOW:
@@ -99,13 +97,13 @@ def with_interpreter(compilation: Compilation) -> list[Candidate]:
             continue
         if all(map(_is_reference, candidates)):
             continue
-        said, many = True, _many(model, n)
+        said, many = True, subgraphs_inside(model, n)
         if many > MOST:
             verdicts[n] = Verdict(False, f"there are {many} subgraphs inside, must be at most {MOST}")
             continue
         parts = parts_of(model, n)
         first, second = (_asked(compilation, n, each, settings) for each in parts)
-        verdicts[n], prices[n] = _verdict((first, second), settings, whole)
+        verdicts[n], predicted[n] = _verdict((first, second), work_of_operations(model)[n], settings, whole)
         if verdicts[n].ok:
             found[n] = first, second
     if not said:
@@ -114,8 +112,8 @@ def with_interpreter(compilation: Compilation) -> list[Candidate]:
     compilation.held.callback(claims.release_work)
     key = DeviceKey(device.name, device.version, RUNTIME, "none")
     label = labels([*(c.key for c in candidates), key])[-1]
-    offer = Offer(label, device.level, Capabilities.uniform(1.0), verdicts, step=0.0)
-    return [Candidate(device, key, offer, claims, interprets=True, prices=prices)]
+    offer = Offer(label, device.level, Capabilities.uniform(1.0), verdicts, step=costs.STEP, interpreted=predicted)
+    return [Candidate(device, key, offer, claims, interprets=True)]
 
 
 def _takes(model: Model, offer: Offer, n: int) -> bool:
@@ -131,79 +129,6 @@ def _is_reference(candidate: Candidate) -> bool:
     return candidate.device is discovery.cpu() or alone
 
 
-def _many(model: Model, n: int) -> int:
-    """Count the subgraphs inside an operation; one with several references counts for each."""
-    known: dict[int, int] = {}
-
-    def of(subgraph: Subgraph, operation: Operation) -> int:
-        inside = [
-            o.location.offset for i in operation.inputs if (o := subgraph.operands[i]).lifetime == Lifetime.SUBGRAPH
-        ]
-        for number in inside:
-            if number not in known:
-                inner = model.referenced[number]
-                known[number] = 1 + sum(of(inner, each) for each in inner.operations)
-        return sum(known[number] for number in inside)
-
-    return of(model.main, model.main.operations[n])
-
-
-class NamedPart(Record, frozen=True):
-    """A subgraph as a model. name: its role for the operation. number: its number in the whole model."""
-
-    name: str
-    number: int
-    part: Part
-
-
-def parts_of(model: Model, n: int) -> tuple[NamedPart, NamedPart]:
-    """Return both subgraphs of an operation of control flow, with the known shapes of their inputs.
-
-    A loop's value has the same shape in each iteration if the body returns the shape that it receives.
-    """
-    main, operation, values = model.main, model.main.operations[n], validate(model).subgraphs[0].values
-    loop = operation.type == OperationType.WHILE
-    (one, other), given = (operation.inputs[:2], operation.inputs[2:]) if loop else (
-        operation.inputs[1:3], operation.inputs[3:],
-    )  # fmt: skip
-    numbers = [main.operands[i].location.offset for i in (one, other)]
-    known = [None if (v := values[i]) is None else v.shape for i in given]
-    for attempt in (_carried(model, numbers[1], known) if loop else known, [None] * len(known)):
-        parts = [branch(model, number, attempt) for number in numbers]
-        try:
-            for part in parts:
-                validate(part.model)
-        except InvalidModel:  # apparently one that never runs
-            continue
-        first, second = map(NamedPart, NAMES[OperationType(operation.type)], numbers, parts)
-        return first, second
-    raise AssertionError("the subgraphs' declarations were valid")
-
-
-def _carried(model: Model, body: int, known: Sequence[Shape | None]) -> list[Shape | None]:
-    """Return the constant shapes of a loop's values, as far as they are known."""
-    found = list(known)
-    changed = len(model.referenced[body].outputs)
-    while True:
-        part = branch(model, body, found)
-        try:
-            values = validate(part.model).subgraphs[0].values
-        except InvalidModel:
-            return [None] * changed + found[changed:]
-        place = dict(zip(part.inputs, part.model.main.inputs, strict=True))
-        moved = []
-        for n, (i, made) in enumerate(zip(model.referenced[body].inputs, part.model.main.outputs, strict=False)):
-            end = values[made]
-            start = values[place[i]] if i in place else None
-            stays = found[n] if start is None else start.shape
-            if found[n] is not None and (end is None or end.shape != stays):
-                moved.append(n)
-        if not moved:
-            return found
-        for n in moved:
-            found[n] = None
-
-
 def _asked(compilation: Compilation, n: int, subgraph: NamedPart, settings: CompileOptions) -> Branch:
     """Begin the compilation of a subgraph."""
     model, part = compilation.model, subgraph.part
@@ -214,63 +139,47 @@ def _asked(compilation: Compilation, n: int, subgraph: NamedPart, settings: Comp
     return Branch(subgraph.name, reads, shapes, Compilation(part.model, settings, (compilation, n, subgraph.name)))
 
 
-def _prices(branch: Branch, found: Partition, preference: Preference, cpu: str) -> tuple[float, float]:
-    """Return the cost of one run of a subgraph as placed, with the fixed cost of each partition, and of one on the CPU."""
-    candidates, model = branch.compilation.candidates, branch.compilation.model
-    starting = {c.offer.device: c.offer.step for c in candidates}
-    inside = {c.offer.device: c.prices for c in candidates if c.interprets}
+def _prices(branch: Branch, offers: Sequence[Offer], found: Partition, cpu: str) -> tuple[float, float]:
+    """Return the predicted seconds of one run of a subgraph as placed, and of one on the CPU."""
+    model, preference = branch.compilation.model, branch.compilation.settings.preference
+    interpreted = {o.device: o.interpreted for o in offers if o.interpreted}
     # Otherwise relative to the CPU
-    seconds = [1.0] * len(found.choices) if found.forecasts else costs.seconds(model)
-    own = whole = 0.0
-    for choice in found.choices:
-        if choice.device in inside:
-            there, cost = inside[choice.device][choice.operation]
-            own, whole = own + there, whole + cost
-        elif choice.device:
-            own += seconds[choice.operation] * _cost(choice, choice.device)
-            whole += seconds[choice.operation] * _cost(choice, cpu)
-    if preference != Preference.LOW_POWER:
-        own += sum(starting[step.device] for step in found.steps) + found.transfers * costs.CROSSING
-    return own, whole
-
-
-def _cost(choice: Choice, device: str) -> float:
-    """Return the cost of an operation, or its group, on a device; that of the CPU if it declares none."""
-    stated = choice.as_one if choice.together and device == choice.device else choice.costs.get(device, 1.0)
-    return stated if stated < math.inf else 1.0
+    seconds = [1.0] * len(found.choices) if found.expected else costs.seconds(model)
+    whole = sum(
+        interpreted[choice.device][n][1] if choice.device in interpreted else seconds[n] * choice.costs.get(cpu, 1.0)
+        for n, choice in enumerate(found.choices)
+        if choice.device
+    )
+    return costs.RUN + seconds_as_placed(model, offers, found, preference), whole
 
 
 def _verdict(
-    branches: tuple[Branch, Branch], settings: CompileOptions, whole: Sequence[Candidate]
+    branches: tuple[Branch, Branch], work: OperationWork, settings: CompileOptions, whole: Sequence[Candidate]
 ) -> tuple[Verdict, tuple[float, float]]:
-    """Return whether the runtime interprets an operation, and the sums of `_prices` over its subgraphs.
+    """Return whether the runtime interprets an operation, and its predicted seconds, as in `Offer.interpreted`.
 
     whole: the CPU, if it supports the operation with its subgraphs.
     """
     used: dict[str, list[str]] = {}
     alone: set[str | None] = set()  # None for the runtime
     own = elsewhere = 0.0
-    for each in branches:
+    cpu = whole[0].offer.device if whole else ""
+    for each, (runs, _) in zip(branches, work.inside, strict=True):
         by_label = {c.offer.device: c for c in each.compilation.candidates}
+        offers, placer = each.compilation.placer()
         try:
-            found, _ = each.compilation.partition(*each.compilation.placer())
+            found, _ = each.compilation.partition(offers, placer)
         except UnsupportedModel as error:
             return Verdict(False, f"{each.name}: {error}"), (0.0, 0.0)
         used[each.name] = list(dict.fromkeys(step.device for step in found.steps))
         alone.update(None if by_label[device].interprets else device for device in used[each.name])
-        if whole:
-            price, other = _prices(each, found, settings.preference, whole[0].offer.device)
-            own, elsewhere = own + price, elsewhere + other
+        price, other = _prices(each, offers, found, cpu)
+        own, elsewhere = own + runs * price, elsewhere + runs * other
+    predicted = own, elsewhere
     if whole and settings.strategy.single and (len(alone) > 1 or None in alone):
-        return Verdict(False, f"{whole[0].offer.device} takes it whole, and all is to be on one device"), (
-            own,
-            elsewhere,
-        )
+        return Verdict(False, f"{cpu} takes it whole, and all is to be on one device"), predicted
     if whole and own >= elsewhere:
-        return Verdict(False, f"{whole[0].offer.device} takes it whole, at the best price for all inside"), (
-            own,
-            elsewhere,
-        )
-    why = f"only {whole[0].offer.device} supports it as one" if whole else "no device supports it as one"
+        return Verdict(False, f"{cpu} takes it whole, at the best price for all inside"), predicted
+    why = f"only {cpu} supports it as one" if whole else "no device supports it as one"
     where = ", ".join(f"{name} on {' and '.join(devices)}" for name, devices in used.items())
-    return Verdict(True, f"{why}; {where}"), (own, elsewhere)
+    return Verdict(True, f"{why}; {where}"), predicted

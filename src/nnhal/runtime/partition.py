@@ -23,7 +23,7 @@ from nnhal.model.layouts import ModelInLayout
 from nnhal.model.parts import live_operands
 from nnhal.model.validate import level_needed
 from nnhal.runtime import costs
-from nnhal.runtime.measured.families import main_type
+from nnhal.runtime.measured.families import Loop, loops_of, main_type
 from nnhal.runtime.schedule import Claimed, FusionGroup, Schedule, StepPlan
 
 # several partitions are preferred if their predicted latency is below WORTH times that of one, with BOUNDARY seconds added
@@ -57,6 +57,8 @@ class Offer(Record, frozen=True):
         step: Seconds that a partition costs in addition to its operations.
         laid: The model in the layout that the device prefers.
         groups: The operations that the device fuses.
+        interpreted: For control flow that the runtime interprets, by operation: the seconds of one execution as its
+            subgraphs are placed, and those on the CPU alone.
     """
 
     device: str
@@ -70,6 +72,7 @@ class Offer(Record, frozen=True):
     step: float = costs.STEP
     laid: ModelInLayout | None = None
     groups: Sequence[OperationGroup] = ()
+    interpreted: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     fallback: bool = False  # it is there for what no other device runs, and was not named
 
     def barred(self, index: int, extension: str, level: Level | None) -> str:
@@ -155,6 +158,7 @@ class Partition(Record, frozen=True):
         forecasts: The expected latency of each partition, if devices were measured.
         expected: The assignments that were compared by measurement, the chosen one first.
         profiled: Whether a profile predicts a device; predictions are estimates from declared performance otherwise.
+        loops: The iterations for which its loops are predicted.
     """
 
     steps: tuple[StepPlan, ...]
@@ -163,6 +167,7 @@ class Partition(Record, frozen=True):
     forecasts: tuple[Forecast, ...] = ()
     expected: tuple[Expectation, ...] = ()
     profiled: bool = False
+    loops: tuple[Loop, ...] = ()
 
 
 Steps = tuple[StepPlan, ...]
@@ -230,7 +235,8 @@ def partition(
         tuned = sum(each.known for each in expected)
         choices = _moved(choices, devices, schedule, steps, terms, tuned=tuned)
     forecasts = expected[0].forecasts if expected else ()
-    return Partition(steps, tuple(_noted(choices, offers)), _transfers(model, devices), forecasts, expected, profiled)
+    noted, loops = tuple(_noted(choices, offers)), tuple(loops_of(model))
+    return Partition(steps, noted, _transfers(model, devices), forecasts, expected, profiled, loops)
 
 
 def _transposed(offers: Sequence[Offer]) -> bool:
@@ -250,6 +256,8 @@ def _all_predicted(model: Model, offers: Sequence[Offer], measured: Measured) ->
                 for o in model.main.operations
             ]
             own = [each * figures.exec_time for each, figures in zip(cpu, stated, strict=True)]
+            for n, (seconds, _) in offer.interpreted.items():
+                own[n] = seconds
             found.append(replace(offer, predicted=own))
         else:
             found.append(offer)
@@ -350,11 +358,30 @@ def _search(
     Raises:
         UnsupportedModel: Operations that devices support only in a group cannot be placed as one.
     """
+    prices = _declared_prices(model, offers, choices, schedule)
+    starts = _starts(offers, choices, prices)
+    if lower:
+        price, devices = min((prices.lowered(start) for start in starts), key=lambda found: found[0])
+    else:
+        begun = next(filter(None, map(prices.settled, starts)), None)
+        price, devices = (math.inf, starts[0]) if begun is None else (0.0, begun[0])
+    if price == math.inf:
+        _refuse([choice for choice, times in zip(choices, prices.alone, strict=True) if not times], len(choices))
+    return devices
+
+
+def _declared_prices(
+    model: Model, offers: Sequence[Offer], choices: Sequence[Choice], schedule: Schedule
+) -> costs.Prices:
+    """Returns the prices by declared performance."""
     seconds, alone = costs.seconds(model), list[Mapping[str, float]]()
     more = {o.device: costs.layout_transposition(o.laid) for o in offers if o.laid is not None}
     for choice, each in zip(choices, seconds, strict=True):
         known = _costs(choice)
         alone.append({d: cost * (each + more.get(d, {}).get(choice.operation, 0)) for d, cost in known.items()})
+    for offer in offers:
+        for n, (taken, _) in offer.interpreted.items():
+            alone[n] = {**alone[n], offer.device: taken} if offer.device in alone[n] else alone[n]
     turned = {
         offer.device: {
             i: taken * _rate(offer, model.main.operands[i].type)
@@ -363,16 +390,17 @@ def _search(
         for offer in offers
         if offer.laid is not None
     }
-    prices = costs.Prices(model, seconds, alone, {o.device: o.step for o in offers}, schedule, turned)
-    starts = _starts(offers, choices, alone, schedule, prices)
-    if lower:
-        price, devices = min((prices.lowered(start) for start in starts), key=lambda found: found[0])
-    else:
-        begun = next(filter(None, map(prices.settled, starts)), None)
-        price, devices = (math.inf, starts[0]) if begun is None else (0.0, begun[0])
-    if price == math.inf:
-        _refuse([choice for choice, times in zip(choices, alone, strict=True) if not times], len(choices))
-    return devices
+    return costs.Prices(model, seconds, alone, {o.device: o.step for o in offers}, schedule, turned)
+
+
+def seconds_as_placed(model: Model, offers: Sequence[Offer], found: Partition, preference: Preference) -> float:
+    """Returns the predicted seconds of one execution, or what else the preference minimises."""
+    if found.expected:
+        return found.expected[0].latency
+    prices = _declared_prices(model, offers, found.choices, Schedule(model, _claimed(model, offers, preference)))
+    power = preference == Preference.LOW_POWER
+    running = sum(prices.partition_cost(step, starting=not power) for step in found.steps)
+    return running if power else running + prices.transfer_cost([choice.device for choice in found.choices])
 
 
 def _costs(choice: Choice) -> dict[str, float]:
@@ -383,21 +411,15 @@ def _costs(choice: Choice) -> dict[str, float]:
     return known
 
 
-def _starts(
-    offers: Sequence[Offer],
-    choices: Sequence[Choice],
-    alone: Sequence[Mapping[str, float]],
-    schedule: Schedule,
-    prices: costs.Prices,
-) -> list[list[str]]:
+def _starts(offers: Sequence[Offer], choices: Sequence[Choice], prices: costs.Prices) -> list[list[str]]:
     """Returns the first assignments: the best device for each operation, and for each device as much as it supports."""
     first = [choice.device for choice in choices]
-    packed = prices.packed(first) if schedule.claimed else first
-    only = not all(alone)  # in groups
+    packed = prices.packed(first) if prices.claimed else first
+    only = not all(prices.alone)  # in groups
     starts = [packed] if only or packed == first else [packed, first]
     for offer in offers:
-        claims = schedule.claimed.get(offer.device, {})
-        takes = [offer.device in t or n in claims for n, t in enumerate(alone)]
+        claims = prices.claimed.get(offer.device, {})
+        takes = [offer.device in t or n in claims for n, t in enumerate(prices.alone)]
         starts.append([offer.device if mine else d for mine, d in zip(takes, packed, strict=True)])
     return starts
 
@@ -429,7 +451,7 @@ def _expectations(
     starting = {offer.device: offer.step for offer in offers}
     alone = [_costs(choice) for choice in choices]
     prices = costs.Prices(model, (), alone, starting, schedule, None, grouped, measured.crossings)
-    starts = _starts(offers, choices, alone, schedule, prices)
+    starts = _starts(offers, choices, prices)
     if (chain := prices.cheapest_chain()) is not None:
         starts.append(chain)
     assignments: dict[tuple[str, ...], Steps] = {}

@@ -149,6 +149,7 @@ class Placement:
         keys: By label: name, version, origin and isolation of the device.
         live: The executions and fallbacks so far.
         layouts: The partitions on devices that prefer a layout.
+        loops: The iterations for which its loops are predicted.
         inside: The subgraphs of control flow that the runtime interprets.
     """
 
@@ -167,6 +168,7 @@ class Placement:
         self.forecasts = partition.forecasts
         self.expected = partition.expected
         self.profiled = partition.profiled
+        self.loops = partition.loops
         self.events = events
         self.keys = keys or {}
         self.live = live or ExecutionStats([step.device for step in partition.steps])
@@ -217,6 +219,7 @@ class Placement:
             "devices": {label: as_dict(key) for label, key in self.keys.items()},
             "live": self.live.to_dict(),
             "layouts": [_layout(each) for each in self.layouts],
+            "loops": [each._asdict() for each in self.loops],
             "inside": [_branch(each) for each in self.inside],
             "alternatives": [_alternative(each) for each in self.alternatives],
         }
@@ -263,7 +266,7 @@ class Placement:
         parts = [
             words.partition_section(self, title=[title], top=True),
             words.alternative_section(self),
-            section([], notes, "notes", "placement.events, .layouts, .inside, .live") if notes else fixed(),
+            section([], notes, "notes", "placement.events, .layouts, .loops, .inside, .live") if notes else fixed(),
         ]
         return "\n".join(fitted(parts, HEIGHT))
 

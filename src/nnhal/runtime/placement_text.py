@@ -8,6 +8,7 @@ from nnhal.base.brief import duration, with_count
 from nnhal.base.codes import operation_name
 from nnhal.base.columns import Section, columns, fixed, section, wrap_text
 from nnhal.base.stacks import without_process_log
+from nnhal.runtime.measured.families import Loop
 from nnhal.runtime.partition import (
     ASKED,
     BY_HAND,
@@ -51,6 +52,7 @@ class PlacementView(Protocol):
     forecasts: tuple[Forecast, ...]
     expected: tuple[Expectation, ...]
     profiled: bool
+    loops: tuple[Loop, ...]
     events: tuple[str, ...]
 
     @property
@@ -248,9 +250,11 @@ def _rejections(placement: PlacementView, device: str, choices: Sequence[Choice]
 
 
 def partition_notes(placement: PlacementView, *, layouts: bool = False, most: int = 2) -> Iterator[str]:
-    """Lines below the table: layouts, subgraphs that the runtime runs, what failed and fell back."""
+    """Lines below the table: layouts, iterations of loops, subgraphs that the runtime runs, what failed and fell back."""
     for each in placement.layouts if layouts else ():
         yield from wrap_text(f"  {each}", most=most, indent="    ")
+    for loop in placement.loops:
+        yield f"  {loop}"
     for branch in placement.inside:
         inner = branch.placement
         where = ", ".join(f"{device} {with_count(count, 'op')}" for device, count in inner.devices().items())

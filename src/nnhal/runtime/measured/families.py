@@ -1,22 +1,28 @@
 """Families of operations with similar costs, and the work of each operation of a model.
 
 Costs are measured for each family, not for each of the hundred operations. Within a family, the time depends on the
-multiplications, the bytes read and written, and the sequential iterations.
+multiplications, the bytes read and written, and the sequential iterations. Control flow costs its subgraphs as often as
+they run.
 """
 
 import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from nnhal.base.codes import TYPE_FACTS, OperandType
+from nnhal.base.brief import with_count
+from nnhal.base.codes import TYPE_FACTS, OperandType, OperationType
 from nnhal.base.operands import UnknownValue
+from nnhal.model.control import MOST, NAMES, iterations, parts_of, subgraphs_inside
 from nnhal.model.graph import Model, Operation
 from nnhal.model.outline import outline
+from nnhal.model.parts import live_operands
 from nnhal.model.validate import validate
 from nnhal.ops.schema import Bound
 
 FAMILIES = (  # as records name them; "pointwise" is a convolution whose window is one pixel
     *("pointwise", "convolution", "fully_connected", "batch_matmul", "depthwise", "grouped", "transpose_conv", "pool"),
-    *("add", "relu", "logistic", "quantize", "softmax", "mean", "reshape", "transpose", "pad", "resize", "lstm"),
+    *("add", "relu", "logistic", "quantize", "softmax", "mean", "reshape", "transpose", "pad", "resize", "topk"),
+    "lstm",
 )
 KINDS = ("float32", "relaxed", "quant8", "quant8_signed")  # of values, measured separately
 _KIND: dict[int, str] = {
@@ -30,7 +36,8 @@ LIGHT = OperandType.INT32, OperandType.BOOL, OperandType.TENSOR_INT32  # types o
 class OperationWork(NamedTuple):
     """The work of one operation: its family (or ""), the kind of its values, multiplications, bytes.
 
-    turns: iterations over a sequence, each of which waits for the one before.
+    turns: iterations over a sequence, each of which waits for the one before. elements: those read and written. inside:
+    the subgraphs of control flow. iterations: of a WHILE, else None. assumed: whether they are an assumption.
     """
 
     family: str
@@ -38,6 +45,68 @@ class OperationWork(NamedTuple):
     macs: int
     bytes: int
     turns: int = 1
+    elements: int = 0
+    inside: "tuple[SubgraphWork, ...]" = ()
+    iterations: int | None = None
+    assumed: bool = False
+
+    def total(self, price: "Callable[[OperationWork], float]") -> float:
+        """Return the price of the operation, and of those inside as often as they run.
+
+        price: of one run of an operation without those inside.
+        """
+        return price(self) + sum(each.runs * sum(work.total(price) for work in each.works) for each in self.inside)
+
+
+class SubgraphWork(NamedTuple):
+    """The work of a subgraph of control flow. runs: how often it runs in one execution of the operation."""
+
+    runs: float
+    works: tuple[OperationWork, ...]
+
+
+def with_inside(works: Iterable[OperationWork]) -> Iterator[OperationWork]:
+    """Yield operations, each with those inside it, once whatever their number of runs."""
+    for work in works:
+        yield work
+        for each in work.inside:
+            yield from with_inside(each.works)
+
+
+class Loop(NamedTuple):
+    """The predicted iterations of a WHILE.
+
+    Attributes:
+        operation: The number of the operation of the main subgraph that it is, or is inside.
+        depth: How many operations of control flow it is inside.
+        iterations: How often its body runs.
+        assumed: Whether that is an assumption, because the count is known only at execution.
+    """
+
+    operation: int
+    depth: int
+    iterations: int
+    assumed: bool
+
+    def __str__(self) -> str:
+        where = f"{'a loop inside ' * bool(self.depth)}#{self.operation}"
+        count = with_count(self.iterations, "iteration")
+        return f"{where}: predicted for {count}{' (assumed: known only at execution)' * self.assumed}"
+
+
+def loops_of(model: Model) -> Iterator[Loop]:
+    """Yield the loops of a model, each before those inside it."""
+
+    def of(operation: int, depth: int, work: OperationWork) -> Iterator[Loop]:
+        if work.iterations is not None:
+            yield Loop(operation, depth, work.iterations, work.assumed)
+        for subgraph in work.inside:
+            for each in subgraph.works:
+                yield from of(operation, depth + 1, each)
+
+    for n in live_operands(model):
+        if model.main.operations[n].type in NAMES:
+            yield from of(n, 0, work_of_operations(model)[n])
 
 
 def work_of_operations(model: Model) -> tuple[OperationWork, ...]:
@@ -48,16 +117,29 @@ def work_of_operations(model: Model) -> tuple[OperationWork, ...]:
     return found
 
 
-def _works(model: Model) -> list[OperationWork]:
+def _works(model: Model) -> Iterator[OperationWork]:
     shown, facts = outline(model), validate(model).subgraphs[0]
-    values = facts.values
-    sizes = [0 if v is None else math.prod(d or 1 for d in v.shape or ()) * width(v.type) for v in values]
-    made = []
-    for node, operation, bound in zip(shown.nodes, model.main.operations, facts.operations, strict=True):
-        touched = sum(sizes[i] for i in (*operation.inputs, *operation.outputs))
-        family = "" if bound is None else _family(bound)
-        made.append(OperationWork(family, _kind(model, operation), shown.macs(node), touched, _turns(node.name, bound)))
-    return made
+    values = [(0, 0) if v is None else (math.prod(d or 1 for d in v.shape or ()), width(v.type)) for v in facts.values]
+    for n, (operation, bound) in enumerate(zip(model.main.operations, facts.operations, strict=True)):
+        touched = [values[i] for i in (*operation.inputs, *operation.outputs)]
+        node, family = shown.nodes[n], "" if bound is None else _family(bound)
+        elements, bytes = sum(size for size, _ in touched), sum(size * each for size, each in touched)
+        count, assumed = iterations(model, n) if operation.type == OperationType.WHILE else (None, False)
+        inside = _inside(model, n, count) if operation.type in NAMES and subgraphs_inside(model, n) <= MOST else ()
+        kind, turns = _kind(model, operation), _turns(node.name, bound)
+        yield OperationWork(family, kind, shown.macs(node), bytes, turns, elements, inside, count, assumed)
+
+
+def _inside(model: Model, n: int, count: int | None) -> tuple[SubgraphWork, ...]:
+    """Return the work of both subgraphs of a WHILE with so many iterations, or of an IF.
+
+    A loop runs its condition once more than its body. An IF costs the mean of its branches, as the HAL's `ifPerformance`
+    defines.
+    """
+    runs = (0.5, 0.5) if count is None else (count + 1, count)
+    models = [each.part.model for each in parts_of(model, n)]
+    works = [tuple(work_of_operations(each)[k] for k in live_operands(each)) for each in models]
+    return tuple(map(SubgraphWork, runs, works))
 
 
 def _turns(name: str, bound: Bound | None) -> int:

@@ -14,7 +14,7 @@ import msgspec
 from nnhal.base.errors import BadFile
 from nnhal.base.records import Record, field
 from nnhal.hal.device import Performance
-from nnhal.runtime.measured.families import FAMILIES, KINDS, OperationWork
+from nnhal.runtime.measured.families import FAMILIES, KINDS, OperationWork, with_inside
 
 FORM = 2  # of the file
 LATEST = 253_402_214_400  # seconds since 1970: the end of 9999
@@ -112,7 +112,7 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
     def predicted(self, works: Sequence[OperationWork], threads: int) -> list[float] | None:
         """Return the predicted seconds of each operation; None without enough measurements."""
         touched = Counter[tuple[str, str]]()
-        for work in works:
+        for work in with_inside(works):
             touched[work.kind, work.family] += work.bytes
         lines: dict[tuple[str, str], tuple[LinearCost, float]] = {}
         for key, bytes in touched.items():
@@ -120,8 +120,12 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
             if line is None:
                 return None
             lines[key] = line, self.factor(*key, threads, bytes)
-        priced = ((work, *lines[work.kind, work.family]) for work in works)
-        return [line.seconds(work) * factor for work, line, factor in priced]
+
+        def seconds(work: OperationWork) -> float:
+            line, factor = lines[work.kind, work.family]
+            return line.seconds(work) * factor
+
+        return [work.total(seconds) for work in works]
 
     def against(self, cpu: "DeviceProfile") -> dict[str, Performance]:
         """Return execution time and power of each kind relative to the CPU, as in the HAL, over the common workloads.
