@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.codes import OperandType
+from nnhal.base.codes import OperandType, type_name
+from nnhal.conformance.differential import model_of
+from nnhal.conformance.draw import cells, draw
 from nnhal.conformance.reduction import types_of
 from nnhal.conformance.suites.cts import SUITE as CTS
-from nnhal.conformance.suites.cts.area import AreaTrial
+from nnhal.conformance.suites.cts.area import AreaTrial, _refused
 from nnhal.conformance.suites.cts.graphs import own_graph
 from nnhal.conformance.suites.run import run_suite
 from nnhal.conformance.suites.suite import CaseFailed, CaseOutcome, Context, NotSupported, SuiteRun
@@ -193,8 +195,10 @@ def test_a_case_of_cts_names_the_type_that_it_draws_and_those_that_the_device_re
     assert all(types.get(F32) in (None, "failed") for types in found)
     assert all(each == "unsupported" for types in found for kind, each in types.items() if kind in (F16, I32))
     cases = {case.name: case for case in CTS.cases(RUN)}
-    for _ in range(2):  # the second time, it is known
-        context = Context(float32_alone(), RUN, lambda stage: None)
+    rejecting = float32_alone()
+    for known in (False, True):
+        assert (rejecting in _refused) is known
+        context = Context(rejecting, RUN, lambda stage: None)
         trial = AreaTrial(cases["selection/only/ADD/TENSOR_INT32"], context)
         with trial.held, pytest.raises(NotSupported):
             trial.sample()
@@ -213,6 +217,7 @@ def test_a_graph_has_the_types_of_its_operations_and_fails_for_that_of_the_wrong
     assert set(context.types.of_case("passed")) == set(types_of(graph.model))
     number = len(listed) - 1
     wrong = [~y if y.dtype == bool else y + y.dtype.type(7) if n == number else y for n, y in enumerate(listed)]
+    context.types.at("")
     with pytest.raises(CaseFailed):
         graph.check(graph.inputs(), wrong, "here")
     assert wanted[str(wrong[number].dtype)] == context.types.now
@@ -223,6 +228,9 @@ def test_the_types_of_a_model_are_those_of_the_first_data_of_each_operation() ->
     x = b.input([2, 3])
     model = b.finish([x], [b.argmax(b.add(x, np.float32(1)), axis=1)])
     assert types_of(model) == [F32]
+    several = next(each for each in cells(["HEATMAP_MAX_KEYPOINT"]) if each.kind == OperandType.TENSOR_QUANT8_ASYMM)
+    drawn = model_of(draw(several, np.random.default_rng(0)))  # its boxes are of another type
+    assert types_of(drawn) == [Q8] and "TENSOR_QUANT16_ASYMM" in {type_name(each.type) for each in drawn.main.operands}
 
 
 def test_an_outcome_with_a_type_in_its_name_has_its_verdict() -> None:
