@@ -275,7 +275,7 @@ def test_more_calls_are_three_times_as_many_of_the_cells_that_are_taken() -> Non
     trial = trial_of(device())
     taken = {str(call.cell) for call, _ in trial.taken()}
     assert taken and all(cell.startswith("ADD/0/FLOAT32/") for cell in taken)
-    assert Counter(str(call.cell) for call, _ in trial.drawing.more()) == dict.fromkeys(taken, 3)
+    assert Counter(str(call.cell) for call, _ in trial.drawing.more(trial.taken())) == dict.fromkeys(taken, 3)
     several = list(trial.many())
     assert [pair[0] for pair in several[: len(trial.taken())]] == [pair[0] for pair in trial.taken()]
     assert len(several) > len(trial.taken())
@@ -325,7 +325,7 @@ def test_what_is_prepared_is_closed_once_and_what_is_left_at_the_end() -> None:
         one, other, kept = (trial.prepare(model) for _ in range(3))
         assert trial.prepared is kept and stages == ["prepare"] * 3
         trial.keep(kept)
-        assert trial.drawing.kept == [kept]
+        assert trial.drawing.kept == [(None, kept)]
         trial.close(one)
         assert closed == [one.inner] and trial.stages.last == "close"
     assert closed == [one.inner, other.inner]

@@ -153,8 +153,16 @@ def test_a_verdict_alone_counts_for_what_follows() -> None:
 
 def test_a_lost_check_has_its_reason_without_the_device_and_the_place_of_its_stack() -> None:
     stack = 'File "/a/driver.py", line 3, in inner < File "/a/driver.py", line 9, in run'
-    lost = _Checks(Validation()).lost(CheckItem("runs", "ADD"), "hung", "device x: run() has: not ended", 7, stack)
-    assert lost == CheckOutcome("runs", "ADD", "hung", "run() has: not ended", "driver.py:3", 7)
+    lost = _Checks(Validation()).lost(CheckItem("runs", "ADD"), "hung", "device x: run() has: not ended", 7, stack, "A")
+    assert lost == CheckOutcome("runs", "ADD", "hung", "run() has: not ended", "driver.py:3", 7, types={"A": "hung"})
+
+
+def test_a_check_behind_one_that_failed_is_skipped_for_all_its_types_that_are_supported() -> None:
+    work = _Checks(Validation(only=("/ADD",)))
+    types = {"A": "failed", "B": "passed", "C": "unsupported"}
+    _, skipped = work.after(CheckOutcome("verdicts", "ADD", "failed", types=types))
+    assert len(skipped) > 20
+    assert all(each.types == {"A": "skipped", "B": "skipped", "C": "unsupported"} for each in skipped)
 
 
 @pytest.mark.parametrize(
@@ -177,9 +185,11 @@ def test_the_suite_is_at_work_before_and_after_what_it_asks_the_driver(stage: st
 
 
 def test_work_of_the_suite_that_stands_still_only_behind_other_checks_is_a_hang() -> None:
-    first, second = (CheckOutcome("runs", "ADD", verdict, "why") for verdict in ("skipped", "passed"))
+    first, second = (
+        CheckOutcome("runs", "ADD", verdict, "why", types={"A": verdict}) for verdict in ("skipped", "passed")
+    )
     late = _Checks(Validation()).late(first, second, [CheckItem("close", "ADD")])
-    assert (late.verdict, late.alone) == ("hung", "passed")
+    assert (late.verdict, late.alone, late.types) == ("hung", "passed", {"A": "hung"})
 
 
 @pytest.mark.parametrize("verdict", ["passed", "skipped", "unsupported"])

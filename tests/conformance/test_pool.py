@@ -154,7 +154,7 @@ class Playing(Work):
 
     module = "played"
 
-    def lost(self, item: Any, verdict: str, reason: str, nanoseconds: int, stack: str) -> Any:
+    def lost(self, item: Any, verdict: str, reason: str, nanoseconds: int, stack: str, type: str) -> Any:
         return PlayedOutcome((item, verdict, reason, nanoseconds, stack))
 
     def tries_again(self, verdict: str, stage: str) -> bool:

@@ -162,7 +162,7 @@ def test_vectors_are_the_work_of_a_pool_and_one_that_is_lost_says_which(corpus: 
     work = _VectorWork(selection)
     assert list(work.bundles) == planned(selection) and work.subject is selection
     assert work.module == "nnhal.conformance.worker" and isinstance(work.bundles[0], Bundle)
-    lost = work.lost(Item(ONE, "signed", "DEQUANTIZE"), "hung", "why", 7, "a stack")
+    lost = work.lost(Item(ONE, "signed", "DEQUANTIZE"), "hung", "why", 7, "a stack", "")
     assert lost == Outcome(ONE, "hung", "why", "signed", "DEQUANTIZE", 7)
     monkeypatch.setattr(parallel, "run_all", lambda work, jobs: (type(work), jobs))
     found: Any = run_vectors(selection, 3)

@@ -26,7 +26,7 @@ from nnhal.conformance.validate import trial as validate_trial
 from nnhal.conformance.validate import worker as checking
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome
 from nnhal.conformance.validate.run import CheckItem, Validation
-from nnhal.conformance.validate.trial import DRAWING, Drawing, Trial
+from nnhal.conformance.validate.trial import Drawing, Trial
 from nnhal.conformance.worker import Answer, Ready, StageBoard, Worker, process_of, serve_with
 from nnhal.drivers.reference import Reference
 from nnhal.hal.wrappers import WithOptions, Wrapper
@@ -364,10 +364,10 @@ def test_a_check_has_the_device_the_drawing_and_the_board_and_tells_what_it_foun
     seen: list[Any] = []
 
     def look(trial: Any) -> int:
-        seen.append((trial.device, trial.operation, trial.isolated, ends.board.read()))
+        seen.append((trial.device, trial.operation, trial.isolated))
         with trial.stages.enter("prepare"):
-            seen.append(ends.board.read())
-        seen.append(ends.board.read())
+            seen.append((*ends.board.read(), ends.board.type))
+        seen.append((*ends.board.read(), ends.board.type))
         trial.found = ("one", "two")
         return 1
 
@@ -377,10 +377,13 @@ def test_a_check_has_the_device_the_drawing_and_the_board_and_tells_what_it_foun
     times = iter((100, 107))
     monkeypatch.setattr(checking, "time", SimpleNamespace(monotonic_ns=lambda: next(times)))
     ends.worker._place = 3
+    types = "TENSOR_FLOAT32", "TENSOR_FLOAT16"
     assert list(ends.worker.run("FLOOR", [CheckItem("looking", "FLOOR")])) == [
-        CheckOutcome("looking", "FLOOR", "passed", "", "", 7, ("one", "two"))
+        CheckOutcome("looking", "FLOOR", "passed", "", "", 7, ("one", "two"), types=dict.fromkeys(types, "passed"))
     ]
-    assert seen == [(ends.worker.device, "FLOOR", False, (3, DRAWING)), (3, "prepare"), (3, "after prepare")]
+    assert seen[::3] == [(ends.worker.device, "FLOOR", False)] * len(types)
+    assert seen[1::3] == [(3, "prepare", each) for each in types]
+    assert seen[2::3] == [(3, "after prepare", each) for each in types]
 
 
 def test_the_suite_is_at_work_when_no_thread_asks_the_driver_any_more_and_for_each_result_of_the_reference() -> None:
@@ -400,8 +403,7 @@ def test_each_call_that_is_drawn_has_its_own_time() -> None:
     drawn: list[None] = []
     drawing = Drawing("FLOOR", 0, 2, lambda: drawn.append(None))
     assert len(drawn) == len(drawing.calls) > 2
-    drawing.taken = drawing.calls
-    assert len(list(drawing.more())) == len(drawn) - len(drawing.calls)
+    assert len(list(drawing.more(drawing.calls))) == len(drawn) - len(drawing.calls)
 
 
 # -------------------------------------------------------------------------------------------------------------- processes

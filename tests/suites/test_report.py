@@ -57,6 +57,10 @@ OUTCOMES = [
     outcome("none", "skipped", "the device keeps no cache", ""),
     outcome("half", "unsupported", "the device rejects ABS of float16", "ABS", "TENSOR_FLOAT16"),
 ]
+SEVERAL = outcome(
+    *("several", "failed", "output 0 is 3.5, must be 4", "SUB", "TENSOR_INT32"),
+    types={"TENSOR_FLOAT32": "passed", "TENSOR_INT32": "failed", "TENSOR_FLOAT16": "unsupported"},
+)
 
 
 def report(*outcomes: CaseOutcome, stopped: bool = False, **options: Any) -> TestReport:
@@ -144,10 +148,32 @@ def test_pass_rates_are_by_operation_and_type_and_100_means_all():
     suite = SuiteResult("vts", [*many, *report().results])
     page = Page(as_page(TestReport("mine", SuiteRun(), [suite])))
     (heads,) = [row for row in page.rows if row[0] == "Operation"]
-    assert heads == ["Operation", "FLOAT16", "FLOAT32", "INT32", "no type"]
+    assert heads == ["Operation", "FLOAT16", "FLOAT32", "INT32", "no operand type"]
     rows = {row[0]: row[1:] for row in page.rows[page.rows.index(heads) + 1 :] if len(row) == len(heads)}
-    assert list(rows) == ["ADD", "MUL", "ABS", "no operation"]
+    assert list(rows) == ["ADD", "MUL", "ABS", "neither operation nor type"]
     assert rows["ADD"] == ["", "99", "", "25"] and rows["MUL"] == ["", "", "0", ""] and rows["ABS"][0] == "\u2013"
+
+
+def test_a_case_of_several_types_counts_for_each_and_fails_for_the_one_that_is_bad():
+    assert rates([CaseResult(SEVERAL)]) == {
+        "SUB": {"FLOAT32": Rate(1, 1, 0), "INT32": Rate(0, 1, 0), "FLOAT16": Rate(0, 0, 1)}
+    }
+    page = Page(as_page(report(SEVERAL)))
+    assert ["Operation", "FLOAT16", "FLOAT32", "INT32"] in page.rows and ["SUB", "\u2013", "100", "0"] in page.rows
+    assert "Fails with INT32" in page.text
+    document = json.loads(json.dumps(as_json(report(SEVERAL))))
+    fits(document, "test")
+    (case,) = document["suites"][0]["cases"]
+    assert case["type"] == "TENSOR_INT32" and case["types"] == dict(SEVERAL.types)
+    (told,) = ElementTree.fromstring(as_junit(report(SEVERAL))).iter("failure")
+    assert "type: TENSOR_INT32" in (told.text or "").split("\n")
+
+
+def test_cases_without_an_operation_are_apart_from_those_that_have_no_type_either():
+    graph = outcome("graph/0", "passed", "", "", types={"TENSOR_FLOAT32": "passed", "TENSOR_INT32": "passed"})
+    page = Page(as_page(report(graph, outcome("queries/status", "passed", "", ""))))
+    assert ["no single operation", "100", "100", ""] in page.rows
+    assert ["neither operation nor type", "", "", "100"] in page.rows
 
 
 def test_failures_that_differ_in_numbers_have_one_cause_and_the_largest_group_comes_first():

@@ -28,6 +28,7 @@ from nnhal.conformance.suites.vts.left_files import entries, left_behind, new_fi
 from nnhal.conformance.suites.vts.promise import PROMISES, Probe
 from nnhal.conformance.suites.worker import outcome_of
 from nnhal.conformance.validate.trial import Drawing, RequirementNotMet
+from nnhal.conformance.verdict import TypeVerdicts
 from nnhal.hal.background import ExecutionInfo, FencedExecution
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.fence import Fence, fence_pair
@@ -727,7 +728,7 @@ def test_an_isolated_reference_refuses_what_is_invalid(name: str, isolated: Devi
 
 def test_a_method_that_answers_after_the_death_of_its_process_is_found(isolated: Device) -> None:
     look = death._dead("status", lambda d: None, lambda d, held: None)
-    probe = Probe(isolated, ISOLATED, "", lambda op: Drawing(op, 0, 1), lambda stage: None, {})
+    probe = Probe(isolated, ISOLATED, "", lambda op: Drawing(op, 0, 1), lambda stage: None, {}, TypeVerdicts())
     with pytest.raises(
         RequirementNotMet, match=r"status\(\) after the death of its process succeeds, must be DeadObject"
     ):

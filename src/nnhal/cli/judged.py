@@ -13,7 +13,7 @@ from nnhal.base.log import logger
 from nnhal.cli import common
 from nnhal.conformance.device_under_test import TIMEOUT
 from nnhal.conformance.pool import TaskResult
-from nnhal.conformance.suite import BAD
+from nnhal.conformance.verdict import BAD
 
 
 def timeout_option(help: str) -> Callable[[Any], Any]:

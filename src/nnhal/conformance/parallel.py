@@ -18,7 +18,7 @@ class _VectorWork(Work):
     def __init__(self, selection: Selection) -> None:
         super().__init__(selection, planned(selection))
 
-    def lost(self, item: Item, verdict: str, reason: str, nanoseconds: int, stack: str) -> Outcome:
+    def lost(self, item: Item, verdict: str, reason: str, nanoseconds: int, stack: str, type: str) -> Outcome:
         return Outcome(item.id, verdict, reason, item.variant, item.primary, nanoseconds, place=place_first(stack))
 
     def late(self, first: Outcome, second: Outcome, before: Sequence[Item]) -> Outcome:

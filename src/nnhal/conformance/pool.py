@@ -25,7 +25,7 @@ from nnhal.base.errors import DeviceUnavailable, InvalidArgument, NnhalError, Re
 from nnhal.base.records import Record
 from nnhal.base.stacks import DUMPED, TELL, dumped_frames
 from nnhal.conformance.device_under_test import Bundle, Subject
-from nnhal.conformance.suite import BAD
+from nnhal.conformance.verdict import BAD
 from nnhal.conformance.worker import Answer, Ready, StageBoard
 from nnhal.ipc.client.output import DriverProcess
 from nnhal.runtime import discovery
@@ -60,8 +60,11 @@ class Work(ABC):
         self.bundles = deque(bundles)
 
     @abstractmethod
-    def lost(self, item: Any, verdict: str, reason: str, nanoseconds: int, stack: str) -> Any:
-        """Return the outcome of an item that ended its process: "crashed" or "hung". stack: of the driver, if known."""
+    def lost(self, item: Any, verdict: str, reason: str, nanoseconds: int, stack: str, type: str) -> Any:
+        """Return the outcome of an item that ended its process: "crashed" or "hung".
+
+        stack: of the driver, if known. type: the operand type under test, "" if there was none.
+        """
 
     idle = ""  # the stage at which the driver has no call
 
@@ -146,6 +149,11 @@ class _WorkProcess:
         self.note_progress()
         with contextlib.suppress(OSError):
             self.connection.send(task)
+
+    @property
+    def type(self) -> str:
+        """Return the operand type of the driver's current call; "" if there is none."""
+        return self._board.type
 
     def note_progress(self) -> None:
         """Note a sign of life."""
@@ -357,7 +365,7 @@ class _Run:
         item = worker.current_item
         assert item is not None
         taken = 0 if verdict == "crashed" else int(worker.allowed * 1e9)
-        answer = Answer(self._work.lost(item, verdict, reason, taken, stack), Counter())
+        answer = Answer(self._work.lost(item, verdict, reason, taken, stack, worker.type), Counter())
         if not self._doubted(worker, item, answer, worker.stage):
             self._came.append(self._settled(item, answer))
         self._barren = 0
@@ -394,7 +402,7 @@ class _Run:
         reason = f"{self._where()}: no longer loads: {error}"
         for item in (item for task in (*self._tasks, *self._again) for item in task.items):
             first = self._first.pop(item, None)
-            lost = Answer(self._work.lost(item, "crashed", reason, 0, ""), Counter())
+            lost = Answer(self._work.lost(item, "crashed", reason, 0, "", ""), Counter())
             self._came.append(lost if first is None else first.answer)
         self._tasks.clear()
         self._again.clear()

@@ -9,10 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
 
-from nnhal.base.codes import Lifetime, operation_name
+from nnhal.base.codes import Lifetime, operation_name, type_name
 from nnhal.base.errors import InvalidModel, NnhalError
 from nnhal.base.operands import Array, ChannelQuant, UnknownValue, Value
 from nnhal.base.records import Record, replace
+from nnhal.conformance.verdict import data_types
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import CONSTANTS, Model, Operand, Subgraph
 from nnhal.model.parts import extract_part
@@ -294,3 +295,10 @@ def python_of(model: Model, path: str, inputs: str, device: str) -> str:
 def names_of(model: Model) -> Iterator[str]:
     """Yield the operations' names, in order."""
     return (operation_name(operation.type) for operation in model.main.operations)
+
+
+def types_of(model: Model) -> list[str]:
+    """Return the types of the operations' data, each once: of their first inputs that are no indices or masks."""
+    operands = model.main.operands
+    several = (data_types(type_name(operands[i].type) for i in each.inputs) for each in model.main.operations)
+    return list(dict.fromkeys(found[0] for found in several if found))

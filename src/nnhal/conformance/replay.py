@@ -236,7 +236,9 @@ class _ReplayWork(Work):
     def tries_again(self, verdict: str, stage: str) -> bool:
         return False
 
-    def lost(self, item: ReplayItem, verdict: str, reason: str, nanoseconds: int, stack: str) -> ReplayOutcome:
+    def lost(
+        self, item: ReplayItem, verdict: str, reason: str, nanoseconds: int, stack: str, type: str
+    ) -> ReplayOutcome:
         verdict = {"hung": HUNG, "skipped": SKIPPED}.get(verdict, FAILED)
         reason = SLOW if verdict == SKIPPED else reason.partition(": ")[2]  # without the device's name
         part = self._parts[item.part]

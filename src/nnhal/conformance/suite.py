@@ -36,7 +36,6 @@ from nnhal.model.validate import validate
 
 ENDLESS_LOOP_TIMEOUT_NS = 1_000_000
 VERDICTS = "passed", "failed", "crashed", "hung", "unsupported"
-BAD = "failed", "crashed", "hung"
 # The calls of a driver, in order; before the first, there is no current vector.
 BUILDING = "build"
 STAGES = "", BUILDING, "supports", "prepare", "run", "close"

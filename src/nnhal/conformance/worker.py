@@ -57,21 +57,26 @@ class Answer(NamedTuple):
 
 
 class StageBoard:
-    """Shared memory with the position of the current item, the driver's current call for it, and its start time."""
+    """Shared memory with the position of the current item, the driver's current call, its start time and operand type."""
 
-    FORM = struct.Struct("@QQ32s")
+    FORM = struct.Struct("@QQ32s128s")
 
     def __init__(self, fd: int) -> None:
         self._bytes = mmap.mmap(fd, self.FORM.size)
 
-    def write(self, item: int, stage: str) -> None:
-        """Begin an item, or its next call."""
-        self.FORM.pack_into(self._bytes, 0, item, time.monotonic_ns(), stage.encode())
+    def write(self, item: int, stage: str, type: str = "") -> None:
+        """Begin an item, or its next call. type: the operand type under test, if there is one."""
+        self.FORM.pack_into(self._bytes, 0, item, time.monotonic_ns(), stage.encode(), type.encode())
 
     def read(self) -> tuple[int, str]:
         """Return the item, and the stage: "" if there is none."""
-        item, _, stage = self.FORM.unpack_from(self._bytes)
-        return item, stage.rstrip(b"\0").decode("ascii", "replace")
+        item, _, stage, _ = self.FORM.unpack_from(self._bytes)
+        return item, _text(stage)
+
+    @property
+    def type(self) -> str:
+        """The operand type under test, "" if there is none."""
+        return _text(self.FORM.unpack_from(self._bytes)[3])
 
     @property
     def asked_ns(self) -> int:
@@ -80,12 +85,17 @@ class StageBoard:
         return asked
 
 
+def _text(data: bytes) -> str:
+    return data.rstrip(b"\0").decode("ascii", "replace")
+
+
 class Worker(ABC):
     """Runs bundles on the device of its `subject`."""
 
     def __init__(self, connection: Connection, board: StageBoard) -> None:
         self._connection, self._board = connection, board
         self._socket = _file_of(connection)
+        self._type = ""
         self.subject: Any = connection.recv()
         self.begin()
         loaded = [discovery.load_driver(driver).name for driver in self.subject.drivers]
@@ -102,7 +112,11 @@ class Worker(ABC):
 
     def at(self, stage: str) -> None:
         """Announce the driver's next call for the current item."""
-        self._board.write(self._place, stage)
+        self._board.write(self._place, stage, self._type)
+
+    def tries(self, type: str) -> None:
+        """Announce the operand type of the driver's next calls for the current item, "" for none."""
+        self._type = type
 
     def _made(self) -> Device:
         """Return the device under test; an isolated one is a new process without earlier deaths."""
@@ -132,6 +146,7 @@ class Worker(ABC):
             if _file_of(self._connection) != self._socket:
                 sys.stderr.write("the driver closed the suite's descriptor for results\n")
                 os._exit(1)  # the current item gets the blame
+            self.tries("")
             self.at("")
             self._place = place + 1
             process = process_of(self.device)

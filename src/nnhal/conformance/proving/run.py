@@ -56,7 +56,7 @@ class _Proving(Work):
         self._known = {(c.operation, c.type): c.known for c in choices}
         super().__init__(subject, [_alone(FormItem(c.operation, c.type, c.known[0])) for c in choices])
 
-    def lost(self, item: FormItem, verdict: str, reason: str, nanoseconds: int, stack: str) -> ProofOutcome:
+    def lost(self, item: FormItem, verdict: str, reason: str, nanoseconds: int, stack: str, type: str) -> ProofOutcome:
         fate = outcome_of_text(reason).partition(";")[0].removeprefix("the driver process ")
         short = (
             f"ends its process ({fate})" if verdict == "crashed" else f"has not ended within {nanoseconds / 1e9:g} s"

@@ -18,13 +18,13 @@ from nnhal.conformance.pool import Work, run_all
 from nnhal.conformance.repro import write as write_vector
 from nnhal.conformance.selection import Selection, is_sampled, name_of, planned
 from nnhal.conformance.specs.archive import own_specification
-from nnhal.conformance.suite import BAD, Outcome
+from nnhal.conformance.suite import Outcome
 from nnhal.conformance.suites.suite import PREPARING, Case, CaseOutcome, Suite, SuiteRun
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome
 from nnhal.conformance.validate.run import DRAWS, Validation, run_checks
 from nnhal.conformance.validate.table import FAMILIES
 from nnhal.conformance.vectors import index
-from nnhal.conformance.verdict import kind_of
+from nnhal.conformance.verdict import BAD, data_types, kind_of, type_of_case
 
 # Suites by name, with what they test. Each but the first three is `suites.NAME` with an object `SUITE`.
 VECTORS, CONTRACT, CACHE = "vectors", "contract", "cache"
@@ -156,9 +156,17 @@ class _SuiteWork(Work):
     def after(self, outcome: CaseOutcome) -> tuple[Sequence[Bundle], Sequence[CaseOutcome]]:
         return (), self._suite.more(outcome)
 
-    def lost(self, item: Case, verdict: str, reason: str, nanoseconds: int, stack: str) -> CaseOutcome:
-        place = place_first(stack)
-        return CaseOutcome(item.suite, item.name, verdict, reason, item.operation, item.type, nanoseconds, place=place)
+    def lost(self, item: Case, verdict: str, reason: str, nanoseconds: int, stack: str, type: str) -> CaseOutcome:
+        return CaseOutcome(
+            item.suite,
+            item.name,
+            verdict,
+            reason,
+            item.operation,
+            item.type or type,
+            nanoseconds,
+            place=place_first(stack),
+        )
 
     def late(self, first: CaseOutcome, second: CaseOutcome, before: Sequence[Case]) -> CaseOutcome:
         ran = tuple(dict.fromkeys(case.name for case in before))
@@ -224,10 +232,8 @@ def _of_vector(outcome: Outcome, entry: Mapping[str, Any], found: Mapping[str, A
 
 
 def _type_of(types: Sequence[str], variant: str) -> str:
-    """Return the type of a vector's data: its first tensors that are no indices or masks, if it has such."""
-    tensors = [each for each in types if each.startswith("TENSOR_")]
-    data = [each for each in tensors if each not in ("TENSOR_INT32", "TENSOR_BOOL8")]
-    found = next(iter(data or tensors), "")
+    """Return the type of a vector's data: the first one."""
+    found = next(iter(data_types(types)), "")
     return f"{found}_SIGNED" if variant == "signed" and found == "TENSOR_QUANT8_ASYMM" else found
 
 
@@ -254,7 +260,9 @@ def _of_check(suite: str, outcome: CheckOutcome) -> CaseOutcome:
         outcome.verdict,
         outcome.reason,
         outcome.operation,
+        type_of_case(outcome.types),
         nanoseconds=outcome.nanoseconds,
         place=outcome.place,
         alone=outcome.alone,
+        types=outcome.types,
     )

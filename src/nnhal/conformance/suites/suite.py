@@ -8,6 +8,7 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.records import Record, field
 from nnhal.conformance.device_under_test import Subject
 from nnhal.conformance.selection import require_share
+from nnhal.conformance.verdict import TypeVerdicts
 from nnhal.hal.device import Device
 
 VERDICTS = "passed", "failed", "crashed", "hung", "skipped", "unsupported"
@@ -64,9 +65,10 @@ class Case(NamedTuple):
 class CaseOutcome(Record, frozen=True):
     """The outcome of a case: one of `VERDICTS`, and why.
 
-    hint: the likely cause. place: FILE:LINE of the driver, "" if unknown. alone: the verdict alone in a new process, if
-    it ended only a process in which others had run. before: the names of those others, in order. found: measurements
-    and files, by name.
+    type: the operand type that it has, or for which it is bad; "" without one, or with several. hint: the likely cause.
+    place: FILE:LINE of the driver, "" if unknown. alone: the verdict alone in a new process, if it ended only a process
+    in which others had run. before: the names of those others, in order. found: measurements and files, by name. types:
+    the verdict of each operand type that it tried; empty for one that only has `type`.
     """
 
     suite: str
@@ -81,6 +83,12 @@ class CaseOutcome(Record, frozen=True):
     alone: str = ""
     before: tuple[str, ...] = ()
     found: Mapping[str, Any] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def by_type(self) -> Mapping[str, str]:
+        """The verdict of each operand type, "" for a case without one."""
+        return self.types or {self.type: self.verdict}
 
 
 class CaseFailed(Exception):
@@ -105,10 +113,16 @@ class NotApplicable(Exception):
 
 
 class Context:
-    """A case's surroundings: the loaded device under test, the run, and the driver's calls as they begin."""
+    """A case's surroundings: the loaded device under test, the run, and the driver's calls as they begin.
 
-    def __init__(self, device: Device, run: SuiteRun, at: Callable[[str], None]) -> None:
+    types: the operand types that the case tries, if its name has none. tries: is called with each.
+    """
+
+    def __init__(
+        self, device: Device, run: SuiteRun, at: Callable[[str], None], tries: Callable[[str], None] = lambda type: None
+    ) -> None:
         self.device, self.run, self._at = device, run, at
+        self.types = TypeVerdicts(tries)
 
     def at(self, stage: str) -> None:
         """Announce the driver's next call, such as "prepare": a hang or crash is charged to it. `PREPARING`: none."""

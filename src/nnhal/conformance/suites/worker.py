@@ -16,7 +16,7 @@ from nnhal.conformance.suites.suite import (
     Suite,
     SuiteRun,
 )
-from nnhal.conformance.verdict import fault_of
+from nnhal.conformance.verdict import fault_of, type_of_case
 from nnhal.conformance.worker import Worker, serve_with
 
 
@@ -36,12 +36,15 @@ class _Cases(Worker):
                 stages.append(stage)
                 self.at(stage)
 
-            verdict, reason, place, hint, found = outcome_of(
-                suite, case, Context(self.device, self.subject, at), stages
-            )
+            context = Context(self.device, self.subject, at, self.tries)
+            verdict, reason, place, hint, found = outcome_of(suite, case, context, stages)
             taken = time.monotonic_ns() - begin
+            types = {} if case.type else context.types.of_case(verdict)
+            kind = case.type or type_of_case(types)
             yield CaseOutcome(
-                case.suite, case.name, verdict, reason, case.operation, case.type, taken, hint, place, found=found
+                *(case.suite, case.name, verdict, reason, case.operation, kind, taken, hint, place),
+                found=found,
+                types=types,
             )
 
 

@@ -257,7 +257,7 @@ def driver_pid(trial: Trial) -> int:
 )
 def growth(trial: Trial) -> int:
     pid = driver_pid(trial)
-    call, model = trial.samples()[0]
+    call, model = trial.first()
     kept = trial.prepare(model)
     _look(trial, pid, "run", partial(trial.run, kept, copies(arrays_of(call))))
     trial.close(kept)

@@ -163,7 +163,7 @@ def allocation(trial: Trial) -> int:
 )
 def allocation_roles(trial: Trial) -> int:
     _since(trial, "driver memory", V1_3, "memory")
-    call, model = trial.samples()[0]
+    call, model = trial.first()
     prepared = trial.prepare(model)
     if not call.given:
         return 0

@@ -83,15 +83,16 @@ def extensions(trial: Trial) -> int:
 
 @check("verdicts", "supports() returns a verdict for each operation, the same one each time, and raises nothing.", ())
 def verdicts(trial: Trial) -> int:
-    taken = trial.taken()
-    for call, model in trial.drawing.calls:
+    calls, taken = trial.drawn(), trial.drawing.taken or ()
+    for call, model in calls:
         first = any(call is each for each, _ in taken)
         for asked, again in (("for the same model", model), ("for an equal model", model_of(call))):
             now_said = trial.verdict(again)
             if now_said.ok != first:
                 text = f"supports() returns {_said(first)}, then {_said(now_said.ok)} {asked}: {now_said.reason}"
                 raise RequirementNotMet(f"{text} ({call.cell})", trial.place("supports"))
-    return len(trial.drawing.calls)
+    trial.taken()  # a type of which each call is rejected is unsupported
+    return len(calls)
 
 
 def _said(ok: bool) -> str:
@@ -117,8 +118,8 @@ def prepares(trial: Trial) -> int:
     ("prepares",),
 )
 def close(trial: Trial) -> int:
-    while trial.drawing.kept:
-        trial.close(trial.drawing.kept.pop())
+    for prepared in trial.kept():
+        trial.close(prepared)
     for call, _ in trial.samples():
         trial.close(trial.prepare(model_of(call)))
     call, _ = trial.samples()[0]
@@ -163,7 +164,7 @@ def prepared_twice(trial: Trial) -> int:
 @check("many-prepared", f"{HELD} prepared models can exist at once, and release their resources.")
 def many_prepared(trial: Trial) -> int:
     trial.fixed()
-    call, model = trial.samples()[0]
+    call, model = trial.first()
     wanted = trial.alone(model, arrays_of(call))
     for turn in range(2):
         held = []
@@ -224,7 +225,7 @@ def _told(each: Hints) -> str:
 
 @check("options", "An unknown option is ignored, or raises InvalidArgument, and nothing else.")
 def options(trial: Trial) -> int:
-    _, model = trial.samples()[0]
+    _, model = trial.first()
     values = 1, "text"
     for value in values:
         given = {"an unknown option": value}

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import NamedTuple
 
 from nnhal.base.errors import InvalidArgument
@@ -96,6 +96,7 @@ class _Checks(Work):
         # others
         # from running.
         self._came: dict[str, dict[str, str]] = defaultdict(dict)
+        self._types: dict[str, dict[str, Mapping[str, str]]] = defaultdict(dict)  # by operation and check
         self._waiting: dict[str, set[str]] = {}  # by operation: the checks that run, or are skipped, after others
         self._later: dict[str, int] = {}  # by operation: the number of those, before any outcome
         self._left_out: dict[str, int] = {}  # by operation with an outcome: the number of those that never run
@@ -119,9 +120,10 @@ class _Checks(Work):
     def is_own(self, stage: str) -> bool:
         return stage == self.idle or stage.startswith(AFTER)
 
-    def lost(self, item: CheckItem, verdict: str, reason: str, nanoseconds: int, stack: str) -> CheckOutcome:
+    def lost(self, item: CheckItem, verdict: str, reason: str, nanoseconds: int, stack: str, type: str) -> CheckOutcome:
         reason = reason.partition(": ")[2]  # without the device's name
-        return CheckOutcome(item.check, item.operation, verdict, reason, place_first(stack), nanoseconds)
+        types = {type: verdict} if type else {}
+        return CheckOutcome(item.check, item.operation, verdict, reason, place_first(stack), nanoseconds, types=types)
 
     def late(self, first: CheckOutcome, second: CheckOutcome, before: Sequence[CheckItem]) -> CheckOutcome:
         ran = list(dict.fromkeys(item.check for item in before if item.check != first.check))
@@ -129,11 +131,13 @@ class _Checks(Work):
         alone = f"not in a new process: an earlier check may be the cause{told}"
         verdict = "hung" if first.verdict == "skipped" else first.verdict  # the suite's own work did not finish
         reason = f"{first.reason} ({alone})"
-        return replace(first, verdict=verdict, reason=reason, alone=second.verdict, found=second.found)
+        types = dict.fromkeys(first.types, verdict)
+        return replace(first, verdict=verdict, reason=reason, alone=second.verdict, found=second.found, types=types)
 
     def after(self, outcome: CheckOutcome) -> tuple[list[Bundle], list[CheckOutcome]]:
         """Return bundles for new operations of extensions and for waiting checks, and the skipped checks."""
-        came = self._came[outcome.operation]
+        came, types = self._came[outcome.operation], self._types[outcome.operation]
+        types[outcome.check] = outcome.types
         verdict = came[outcome.check] = outcome.alone or outcome.verdict
         if outcome.check == "extensions":
             return [bundle for operation in outcome.found for bundle in self._first(operation)], []
@@ -166,7 +170,15 @@ class _Checks(Work):
                 came[each.name] = (
                     came[failed] if "/" in came[failed] else f"{failed}/{outcome.operation} {came[failed]}"
                 )
-                skipped.append(CheckOutcome(each.name, outcome.operation, "skipped", f"{came[each.name]} before"))
+                types[each.name] = {
+                    kind: found if found == "unsupported" else "skipped" for kind, found in types[failed].items()
+                }
+                skipped.append(
+                    CheckOutcome(
+                        *(each.name, outcome.operation, "skipped", f"{came[each.name]} before"),
+                        types=types[each.name],
+                    )
+                )
                 news.append(each.name)
         waiting -= {item.check for item in ready} | {each.check for each in skipped}
         parts = [tuple(ready[start : start + APART]) for start in range(0, len(ready), APART)]

@@ -4,13 +4,14 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 
 from nnhal.base.answers import close_quietly, driver_call
+from nnhal.base.codes import type_name
 from nnhal.base.errors import DeadObject, NnhalError
 from nnhal.base.operands import Array
 from nnhal.conformance.control import CONTROL, Source, Takes, sources
@@ -18,6 +19,7 @@ from nnhal.conformance.differential import OPEN, Outputs, arrays_of, compare_out
 from nnhal.conformance.draw import Call, Cell, cells, draw
 from nnhal.conformance.execution_paths import close_and_wait
 from nnhal.conformance.place import place_of
+from nnhal.conformance.verdict import TypeVerdicts
 from nnhal.hal.chain import PreparedChain, checked_prepared
 from nnhal.hal.claims import query_verdicts
 from nnhal.hal.device import Device, Hints, Prepared, Verdict, where_of
@@ -56,6 +58,10 @@ class NotAccepted(NotAsked):
     """The driver supports no call of the operation."""
 
 
+class NoSample(NotAsked):
+    """None of the few calls for most checks serves."""
+
+
 class Drawing:
     """The drawn calls of one operation, with the driver's verdict of each; the same for the same seed.
 
@@ -73,9 +79,9 @@ class Drawing:
         with_scalars = [cell for cell in several if any(argument.scalar for argument in cell.op.forms[cell.form])]
         self._draw([partial(draw, cell, late=True) for cell in with_scalars if cell.values == "ordinary"])
         self.taken: list[tuple[Call, Model]] | None = None
-        self.refused: list[str] = []
+        self.refused: list[tuple[int, str]] = []  # the type and reason of each rejected call
         self.samples: list[tuple[Call, Model]] | None = None
-        self.kept: list[Prepared] = []  # a later check closes them
+        self.kept: list[tuple[int | None, Prepared]] = []  # with the type under test; a later check closes them
 
     def _draw(self, sources: Sequence[Source]) -> None:
         for source in sources:
@@ -92,12 +98,12 @@ class Drawing:
             self.calls, self._sources = [], []
             self._draw(sources(self.operation, self._rng, takes))
 
-    def more(self) -> Iterator[tuple[Call, Model]]:
-        """Yield further calls of the kinds of which any was supported; the same ones each time."""
+    def more(self, calls: Sequence[tuple[Call, Model]]) -> Iterator[tuple[Call, Model]]:
+        """Yield further calls of the kinds that these drawn calls have; the same ones each time."""
         rng = np.random.default_rng([*self._seed, MORE])
-        taken = {id(call) for call, _ in self.taken or ()}
+        like = {id(call) for call, _ in calls}
         pairs = zip(self._sources, self.calls, strict=True)
-        for source in dict.fromkeys(source for source, (call, _) in pairs if id(call) in taken):
+        for source in dict.fromkeys(source for source, (call, _) in pairs if id(call) in like):
             for _ in range(MORE * self._draws):
                 self._drawing()
                 call = source(rng)
@@ -164,12 +170,23 @@ class Trial:
     """The arguments of a check: a device, and calls of an operation.
 
     isolated: whether the device is isolated. prepared: the driver's last prepared model, for `place`. stages: announces
-    the calls of the driver.
+    the calls of the driver. types: the verdict of each operand type. kind: the type under test, to which all calls are
+    restricted; None: the calls of all types. has_one: whether the check looks at one call alone, and has found it.
     """
 
-    def __init__(self, device: Device, drawing: Drawing, at: Callable[[str], None], *, isolated: bool) -> None:
+    def __init__(
+        self,
+        device: Device,
+        drawing: Drawing,
+        at: Callable[[str], None],
+        *,
+        isolated: bool,
+        types: TypeVerdicts | None = None,
+    ) -> None:
         self.device, self.drawing, self.isolated = device, drawing, isolated
-        self.stages = DriverStages(at)
+        self.stages, self.types = DriverStages(at), types or TypeVerdicts()
+        self.kind: int | None = None
+        self.has_one = False
         self.where = where_of(device)
         self.operation = drawing.operation
         self.prepared: Prepared | None = None
@@ -181,29 +198,68 @@ class Trial:
 
     # --------------------------------------------------------------------------------------------------------- calls
 
-    def taken(self) -> list[tuple[Call, Model]]:
-        """The calls that the driver declares to support; NotAsked if there are none."""
+    def kinds(self) -> list[int | None]:
+        """The types of the drawn calls, those of the samples first; None alone for a driver as a whole."""
+        if not self.operation:
+            return [None]
+        kinds: dict[int | None, None] = {}
+        with suppress(NotAsked):
+            kinds = {call.cell.kind: None for call, _ in self.samples()}
+        return list(kinds | {call.cell.kind: None for call, _ in self.drawing.calls}) or [None]
+
+    def restrict(self, kind: int | None) -> None:
+        """Look at the calls of one type from now on, or at all for None."""
+        self.kind, self.has_one = kind, False
+        if kind is not None:
+            self.types.begin(type_name(kind))
+
+    def drawn(self) -> list[tuple[Call, Model]]:
+        """The drawn calls; NotAccepted if the driver supports none, of any type."""
         drawing = self.drawing
         if drawing.taken is None:
-            taken = []
+            taken, before = [], self.types.now
             drawing.begin(lambda model: self.verdict(model).ok)
             for call, model in drawing.calls:
+                self.types.at(type_name(call.cell.kind))
                 verdict = self.verdict(model)
                 if verdict.ok:
                     taken.append((call, model))
                 else:
-                    drawing.refused.append(verdict.reason)
+                    drawing.refused.append((call.cell.kind, verdict.reason))
             drawing.taken = taken
+            self.types.at(before)
         if not drawing.taken:
-            raise NotAccepted(drawing.refused[0] if drawing.refused else "no call of the operation can be drawn")
-        return drawing.taken
+            raise self._not_accepted()
+        return self._of_kind(drawing.calls)
+
+    def taken(self) -> list[tuple[Call, Model]]:
+        """The calls that the driver declares to support; NotAccepted if there are none."""
+        self.drawn()
+        taken = self._of_kind(self.drawing.taken or [])
+        if not taken:
+            raise self._not_accepted()
+        return taken
+
+    def _not_accepted(self) -> NotAccepted:
+        reasons = (why for kind, why in self.drawing.refused if self.kind in (None, kind))
+        return NotAccepted(next(reasons, "no call of the operation can be drawn"))
+
+    def _of_kind(self, calls: list[tuple[Call, Model]]) -> list[tuple[Call, Model]]:
+        return calls if self.kind is None else [pair for pair in calls if pair[0].cell.kind == self.kind]
 
     def many(self) -> Iterator[tuple[Call, Model]]:
         """Yield the supported calls, and more of their kinds."""
-        yield from self.taken()
-        for call, model in self.drawing.more():
+        taken = self.taken()
+        yield from taken
+        for call, model in self.drawing.more(taken):
             if self.verdict(model).ok:
                 yield call, model
+
+    def first(self) -> tuple[Call, Model]:
+        """The first sample, for a check that looks at one call; NotAsked without any."""
+        sample = self.samples()[0]
+        self.has_one = True
+        return sample
 
     def samples(self) -> list[tuple[Call, Model]]:
         """A few of the supported calls, of different types, with outputs and many inputs, which the reference can run.
@@ -211,14 +267,17 @@ class Trial:
         One of them has the most constants of all, one has parameters that are given at execution.
         """
         if self.drawing.samples is None:
-            self.drawing.samples = self._samples()
-        if not self.drawing.samples:
-            raise NotAsked("none of the supported calls has an output element that the reference can compute")
-        return self.drawing.samples
+            self.taken()  # NotAccepted has precedence
+            self.drawing.samples = self._samples(self.drawing.taken or [])
+        samples = self._of_kind(self.drawing.samples)
+        if not samples:
+            self.taken()
+            raise NoSample("none of the supported calls has an output element that the reference can compute")
+        return samples
 
-    def _samples(self) -> list[tuple[Call, Model]]:
+    def _samples(self, all_taken: Sequence[tuple[Call, Model]]) -> list[tuple[Call, Model]]:
         chosen: dict[Any, tuple[Call, Model]] = {}
-        shut = [pair for pair in self.taken() if not pair[0].open]
+        shut = [pair for pair in all_taken if not pair[0].open]
         taken = [pair for pair in shut if not pair[0].late]
         ordered = sorted(taken, key=lambda pair: (pair[0].cell.values != "ordinary", -_room(pair[0])))
         by_constants = sorted(taken, key=lambda pair: -pair[0].constants)
@@ -293,7 +352,13 @@ class Trial:
     def keep(self, prepared: Prepared) -> None:
         """Leave it open, for a later check to close."""
         self._open.remove(prepared)
-        self.drawing.kept.append(prepared)
+        self.drawing.kept.append((self.kind, prepared))
+
+    def kept(self) -> list[Prepared]:
+        """Return the models that an earlier check has left open, once."""
+        found = [prepared for kind, prepared in self.drawing.kept if self.kind in (None, kind)]
+        self.drawing.kept = [each for each in self.drawing.kept if each[1] not in found]
+        return found
 
     def request(
         self, prepared: Prepared, arrays: Sequence[Array | None], rooms: Sequence[Array | None] | None = None

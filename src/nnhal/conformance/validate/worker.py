@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from nnhal.base.errors import DeadObject
-from nnhal.conformance.validate.check import CHECKS, CheckOutcome, ContractCheck
+from nnhal.conformance.validate.check import CHECKS, CheckOutcome, ContractCheck, look_by_type
 from nnhal.conformance.validate.run import CheckItem, Validation
 from nnhal.conformance.validate.table import FAMILIES
 from nnhal.conformance.validate.trial import (
@@ -19,7 +19,7 @@ from nnhal.conformance.validate.trial import (
     Trial,
     open_trial,
 )
-from nnhal.conformance.verdict import fault_of
+from nnhal.conformance.verdict import TypeVerdicts, fault_of
 from nnhal.conformance.worker import Worker, serve_with
 
 assert FAMILIES
@@ -40,10 +40,15 @@ class _Checker(Worker):
         for item in items:
             begin = time.monotonic_ns()
             self.at(DRAWING)
-            with open_trial(Trial(self.device, self._drawn(of), self.at, isolated=self.subject.isolate)) as trial:
+            made = Trial(
+                *(self.device, self._drawn(of), self.at),
+                isolated=self.subject.isolate,
+                types=TypeVerdicts(self.tries),
+            )
+            with open_trial(made) as trial:
                 verdict, reason, place = outcome_of(CHECKS[item.check], trial)
-                found = trial.found
-            yield CheckOutcome(*item, verdict, reason, place, time.monotonic_ns() - begin, found)
+                found, types = trial.found, trial.types.of_case(verdict)
+            yield CheckOutcome(*item, verdict, reason, place, time.monotonic_ns() - begin, found, types=types)
 
     def _drawn(self, operation: str) -> Drawing:
         return self._drawings.of(operation, self.subject.seed, self.subject.draws, lambda: self.at(DRAWING))
@@ -51,15 +56,19 @@ class _Checker(Worker):
 
 def outcome_of(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
     """Return verdict, reason and place of one check; raise only what may end this process."""
-    if check.inside and trial.isolated:
-        return "skipped", "needs the driver in this process (without --isolate)", ""
     verdict, reason, place = _looked(check, trial)
     return verdict, reason.replace(f"{trial.where}: ", ""), place  # without the device's name
 
 
 def _looked(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
+    def look(trial: Trial) -> int:
+        if check.inside and trial.isolated:
+            trial.taken()  # NotAccepted has precedence
+            raise NotAsked("needs the driver in this process (without --isolate)")
+        return check.look(trial)
+
     try:
-        seen = check.look(trial)
+        seen = check.look(trial) if check.whole else look_by_type(trial, look)
     except NotAccepted as why:
         return "unsupported", str(why), ""
     except NotAsked as why:

@@ -17,6 +17,7 @@ from nnhal.base.codes import type_name
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import arrays_of, compare_outputs, model_of, other_constants, with_other_values
 from nnhal.conformance.draw import Call, Cell, cells, draw
+from nnhal.conformance.reduction import types_of
 from nnhal.conformance.suites.suite import PREPARING, Case, CaseFailed, Context, NotApplicable, NotSupported
 from nnhal.hal.device import Device, identity_of
 from nnhal.ops import OPS
@@ -83,12 +84,12 @@ def type_of(cell: Cell) -> str:
 class AreaTrial:
     """A case on a device: its random numbers, and what it compiles and executes there.
 
-    kind: that of the case, "" if its area has none. number: of the drawn graph.
+    kind: that of the case, "" if its area has none. number: of the drawn graph. types: the operand types that it tries.
     """
 
     def __init__(self, case: Case, context: Context) -> None:
         _, self.operation, self.type, self.kind, self.number = case.arguments
-        self.device, self.run, self._at = context.device, context.run, context.at
+        self.device, self.run, self._at, self.types = context.device, context.run, context.at, context.types
         self.name = identity_of(context.device).name
         self.seed = [context.run.seed, zlib.crc32(case.name.encode())]
         self.rng = np.random.default_rng(self.seed)
@@ -116,6 +117,8 @@ class AreaTrial:
     def compile(self, model: Any, devices: Any = None, **settings: Any) -> nnhal.Compiled:
         """Compile for the device, or for these; the case closes it."""
         settings.setdefault("cache_dir", False)
+        if not self.types.tries_any and isinstance(model, nnhal.Model):
+            self.types.begin(*types_of(model))
         with self.at(COMPILE):
             return self.held.enter_context(
                 nnhal.compile(model, devices=self.device if devices is None else devices, **settings)
@@ -142,9 +145,12 @@ class AreaTrial:
         refused = _refused.setdefault(self.device, {})
         key = self.operation, self.type, open
         if key in refused:
-            raise NotSupported(refused[key])
+            reason, rejected = refused[key]
+            self.types.begin(*rejected)
+            raise NotSupported(reason)
         asked, insensitive = 0, list[SampleModel]()
         for cell in self.choices():
+            self.types.begin(type_of(cell))
             for _ in range(TRIES):
                 call = draw(cell, self.rng, open=open)
                 if not call.given or not all(x.size for x in arrays_of(call)) or not fits(call):
@@ -166,10 +172,13 @@ class AreaTrial:
                 insensitive.append(sample)
                 if len(insensitive) == INSENSITIVE:
                     return sample
+            serves = any(each.call.cell == cell for each in insensitive)
+            self.types.drop() if serves else self.types.end("unsupported")
         if insensitive:
+            self.types.begin(type_of(insensitive[0].call.cell))
             return insensitive[0]
         if asked == TRIES * len(self.choices()):  # otherwise another call might be supported
-            refused[key] = reason
+            refused[key] = reason, list(self.types.of_case("unsupported"))
         raise NotSupported(reason)
 
     def choices(self) -> list[Cell]:
@@ -244,7 +253,8 @@ class AreaTrial:
                 raise CaseFailed(f"compilation: {event}; the driver must prepare what it supports")
 
 
-_refused: "WeakKeyDictionary[Device, dict[Any, str]]" = WeakKeyDictionary()
+# By device and what was drawn: the reason, and the types that were rejected.
+_refused: "WeakKeyDictionary[Device, dict[Any, tuple[str, list[str]]]]" = WeakKeyDictionary()
 
 
 class SampleModel:

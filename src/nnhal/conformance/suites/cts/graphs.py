@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import nnhal
+from nnhal.base.codes import type_name
 from nnhal.base.errors import OperationFailed
 from nnhal.base.operands import Array, fixed
 from nnhal.conformance.evaluation import Evaluated, evaluate
@@ -25,7 +26,7 @@ class TrialGraph:
 
     def __init__(self, graph: DrawnGraph, trial: AreaTrial) -> None:
         self.model = graph.model
-        self._graph, self._rng = graph, trial.rng
+        self._graph, self._rng, self._types = graph, trial.rng, trial.types
         self._in_a_row = "long_sums" in trial.device.relaxations
         self._known: dict[bytes, Evaluated] = {}
 
@@ -55,10 +56,12 @@ class TrialGraph:
         """Raise CaseFailed unless results are right."""
         wanted = self.expect(inputs)
         if len(actual) != len(wanted.outputs):
-            found = f"results are {len(actual)} arrays, must be {len(wanted.outputs)}"
+            number, found = 0, f"results are {len(actual)} arrays, must be {len(wanted.outputs)}"
         else:
-            found = wanted.differences(actual)
+            differ = ((n, wanted.difference(n, x)) for n, x in enumerate(actual))
+            number, found = next((each for each in differ if each[1]), (0, ""))
         if found:
+            self._types.at(type_name(self.model.main.operands[self.model.main.outputs[number]].type))
             raise CaseFailed(f"{where}: {found}; graph: {', '.join(names_of(self.model))}", hint)
 
 
@@ -78,6 +81,7 @@ def own_graph(trial: AreaTrial, count: int | None = None) -> tuple[TrialGraph, n
             return graph, trial.compile(graph.model, fallback="forbid")
         except nnhal.UnsupportedModel as why:
             reasons.append(str(why))
+            trial.types.drop()
             trial.idle()
     raise NotSupported(reasons[-1] if reasons else "no graph fits")
 

@@ -40,7 +40,7 @@ from nnhal.conformance.graph_drawing import TYPES, DrawnGraph, GraphDrawing, by_
 from nnhal.conformance.proving.comparison import Wrong, compared
 from nnhal.conformance.proving.hard import BOUNDED, FAMILIES, hard_calls
 from nnhal.conformance.proving.wide import WIDE, wide_calls
-from nnhal.conformance.reduction import Reduction, ReductionCandidate, names_of, python_of
+from nnhal.conformance.reduction import Reduction, ReductionCandidate, names_of, python_of, types_of
 from nnhal.conformance.suites.process_state import kept_as_it_was
 from nnhal.conformance.suites.random.constants import KINDS, difference, drawn, inputs, model_of
 from nnhal.conformance.suites.random.trials import WAYS, Subjects, failure, rolled
@@ -260,6 +260,7 @@ class _JudgedGraph:
 
     def run(self) -> Mapping[str, Any]:
         self._keep()
+        self._context.types.begin(*types_of(self._graph.model))
         ways = list(WAYS)
         if self._case.operation:  # a single operation has no parts, and few intermediates
             ways = ["whole", "unaligned"]
@@ -283,6 +284,7 @@ class _JudgedGraph:
         if kind == DeadObject.__name__:
             raise DeadObject(problem)
         best, found = self._reduced(way, kind), {}
+        self._context.types.begin(*types_of(best.model))
         names = " ".join(names_of(best.model))
         if self._folder is not None:
             found = {"files": str(self._folder)}

@@ -74,6 +74,7 @@ def _case(report: TestReport, result: CaseResult) -> dict[str, Any]:
     }
     more = {
         "reason": result.reason,
+        "types": dict(outcome.types),
         "hint": outcome.hint,
         "place": outcome.place,
         "alone": outcome.alone,
@@ -131,7 +132,8 @@ def _testcase(parent: ElementTree.Element, report: TestReport, result: CaseResul
     if result.is_bad:
         kind = "failure" if verdict == "failed" else "error"
         said = ElementTree.SubElement(case, kind, {"type": verdict, "message": _text(result.reason)})
-        lines = result.reason, outcome.hint, outcome.place, f"repeat: {repeat_command(report.run, outcome)}"
+        kind = f"type: {outcome.type}" if outcome.type else ""
+        lines = result.reason, kind, outcome.hint, outcome.place, f"repeat: {repeat_command(report.run, outcome)}"
         said.text = _text("\n".join(filter(None, lines)))
     elif verdict != "passed":
         reason = result.reason

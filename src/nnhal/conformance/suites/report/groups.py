@@ -14,7 +14,7 @@ from nnhal.base.errors import ContractBroken
 from nnhal.base.records import Record
 from nnhal.conformance.suites.report.results import UNEXPECTED_PASS, CaseResult, short_reason
 from nnhal.conformance.suites.run import VECTORS
-from nnhal.conformance.verdict import REDUCED_TO, kind_of
+from nnhal.conformance.verdict import BAD, REDUCED_TO, kind_of
 from nnhal.ops import OPS
 
 WRONG_NUMBERS = "wrong numbers"
@@ -50,6 +50,12 @@ class FailureGroup(Record, frozen=True):
         """The operations of the cases, else those that all their graphs have, in alphabetical order."""
         named = {name for each in self.results for name in _blamed(each)}
         return sorted(named or frozenset.intersection(*(_suspected(each) for each in self.results)))
+
+    @property
+    def types(self) -> list[str]:
+        """The operand types for which the cases are bad, in alphabetical order."""
+        several = (each.outcome.by_type.items() for each in self.results)
+        return sorted({kind for types in several for kind, verdict in types if kind and verdict in BAD})
 
     @property
     def areas(self) -> Mapping[str, Sequence[str]]:

@@ -1,6 +1,6 @@
 """A report for people: one HTML page without scripts and without other files, light or dark as the reader prefers."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -158,6 +158,8 @@ def _failures(report: TestReport, groups: Sequence[FailureGroup]) -> Iterator[st
         if sum(max(1, len(areas)) for areas in group.areas.values()) > 1:
             shown = (f"{suite} ({', '.join(areas)})" if areas else suite for suite, areas in group.areas.items())
             yield f"<p>Shows in {_text('; '.join(shown))}</p>"
+        if group.types:
+            yield f"<p>Fails with {_text(', '.join(kind.removeprefix('TENSOR_') for kind in group.types))}</p>"
         if group.hint:
             yield f"<p>Likely cause: {_text(group.hint)}</p>"
         yield from _facts(group.first)
@@ -209,15 +211,27 @@ def _heat(results: Sequence[CaseResult]) -> Iterator[str]:
     if not found:
         return
     kinds = sorted({kind for row in found.values() for kind in row}, key=lambda kind: (not kind, kind))
-    rows = sorted(found.items(), key=lambda row: (not row[0], not _has_bad(row[1].values()), row[0]))
     yield "<section>\n<h2>Pass rate by operation and type</h2>"
-    yield "<p>Passed cases of those that were judged, in percent. Operations with failures come first.</p>"
-    heads = "".join(f'<th scope="col">{_text(kind or "no type")}</th>' for kind in kinds)
+    yield "<p>Passed cases of those that were judged, in percent. A case that tries several types counts for each. "
+    yield "Operations with failures come first.</p>"
+    heads = "".join(f'<th scope="col">{_text(kind or "no operand type")}</th>' for kind in kinds)
     yield f'<div class="wide"><table class="heat"><thead><tr><th scope="col">Operation</th>{heads}</tr></thead><tbody>'
-    for operation, row in rows:
+    for name, row in _rows(found):
         cells = "".join(_cell(row.get(kind)) for kind in kinds)
-        yield f'<tr><th scope="row">{_text(operation or "no operation")}</th>{cells}</tr>'
+        yield f'<tr><th scope="row">{_text(name)}</th>{cells}</tr>'
     yield "</tbody></table></div>\n</section>"
+
+
+def _rows(found: Mapping[str, Mapping[str, Rate]]) -> Iterator[tuple[str, Mapping[str, Rate]]]:
+    """Yield operations, then cases of several operations, then queries and others that have no operand type either."""
+    named = [(operation, row) for operation, row in found.items() if operation]
+    yield from sorted(named, key=lambda row: (not _has_bad(row[1].values()), row[0]))
+    others = found.get("", {})
+    typed = {kind: rate for kind, rate in others.items() if kind}
+    if typed:
+        yield "no single operation", typed
+    if "" in others:
+        yield "neither operation nor type", {"": others[""]}
 
 
 def _has_bad(row: Iterable[Rate]) -> bool:

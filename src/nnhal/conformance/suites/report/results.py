@@ -5,9 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from nnhal.base.records import Record, field
-from nnhal.conformance.suite import BAD
 from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
-from nnhal.conformance.verdict import LAST_WORDS, kind_of
+from nnhal.conformance.verdict import BAD, LAST_WORDS, kind_of
 
 _DEVICE = re.compile(r"\bdevice [^\s:]+: ")
 # Verdicts of a report: a case that is bad as expected is `expected`; one that passes in spite of that is `failed`.
@@ -132,7 +131,10 @@ class TestReport(Record, frozen=True):
 
 
 class Rate(Record, frozen=True):
-    """How many cases of an operation and type passed, of those that were judged; the others were not."""
+    """How many cases of an operation and type passed, of those that were judged; the others were not.
+
+    A case with several types counts once for each, with the verdict of that type.
+    """
 
     passed: int = 0
     judged: int = 0
@@ -165,9 +167,9 @@ def rates(results: Iterable[CaseResult]) -> Mapping[str, Mapping[str, Rate]]:
     """Return the pass rates by operation and type, "" for cases that have none, whatever is expected."""
     counts: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for each in results:
-        verdict = each.outcome.verdict
-        what = "passed" if verdict == "passed" else "bad" if verdict in BAD else "other"
-        counts[each.outcome.operation][each.outcome.type.removeprefix("TENSOR_")][what] += 1
+        for kind, verdict in each.outcome.by_type.items():
+            what = "passed" if verdict == "passed" else "bad" if verdict in BAD else "other"
+            counts[each.outcome.operation][kind.removeprefix("TENSOR_")][what] += 1
     return {
         operation: {kind: Rate(n["passed"], n["passed"] + n["bad"], n["other"]) for kind, n in sorted(types.items())}
         for operation, types in sorted(counts.items())

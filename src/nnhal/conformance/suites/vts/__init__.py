@@ -35,6 +35,7 @@ from nnhal.conformance.suites.vts import (
     times,
 )
 from nnhal.conformance.suites.vts.promise import CHOSEN, DRIVER, OPERATION, PROMISES, Probe, Promise, chosen, ending
+from nnhal.conformance.validate.check import look_by_type
 from nnhal.conformance.validate.trial import (
     AFTER,
     DRAWING,
@@ -79,10 +80,11 @@ class Vts(Suite):
         each = PROMISES[name]
         announce = _announcing(context)
         draw = self._drawing(context.run, announce)
-        probe = Probe(context.device, context.run, case.operation, draw, announce, self._found)
+        probe = Probe(context.device, context.run, case.operation, draw, announce, self._found, context.types)
         try:
             with kept_as_it_was(context.device), ending(probe):
-                seen = sum(each.look(one) for one in chosen(probe)) if each.per == CHOSEN else each.look(probe)
+                probes = chosen(probe) if each.per == CHOSEN else [probe]
+                seen = sum(look_by_type(one, each.look) for one in probes)
         except NotAccepted as why:
             raise NotSupported(str(why)) from why
         except NotAsked as why:

@@ -39,6 +39,7 @@ class _Domain:
         else:
             raise NotAsked("no supported call has a tensor as its first input and outputs of known shapes")
         probe.fixed()
+        probe.has_one = True
         self.call, self.model = call, model
         self.wanted = probe.alone(model, self.arrays)
         first = self.wanted[0]

@@ -70,6 +70,7 @@ class _Doomed(NamedTuple):
 def _doomed(probe: Probe) -> Iterator[_Doomed]:
     each = next(chosen(probe))
     call, model = each.closed()
+    each.tries(call)
     wanted = each.alone(model, arrays_of(call))
     with opened(each) as device:
         prepared = prepared_on(device, model)

@@ -211,6 +211,7 @@ def shapes(probe: Probe) -> int:
     for call, model in probe.taken():
         prepared = probe.prepare(model) if call.open else None
         if prepared is not None and not probe.signature_of(prepared).closed:
+            probe.has_one = True
             request = probe.request(prepared, copies(arrays_of(call)))
 
             def launch(prepared: Prepared = prepared, request: Request = request) -> object:

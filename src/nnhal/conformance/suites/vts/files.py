@@ -32,6 +32,7 @@ class _KeptFiles:
 
     def __init__(self, probe: Probe, call: Call, model: Model, cache: Cache) -> None:
         self.probe, self.call, self.model, self.cache = probe, call, model, cache
+        probe.tries(call)
         self.wanted: Outputs = probe.alone(model, arrays_of(call))
         probe.close(probe.prepare(model, replace(PLAIN, cache=cache)))
         self.data = [os.pread(fd, os.fstat(fd).st_size, 0) for fd in cache.files]
@@ -134,6 +135,7 @@ def _group(number: int) -> Look:
             except DeadObject as error:
                 raise RequirementNotMet(f"restoring in a fresh process: {error}") from error
             for k, answer in zip(kept, answers, strict=True):
+                k.probe.tries(k.call)
                 where = f"{k.probe.operation}, saved here and restored in a fresh process"
                 if isinstance(answer, str):
                     raise RequirementNotMet(f"{where}: {answer}, must be restored")

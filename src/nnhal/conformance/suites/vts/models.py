@@ -24,7 +24,7 @@ def _mutated(kind: str) -> Look:
     """Return a look at the mutants of one kind."""
 
     def look(probe: Probe) -> int:
-        model = _chained(probe) if kind == "execution order" else probe.samples()[0][1]
+        model = _chained(probe) if kind == "execution order" else probe.first()[1]
         if model is None:
             return 0
         found = [
@@ -47,6 +47,7 @@ def _chained(probe: Probe) -> Model | None:
     for call, _ in probe.taken():
         place = None if call.open else call.returns_to()
         if place is not None:
+            probe.has_one = True
             out = call.outputs[0]
             b = ModelBuilder(f"{call.cell} twice")
             indices, given, made = operands_of(call, b)
@@ -114,7 +115,7 @@ def _hinted(field: str) -> Look:
     """Return a look at values of a hint that do not exist."""
 
     def look(probe: Probe) -> int:
-        call, model = probe.samples()[0]
+        call, model = probe.first()
         wanted = None if probe.random else probe.alone(model, arrays_of(call))
         for value in BAD_HINTS[field]:
             try:

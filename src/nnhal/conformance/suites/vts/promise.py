@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nnhal.base.codes import type_name
 from nnhal.base.errors import NnhalError
 from nnhal.base.levels import Level
 from nnhal.base.operands import Array
@@ -16,6 +17,7 @@ from nnhal.conformance.draw import Call
 from nnhal.conformance.place import place_in
 from nnhal.conformance.suites.suite import SuiteRun
 from nnhal.conformance.validate.trial import Drawing, NotAccepted, NotAsked, RequirementNotMet, Trial, copies
+from nnhal.conformance.verdict import TypeVerdicts
 from nnhal.hal.device import Device, Prepared
 from nnhal.hal.request import Request, Signature
 from nnhal.model.graph import Model
@@ -43,13 +45,14 @@ class Probe(Trial):
         draw: Callable[[str], Drawing],
         at: Callable[[str], None],
         found: dict[str, list[str]],
+        types: TypeVerdicts,
     ) -> None:
-        super().__init__(device, draw(operation), at, isolated=run.isolate)
+        super().__init__(device, draw(operation), at, isolated=run.isolate, types=types)
         self.suite_run, self._draw, self._called, self.lists = run, draw, at, found
 
     def of(self, operation: str) -> "Probe":
         """Return the probe of another operation."""
-        return Probe(self.device, self.suite_run, operation, self._draw, self._called, self.lists)
+        return Probe(self.device, self.suite_run, operation, self._draw, self._called, self.lists, self.types)
 
     def count(self, number: int) -> int:
         """Return a number of repetitions, with the run's scale."""
@@ -69,8 +72,13 @@ class Probe(Trial):
         for call, model in self.samples():
             arrays = arrays_of(call)
             if arrays and all(x.size for x in arrays) and self.device_gives(model):
+                self.has_one = True
                 return call, model
         raise NotAsked("no supported call has an input and outputs of known shapes")
+
+    def tries(self, call: Call) -> None:
+        """Note the type of a call, in a promise of the driver: those of operations know it."""
+        self.types.begin(type_name(call.cell.kind))
 
     def with_rooms(self, prepared: Prepared, call: Call) -> Request:
         """Make a request for one execution of a call, with memory for each output of known shape."""

@@ -71,6 +71,7 @@ def unknown(probe: Probe) -> int:
             except NnhalError:
                 continue
             if any(w is not None and w.size for w in wanted):
+                probe.has_one = True
                 prepared = probe.prepare(model)
                 probe.right(call, wanted, prepared, "with outputs of unknown shape")
                 return 1 + _small(probe, call, model, wanted)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from nnhal.base.codes import type_name
 from nnhal.base.errors import InvalidModel, NnhalError
 from nnhal.base.levels import V1_3
 from nnhal.base.operands import Array, Value
@@ -34,6 +35,7 @@ def signed(probe: Probe) -> int:
         other = None if probe.operation in CONTROL else _signed(call)
         if other is None:
             continue
+        probe.types.at(type_name(other.cell.kind))
         verdict = probe.verdict(model_of(other))
         if not verdict.ok:
             raise RequirementNotMet(

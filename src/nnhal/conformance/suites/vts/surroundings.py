@@ -87,6 +87,7 @@ def files(probe: Probe) -> int:
     models = []
     for each in chosen(probe):
         call, model = each.closed()
+        each.tries(call)
         models.append((model, copies(arrays_of(call))))
     for _ in range(TWICE):
         problem = _left(probe, models)
