@@ -46,8 +46,12 @@ within float rounding. Quantised results of one node are within one LSB.
 - **DOUBLE** is computed in float32, with a note. Applications give and get float64, and nnhal computes
   constants at import in 64 bits. Limits beyond float32 become its greatest and least numbers.
 - **Optimised files** of ONNX Runtime have nodes of `com.microsoft` in place of several of `ai.onnx`. nnhal
-  expands those of the levels "basic" and "extended", and those for transformers without past keys. The
-  level "all" writes layouts for one processor, which nnhal refuses.
+  expands those of the levels "basic" and "extended", and those for transformers. The level "all" writes
+  layouts for one processor, which nnhal refuses.
+- **Caches of keys and values** are inputs and outputs of fixed shapes: give `shapes=` for open dimensions,
+  or `values=` for an empty cache. GroupQueryAttention and nonpad_kv_seqlen read lengths at execution. An
+  execution fails if a length exceeds the cache. Keys behind a length have no meaning. nnhal refuses caches
+  that a node writes in place, quantised ones, and those of a sliding window.
 - **Open dimensions** count as 1, with a note, or nnhal asks for them. Dimensions of one name have one
   size: an execution with different ones is refused.
 - **Weights** stay in the file, or in files beside it in the model's folder, if their order and alignment

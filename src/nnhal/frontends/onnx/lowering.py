@@ -22,6 +22,7 @@ from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table
     features,
     functions,
     fused,
+    fused_attention,
     indexing,
     layers,
     movement,
