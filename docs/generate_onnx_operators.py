@@ -72,6 +72,8 @@ within float rounding. Quantised results of one node are within one LSB.
   layers of pictures: NNAPI has no others.
 - **Resize** is NNAPI's where that takes the same elements, else GATHER and sums along each axis. nnhal
   refuses antialias, and tf_crop_and_resize beyond the image.
+- **RoiAlign** averages. If sampling_ratio is 0, regions longer than 1.5 times the map have too many points,
+  and the execution fails. Infinities of the map give NaN in all regions.
 - **Mod** of reals has the sign of the divisor, or with fmod of the dividend.
 - **Erf, Gelu** and similar are polynomials and EXP with relative errors below 5e-7. Gelu(-inf) is 0.
 - **Clip** keeps to the bounds that it has. Without a bound, ONNX Runtime clips to the greatest finite

@@ -168,7 +168,7 @@ def rotary_embedding(t: ExpandedNode) -> None:
     becomes="RotaryEmbedding, TensorScatter, Attention with a mask of the lengths",
 )  # fmt: skip
 def group_query_attention(t: ExpandedNode) -> None:
-    """Write new keys and values into caches behind those that count, and attend to as many as the lengths say."""
+    """Write new keys and values into caches behind those that count, and attend to all that count then."""
     refuse_other_caches(t)
     heads, shared = t.attr("num_heads", 0), t.attr("kv_num_heads", 0)
     (batch, rows, width), total = t.known(t.x(0)), t.integer_of(6, "total_sequence_length")
