@@ -58,6 +58,8 @@ within float rounding. Quantised results of one node are within one LSB.
   fit. nnhal copies filters of convolutions, except those of 1x1.
 - **Weights of four and two bits** become 8-bit ones. With scales for blocks, by DequantizeLinear or
   MatMulNBits, they become real values in float32.
+- **Activations of 16 bits** between QuantizeLinear and DequantizeLinear, also those of com.microsoft, are
+  rounded to their steps and computed in float32. A model has no inputs or outputs of INT16 or UINT16.
 - **uint8 and int8** weights beside inputs of the other type are shifted by 128 with their zero point.
   uint8 weights with a scale for each channel need zero points of 128.
 - **Nodes on stored values** (MaxPool, Max, Concat, Where behind QuantizeLinear) need one scale and zero
