@@ -171,6 +171,34 @@ def test_an_empty_cache_is_a_constant():
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("count", [3, 2])
+def test_packed_queries_keys_and_values_are_those_of_separate_ones(count, biased, device):
+    """ONNX Runtime has these on other processors only."""
+    bias = {"b": real(24)} if biased else {}
+    wanted = by_onnxruntime(
+        model([node(HEADS, f"q k v {'b' if biased else '-'}", "y", "com.microsoft", num_heads=2)], THREE, bias), THREE
+    )
+    packed = np.stack([THREE[name].reshape(2, 2, 2, 4) for name in "qkv"[3 - count :]], axis=3)
+    inputs = {"p": packed} if count == 3 else {"q": THREE["q"], "p": packed}
+    names = f"{' '.join(inputs)} {'- -' if count == 3 else '-'} {'b' if biased else '-'}"
+    found = by_nnhal(model([node(HEADS, names, "y", "com.microsoft", num_heads=2)], inputs, bias), inputs, device)
+    np.testing.assert_allclose(found[0], wanted[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("past", [1, 4])
+def test_a_cache_of_open_length_grows(past):
+    inputs = {name: real(1, 1, 8) for name in "qkv"} | {name: real(1, 2, past, 4) for name in "pr"}
+    shapes = {name: [1, 2, "past", 4] for name in "pr"}
+    made = model(
+        [node(HEADS, "q k v - - - p r", "y s t", "com.microsoft", num_heads=2)], inputs, {}, "y s t", shapes=shapes
+    )
+    wanted = by_onnxruntime(made, inputs)
+    for mine, theirs in zip(by_nnhal(made, inputs, shapes=dict.fromkeys("pr", (1, 2, 0, 4))), wanted, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
 def refused(names, why, rows=1, constants=None, op=GROUPED, **how):
     inputs = (
         {"q": real(2, rows, 64), "k": real(2, rows, 32), "v": real(2, rows, 32)} | BUFFERS | {"l": np.int32([3, 2])}

@@ -11,7 +11,7 @@ import numpy as np
 from nnhal.frontends.onnx.expanded import ExpandedNode, expanded
 
 LOWEST = {"FLOAT": float(np.finfo(np.float32).min), "FLOAT16": float(np.finfo(np.float16).min)}
-MASKED, SHARES = 2, 3  # of Attention's qk_matmul_output_mode
+MASKED = 2  # of Attention's qk_matmul_output_mode
 
 
 class Sizes(NamedTuple):
@@ -58,36 +58,42 @@ def cut_of(t: ExpandedNode, number: int, past: tuple[int, ...]) -> str:
     return str(t.write("Reshape", t.write("Gather", flat, t.constant([number])), t.constant(past[1:])))
 
 
-@expanded("com.microsoft.MultiHeadAttention", inputs=(1, 10), outputs=(1, 4), becomes="Add, Attention")
+@expanded("com.microsoft.MultiHeadAttention", inputs=(1, 10), outputs=(1, 4), becomes="Split, Add, Attention")
 def multi_head_attention(t: ExpandedNode) -> None:
-    """Attend to separate keys and values: of new positions behind a cache, or all of them by heads."""
-    t.require(t.given(1) and t.given(2), "has packed keys and values, must have separate ones")
+    """Attend to keys and values: of new positions behind a cache, or all of them by heads."""
     t.require(not t.given(8) and not t.given(9), "writes its cache in place, must give it as an output")
     t.require(t.given(6) == t.given(7), "has a past key or value without the other")
-    parts, heads = [t.input(n) for n in range(3)], t.attr("num_heads", 0)
-    ranks = [t.rank(t.x(place)) for place in range(3)]
+    parts, shapes = zip(*separate(t), strict=True)
+    ranks, heads = [len(shape) for shape in shapes], t.attr("num_heads", 0)
     t.require(
         ranks in ([3, 3, 3], [3, 4, 4]), f"has inputs of {ranks} dimensions, must be of 3, keys and values also 4"
     )
     t.require(ranks[1] == 3 or not t.given(6), "has keys by heads and a past, must have one of both")
-    (batch, rows, _), keys = (t.known(t.x(n)) for n in range(2))
-    count, past = keys[-2] if ranks[1] == 4 else keys[1], t.known(t.x(6))[2] if t.given(6) else 0
+    batch, rows, width = shapes[0]
+    count, past = shapes[1][-2], t.known(t.x(6))[2] if t.given(6) else 0
     if t.given(3):
-        parts = with_biases(t, parts, ranks)
+        sizes = t.constant([width, width, t.known(t.x(3))[0] - 2 * width])
+        biases = t.write("Split", t.input(3), sizes, parts=3, axis=0)  # keys and values by heads already have theirs
+        parts = tuple(
+            t.write("Add", part, bias) if rank == 3 else part
+            for part, bias, rank in zip(parts, biases, ranks, strict=True)
+        )
     whole = Sizes(batch, rows, past, past + count, bool(t.attr("unidirectional", 0)))
     caches = [t.input(n) for n in (6, 7)] if past else []
     attended(t, [*parts, *caches], heads, mask_of(t, 4, 5, whole), (0, 1, 2, 3), qk_matmul_output_mode=MASKED)
 
 
-def with_biases(t: ExpandedNode, parts: list[str], ranks: list[int]) -> list[str]:
-    """Add the biases of projected inputs; keys and values that are by heads already have theirs."""
-    query = t.known(t.x(0))[2]
-    sizes = [query, query, t.known(t.x(3))[0] - 2 * query]
-    biases = t.write("Split", t.input(3), t.constant(np.array(sizes)), parts=3, axis=0)
-    return [
-        t.write("Add", *pair) if rank == 3 else pair[0]
-        for rank, pair in zip(ranks, zip(parts, biases, strict=True), strict=True)
-    ]
+def separate(t: ExpandedNode) -> list[tuple[str, tuple[int, ...]]]:
+    """Return queries, keys and values with their shapes. They, or keys and values, may be one tensor of 5 dimensions."""
+    for place, count in enumerate((3, 2)):
+        if t.given(place) and t.rank(t.x(place)) == 5:
+            batch, rows, heads, _, size = t.known(t.x(place))
+            flat = t.write("Reshape", t.input(place), t.constant([batch * rows * heads, count * size]))
+            parts, shape = t.write("Split", flat, t.constant([size] * count), parts=count, axis=1), (rows, heads * size)
+            found = [(t.write("Reshape", part, t.constant([batch, *shape])), (batch, *shape)) for part in parts]
+            return [(t.input(n), t.known(t.x(n))) for n in range(place)] + found
+    t.require(t.given(1) and t.given(2), "has keys or values without the other")
+    return [(t.input(n), t.known(t.x(n))) for n in range(3)]
 
 
 def attended(

@@ -61,6 +61,7 @@ REFUSED = {
         ("Adagrad Adam Momentum Gradient NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
          "is for training, which NNAPI does not support"),
         ("Unique Compress", f"of values that are computed at execution {COUNTED}"),
+        ("NonMaxSuppression", f"{COUNTED}: export the detector without it, and select boxes from the model's outputs"),
         ("BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor BitCast",
          "works on the bits of integers, for which NNAPI has no operation"),
         ("ImageDecoder", "decodes picture files, which no operation of NNAPI does"),

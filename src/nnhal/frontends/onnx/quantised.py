@@ -111,13 +111,7 @@ def quantise(t: NodeTask) -> None:
     """Quantise real values. Numbers of 16 bits, which no operation of NNAPI reads, are held as reals."""
     kind, step, zero = numbers_at(t, 1, 2, named_kind(t))
     if kind in SIXTEEN:
-        x, r, limits = t.x(0), RealArithmetic(t), np.iinfo(DTYPES[kind])
-        t.require(x.value.type == F32, f"has {x.kind}, must have FLOAT")
-        low, high = float(limits.min - zero), float(limits.max - zero)
-        shape = t.known(x)
-        flat = x if len(shape) <= MOST_DIMENSIONS else t.reshaped(x, (math.prod(shape),))
-        stored = rounded(t, r("MINIMUM", r("MAXIMUM", r("DIV", flat, step), low), high))
-        hold(t, 0, kind, t.reshaped(r("ADD", stored, float(zero)) if zero else stored, shape), scalar=x.scalar)
+        quantise_to_16_bits(t, kind, step, zero)
         return
     steps, x = quant_params_behind(t), t.x(0)
     stored = t.graph.context.stored.get(id(x))
@@ -128,13 +122,35 @@ def quantise(t: NodeTask) -> None:
     t.result(0, converted(t, x, steps.value()), scalar=x.scalar)
 
 
+def quantise_to_16_bits(t: NodeTask, kind: str, step: float, zero: int) -> None:
+    """Round real values to numbers of 16 bits, and hold these as reals."""
+    x, r, limits = t.x(0), RealArithmetic(t), np.iinfo(DTYPES[kind])
+    t.require(x.value.type == F32, f"has {x.kind}, must have FLOAT")
+    low, high = float(limits.min - zero), float(limits.max - zero)
+    made = rounded(t, r("MINIMUM", r("MAXIMUM", r("DIV", in_few_dimensions(t, x), step), low), high))
+    made = r("ADD", made, float(zero)) if zero else made
+    hold(t, 0, kind, t.reshaped(made, t.known(x)), scalar=x.scalar)
+
+
+def dequantise_16_bits(t: NodeTask, reals: Term, kind: str, *, scalar: bool) -> None:
+    """Return the real values of numbers that are held as reals."""
+    of, step, zero = numbers_at(t, 1, 2, kind)
+    t.require(of == kind, f"is {kind} and has a zero point of {of}, must be of the same type")
+    r, flat = RealArithmetic(t), in_few_dimensions(t, reals)
+    made = r("MUL", r("SUB", flat, float(zero)) if zero else flat, step)
+    t.result(0, t.reshaped(made, t.known(reals)), "FLOAT", scalar=scalar)
+
+
+def in_few_dimensions(t: NodeTask, x: Term) -> Term:
+    """Return a term, as a row if it has more dimensions than many operations take."""
+    shape = t.shape(x)
+    return x if len(shape) <= MOST_DIMENSIONS else t.reshaped(x, (math.prod(t.known(x)),))
+
+
 def converted(t: NodeTask, x: Term, value: Value) -> Term:
     """Quantise or dequantise a term of any rank."""
     name = "DEQUANTIZE" if value.type == F32 else "QUANTIZE"
-    shape = t.shape(x)
-    if len(shape) <= MOST_DIMENSIONS:
-        return t.make(name, x, like=value)
-    return t.reshaped(t.make(name, t.reshaped(x, (math.prod(t.known(x)),)), like=value), shape)
+    return t.reshaped(t.make(name, in_few_dimensions(t, x), like=value), t.shape(x))
 
 
 @operator("DequantizeLinear", "com.microsoft.DequantizeLinear", apart=True, inputs=(2, 3),
@@ -144,12 +160,7 @@ def dequantise(t: NodeTask) -> None:
     raw = t.raw(0)
     t.follows(raw)
     if raw.reals is not None and raw.kind in SIXTEEN:
-        kind, step, zero = numbers_at(t, 1, 2, raw.kind)
-        t.require(kind == raw.kind, f"is {raw.kind} and has a zero point of {kind}, must be of the same type")
-        r, shape = RealArithmetic(t), t.known(raw.reals)
-        flat = raw.reals if len(shape) <= MOST_DIMENSIONS else t.reshaped(raw.reals, (math.prod(shape),))
-        real = r("MUL", r("SUB", flat, float(zero)) if zero else flat, step)
-        t.result(0, t.reshaped(real, shape), "FLOAT", scalar=raw.scalar)
+        dequantise_16_bits(t, raw.reals, raw.kind, scalar=raw.scalar)
         return
     if raw.data is not None:
         real, stored = dequantised(t, raw)

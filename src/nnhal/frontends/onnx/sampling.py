@@ -137,10 +137,9 @@ def roi_align(t: NodeTask) -> None:
     t.require(t.known(rois) == (regions, 4) and t.known(batches) == (regions,), "must have 4 numbers and an image each")
     counts = [t.attr(f"output_{side}", 1) for side in ("height", "width")]
     t.require(min(counts) > 0, f"output is {counts}, must be at least 1")
-    (rows, row_fits), (columns, column_fits) = (
-        shares_along(t, *(part_of(t, rois, 1, n, 1) for n in (1 - axis, 3 - axis)), counts[axis], sizes[axis])
-        for axis in (0, 1)
-    )
+    x1, y1, x2, y2 = (part_of(t, rois, 1, n, 1) for n in range(4))
+    rows, row_fits = shares_along(t, y1, y2, counts[0], sizes[0])
+    columns, column_fits = shares_along(t, x1, x2, counts[1], sizes[1])
     chosen = batches
     for fits in filter(None, (row_fits, column_fits)):
         chosen = t.make("ADD", chosen, t.reshaped(either(t, fits, 0, BEYOND, I32), (regions,)), activation=0)
