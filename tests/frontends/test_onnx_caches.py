@@ -229,7 +229,7 @@ def test_a_cache_that_is_not_expressed_is_refused_by_name(made, inputs, constant
 SCATTERS = {
     "from the first on": ((2, 3, 5, 4), (2, 3, 2, 4), None, {}),
     "behind others": ((2, 3, 5, 4), (2, 3, 2, 4), [3, 0], {"mode": "linear"}),
-    "in a circle": ((2, 3, 5, 4), (2, 3, 2, 4), [4, 6], {"mode": "circular"}),
+    "in a circle": ((2, 3, 5, 4), (2, 3, 2, 4), [4, 12], {"mode": "circular"}),
     "along the last": ((2, 5), (2, 5), [0, 0], {"axis": -1}),
     "along axis 1": ((2, 5, 3, 2), (2, 1, 3, 2), [4, 2], {"axis": 1}),
 }
