@@ -46,14 +46,20 @@ within float rounding. Quantised results of one node are within one LSB.
 - **DOUBLE** is computed in float32, with a note. Applications give and get float64, and nnhal computes
   constants at import in 64 bits. Limits beyond float32 become its greatest and least numbers.
 - **Optimised files** of ONNX Runtime have nodes of `com.microsoft` in place of several of `ai.onnx`. nnhal
-  expands those of the levels "basic" and "extended", and those for transformers without past keys. The
-  level "all" writes layouts for one processor, which nnhal refuses.
+  expands those of the levels "basic" and "extended", and those for transformers. The level "all" writes
+  layouts for one processor, which nnhal refuses.
+- **Caches of keys and values** are inputs and outputs of fixed shapes: give `shapes=` for open dimensions,
+  or `values=` for an empty cache. GroupQueryAttention and nonpad_kv_seqlen read lengths at execution. An
+  execution fails if a length exceeds the cache. Keys behind a length have no meaning. nnhal refuses caches
+  that a node writes in place, quantised ones, and those of a sliding window.
 - **Open dimensions** count as 1, with a note, or nnhal asks for them. Dimensions of one name have one
   size: an execution with different ones is refused.
 - **Weights** stay in the file, or in files beside it in the model's folder, if their order and alignment
   fit. nnhal copies filters of convolutions, except those of 1x1.
 - **Weights of four and two bits** become 8-bit ones. With scales for blocks, by DequantizeLinear or
   MatMulNBits, they become real values in float32.
+- **Activations of 16 bits** between QuantizeLinear and DequantizeLinear, also those of com.microsoft, are
+  rounded to their steps and computed in float32. A model has no inputs or outputs of INT16 or UINT16.
 - **uint8 and int8** weights beside inputs of the other type are shifted by 128 with their zero point.
   uint8 weights with a scale for each channel need zero points of 128.
 - **Nodes on stored values** (MaxPool, Max, Concat, Where behind QuantizeLinear) need one scale and zero
@@ -68,6 +74,8 @@ within float rounding. Quantised results of one node are within one LSB.
   layers of pictures: NNAPI has no others.
 - **Resize** is NNAPI's where that takes the same elements, else GATHER and sums along each axis. nnhal
   refuses antialias, and tf_crop_and_resize beyond the image.
+- **RoiAlign** averages. If sampling_ratio is 0, regions longer than 1.5 times the map have too many points,
+  and the execution fails. Infinities of the map give NaN in all regions.
 - **Mod** of reals has the sign of the divisor, or with fmod of the dividend.
 - **Erf, Gelu** and similar are polynomials and EXP with relative errors below 5e-7. Gelu(-inf) is 0.
 - **Clip** keeps to the bounds that it has. Without a bound, ONNX Runtime clips to the greatest finite

@@ -220,11 +220,6 @@ def test_a_result_without_a_zero_point_is_of_the_type_of_the_input(op):
             {"x": real(4, 4)},
             "FusedGemm #0: has no activation_alpha, must have that of LeakyRelu",
         ),
-        (
-            fused("MultiHeadAttention", "q k v", num_heads=2, unidirectional=1),
-            three,
-            "MultiHeadAttention #0: is unidirectional of 3 queries, must have as many keys, not 5",
-        ),
         (fused("FusedMatMul", "x x", transBatchA=1), X, "FusedMatMul #0: transBatchA is 1, must be 0"),
         (
             fused("MatMulNBits", "x w w", K=4, N=5, bits=3, block_size=16),

@@ -897,3 +897,9 @@ def test_a_scale_of_a_part_of_the_elements_is_repeated_in_a_root_mean_square_nor
     made = model([node("RMSNormalization", "x s", axis=1)], inputs, constants, opset=23)
     (expected,) = ReferenceEvaluator(made).run(None, inputs)
     np.testing.assert_allclose(by_nnhal(made, inputs)[0], expected, rtol=0, atol=3e-6)
+
+
+def test_the_boxes_that_a_detector_keeps_are_refused_with_the_way_around():
+    inputs, limits = {"b": real(1, 6, 4), "s": real(1, 2, 6)}, {"n": np.int64([3]), "t": np.float32([0.5])}
+    made = model([node("NonMaxSuppression", "b s n t")], inputs, limits, otherwise=TensorProto.INT64)
+    refused(made, "NonMaxSuppression #0: has an output whose size depends on values.*export the detector without it")

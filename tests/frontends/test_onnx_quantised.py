@@ -7,7 +7,7 @@ from onnx import TensorProto
 
 from nnhal import UnsupportedModel, load
 from nnhal.base.codes import OperandType
-from tests.frontends.onnx_models import check, model, node, operations
+from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node, operations
 
 RNG = np.random.default_rng(5)
 X, W, Y = 0.05, 0.02, 0.1  # scales
@@ -511,3 +511,62 @@ def test_a_quantised_convolution_of_rows_and_of_volumes(dims, scales):
     inputs = {"x": rng.integers(0, 255, (2, 3, *dims)).astype(np.uint8)}
     nodes = [node("QLinearConv", "x xs xz w ws wz ys yz b", strides=[2] * len(dims))]
     check(model(nodes, inputs, constants, otherwise=TensorProto.UINT8), inputs, steps=1)
+
+
+HALVES = np.float32(
+    [0.5, 1.5, 2.5, -0.5, -1.5, 7e4, -7e4, np.inf, -np.inf, 3.2, 0, 32766.5, 32767.5, -32768.5, 12345.5]
+)
+
+
+def of_16_bits(domain, kind, zero, nodes=(), between=()):
+    """A model that quantises and dequantises before and behind nodes. between: nodes on the stored numbers."""
+    constants = {"s": np.float32(0.25), "z": np.array(zero, kind), "w": RNG.integers(-99, 99, (3, 3)).astype(np.int16)}
+    constants |= {"t": np.float32(0.5), "k": np.int16(0), "shape": np.int64([3, 5])}
+    made = [
+        node("QuantizeLinear", "x s z", "q", domain),
+        *(between or [node("Identity", "q", "m")]),
+        node("DequantizeLinear", "m s z", "a", domain),
+        *nodes,
+        node("QuantizeLinear", f"{'b' if nodes else 'a'} s z", "r", domain),
+        node("DequantizeLinear", "r s z", "y", domain),
+    ]
+    return made, constants
+
+
+@pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
+@pytest.mark.parametrize(
+    ("domain", "opset", "kind", "zero"),
+    [
+        ("", 21, np.int16, 0),
+        ("", 21, np.int16, -9),
+        ("", 21, np.uint16, 32768),
+        ("com.microsoft", 17, np.int16, 0),
+        ("com.microsoft", 17, np.uint16, 9),
+    ],
+)
+def test_activations_of_16_bits_are_those_of_onnx_runtime(domain, opset, kind, zero, device):
+    inputs = {"x": (HALVES * 0.25).reshape(5, 3)}
+    weights = [node("DequantizeLinear", "w t k", "v", domain), node("MatMul", "a v", "b")]
+    moved = [node("Reshape", "q shape", "n"), node("Transpose", "n", "m")]
+    for nodes, between in (([], []), (weights, []), ([], moved)):
+        made, constants = of_16_bits(domain, kind, zero, nodes, between)
+        found = by_nnhal(model(made, inputs, constants, opset=opset), inputs, device)[0]
+        np.testing.assert_array_equal(found, by_onnxruntime(model(made, inputs, constants, opset=opset), inputs)[0])
+
+
+def test_activations_of_16_bits_have_the_type_that_the_quantiser_names():
+    inputs, constants = {"x": HALVES.reshape(5, 3)}, {"s": np.float32(0.5)}
+    nodes = [node("QuantizeLinear", "x s", "q", output_dtype=TensorProto.INT16), node("DequantizeLinear", "q s")]
+    made = model(nodes, inputs, constants, opset=21)
+    np.testing.assert_array_equal(by_nnhal(made, inputs)[0], by_onnxruntime(made, inputs)[0])
+
+
+def test_numbers_of_16_bits_are_no_outputs_and_keep_their_type():
+    made, constants = of_16_bits("", np.int16, 0)
+    stored = model(made[:1], {"x": HALVES}, constants, "q", 21)
+    with pytest.raises(UnsupportedModel, match="output 'q': is INT16, which NNAPI has no type for"):
+        load(stored.SerializeToString())
+    made[2] = node("DequantizeLinear", "m s u", "a")
+    other = model(made, {"x": HALVES}, constants | {"u": np.uint16(0)}, opset=21, infer=False)
+    with pytest.raises(UnsupportedModel, match="is INT16 and has a zero point of UINT16, must be of the same type"):
+        load(other.SerializeToString())

@@ -1,4 +1,4 @@
-"""GridSample and AffineGrid, as ONNX Runtime computes them."""
+"""GridSample, AffineGrid and RoiAlign, as ONNX Runtime computes them."""
 
 from itertools import product
 
@@ -88,3 +88,44 @@ def test_the_corners_of_one_pixel_are_refused():
     )
     with pytest.raises(nnhal.UnsupportedModel, match="AffineGrid #0: aligns the corners of one pixel"):
         nnhal.load(made.SerializeToString())
+
+
+MAPS, IMAGES = real(2, 3, 6, 7), np.int64([1, 0, 1, 0, 0])
+REGIONS = np.float32(
+    [[1, 2, 9, 11], [0, 0, 14, 12], [3.3, 4.1, 3.4, 4.3], [-3, -4, 5, 20], [9, 9, 4, 5]]  # beyond the map, and turned
+)
+
+
+def regions(opset, images=IMAGES, boxes=REGIONS, **how):
+    inputs = {"x": MAPS, "r": boxes, "b": images}
+    return model([node("RoiAlign", "x r b", spatial_scale=0.5, **how)], inputs, opset=opset), inputs
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("points", [0, 1, 2, 3])
+@pytest.mark.parametrize("how", ["half_pixel", "output_half_pixel"])
+def test_regions_are_those_of_onnx_runtime(how, points, device):
+    sizes = {"output_height": 2, "output_width": 3}
+    made, inputs = regions(16, coordinate_transformation_mode=how, sampling_ratio=points, **sizes)
+    check(made, inputs, device=device)
+
+
+def test_regions_before_version_16_are_not_shifted():
+    check(*regions(10, output_height=3, sampling_ratio=2))
+    check(*regions(16, output_height=3, sampling_ratio=2))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "given", [{"images": np.int64([1, 0, 2, 0, 0])}, {"boxes": REGIONS * np.float32([1, 1, 1, 9])}]
+)
+def test_regions_of_no_image_or_with_too_many_points_fail(given, device):
+    made, inputs = regions(16, **given)
+    imported = nnhal.load(made.SerializeToString())
+    with pytest.raises(nnhal.OperationFailed):
+        nnhal.compile(imported, devices=[device], fallback="forbid").run(*inputs.values())
+
+
+def test_the_greatest_points_of_regions_are_refused():
+    with pytest.raises(nnhal.UnsupportedModel, match="RoiAlign #0: mode is 'max', must be 'avg'"):
+        nnhal.load(regions(16, mode="max")[0].SerializeToString())

@@ -11,19 +11,23 @@ from nnhal.frontends.common.functions import RealArithmetic
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import either
 from nnhal.frontends.onnx.elementwise import floats
+from nnhal.frontends.onnx.expanded import ExpandedNode, expanded
 from nnhal.frontends.onnx.task import NodeTask, operator
-from nnhal.ops.schema import B8
+from nnhal.ops.schema import B8, I32
 
+INT32 = 6  # of TensorProto
+BEYOND = 1 << 30  # the place of a row that no tensor has: an execution that reads it fails
 NOTHING = -1000.0  # its exponential is 0
 RAW, CAPPED, MASKED, SHARES = range(4)  # the modes of qk_matmul_output
 
 
-@operator("Attention", inputs=(3, 6), outputs=(1, 4), becomes="MUL, BATCH_MATMUL, ADD, SOFTMAX, BATCH_MATMUL")
+@operator("Attention", inputs=(3, 7), outputs=(1, 4), becomes="MUL, BATCH_MATMUL, ADD, SOFTMAX, BATCH_MATMUL")
 def attention(t: NodeTask) -> None:
     """Sum values by the softmax of queries times keys. The queries of heads that share a key are rows of one product."""
     flat = t.rank(t.x(0)) == 3
     q, k, v = (by_heads(t, place, "q_num_heads" if place == 0 else "kv_num_heads") for place in range(3))
     t.require(t.given(4) == t.given(5), "has a past key or value without the other")
+    t.require(not t.given(4) or not t.given(6), "has a past key and nonpad_kv_seqlen, must have one of both")
     past = t.known(t.x(4))[2] if t.given(4) else 0
     if past:
         k, v = joined(t, [t.x(4), k], 2), joined(t, [t.x(5), v], 2)
@@ -65,15 +69,10 @@ def by_heads(t: NodeTask, place: int, count: str) -> Term:
 
 
 def masked(t: NodeTask, scores: Term, past: int) -> Term:
-    """Add the mask, and minus infinity where a query would read a later position, or one outside its window."""
-    r, kind = RealArithmetic(t), scores.value.type
-    _, _, rows, columns = t.known(scores)
-    back = np.arange(past, past + rows)[:, None] - np.arange(columns)  # from the position of a query to that of a key
-    left, right = windows(t)
-    unread = (back > left) | (-back > right)
-    if unread.any():
-        added = np.where(unread, -np.inf, 0)[None, None].astype(scores.value.dtype)
-        scores = r("ADD", scores, constant(Value(kind), added))
+    """Add the mask, and minus infinity where a query would read a position that it may not."""
+    r, kind, columns = RealArithmetic(t), scores.value.type, t.known(scores)[3]
+    beyond = unread(t, scores, past)
+    scores = scores if beyond is None else r("ADD", scores, beyond)
     if not t.given(3):
         return scores
     mask = t.x(3)
@@ -88,6 +87,30 @@ def masked(t: NodeTask, scores: Term, past: int) -> Term:
     return r("ADD", scores, t.reshaped(mask, (*[1] * (4 - len(shape)), *shape)))
 
 
+def unread(t: NodeTask, scores: Term, past: int) -> Term | None:
+    """Return minus infinity where a query would read a later position, one outside its window, or one without a key."""
+    _, _, rows, columns = t.known(scores)
+    back = past + np.arange(rows)[:, None] - np.arange(columns)  # from the position of a query to that of a key
+    left, right = windows(t)
+    if not t.given(6):
+        beyond = (back > left) | (-back > right)
+        added = np.where(beyond, -np.inf, 0)[None, None].astype(scores.value.dtype)
+        return constant(Value(scores.value.type), added) if beyond.any() else None
+    r, lengths = RealArithmetic(t), t.index(6, "nonpad_kv_seqlen")
+    lengths = t.reshaped(lengths, (*t.known(lengths), 1, 1, 1))
+    places = t.integers(range(columns))
+    tests = [r.test("LESS_EQUAL", lengths, t.reshaped(places, (1, 1, 1, columns)))]
+    ahead = r("ADD", lengths, constant(Value(I32), (back - rows)[None, None].astype(np.int32)))
+    if left < math.inf:
+        tests.append(r.test("GREATER", ahead, left))
+    if right < math.inf:
+        tests.append(r.test("LESS", ahead, -right))
+    found = tests[0]
+    for each in tests[1:]:
+        found = t.make("LOGICAL_OR", found, each)
+    return either(t, found, -math.inf, 0.0, OperandType(scores.value.type))
+
+
 def windows(t: NodeTask) -> tuple[float, float]:
     """Return how many positions a query reads before its own, and behind it."""
     left, right = (math.inf if n < 0 else n for n in (t.attr(f"{side}_window_size", -1) for side in ("left", "right")))
@@ -99,7 +122,7 @@ def shares_of(t: NodeTask, scores: Term) -> Term:
 
     The greatest of a row is subtracted first: what remains of minus infinity is great enough to have a share of 0.
     """
-    if not t.given(3) and windows(t)[0] == math.inf:
+    if not t.given(3) and not t.given(6) and windows(t)[0] == math.inf:
         return t.make("SOFTMAX", scores, 1.0, -1)
     r, kind = RealArithmetic(t), scores.value.type
     most = t.make("REDUCE_MAX", scores, t.integers([3]), True)
@@ -142,3 +165,36 @@ def angles(t: NodeTask, place: int, heads_first: bool, half: int) -> Term:
         found = t.reshaped(t.make("GATHER", found, 0, ids), (*t.known(ids), half))
     batch, count, _ = t.known(found)
     return t.reshaped(found, (batch, 1, count, half) if heads_first else (batch, count, 1, half))
+
+
+@expanded("TensorScatter", inputs=(2, 3), becomes="CONCATENATION, GATHER of rows at places by the first one")
+def tensor_scatter(t: ExpandedNode) -> None:
+    """Write positions of a tensor into a cache, one behind another, from a computed position of each batch on."""
+    shape, new = t.known(t.x(0)), t.known(t.x(1))
+    axis, mode = t.axis(t.attr("axis", -2), len(shape)), t.attr("mode", "linear")
+    t.require(mode in ("linear", "circular"), f"mode is {mode!r}, must be linear or circular")
+    size, rows = shape[axis], new[axis] if len(new) == len(shape) else 0
+    t.require(
+        axis > 0 and 0 < rows <= size and new == (*shape[:axis], rows, *shape[axis + 1 :]),
+        f"writes {list(new)} into {list(shape)} along axis {axis}, must have at most as many positions",
+    )
+    batch, count, each = shape[0], math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    places, zero, end = (t.constant(np.asarray(n, np.int32)) for n in (np.arange(size)[None], 0, size))
+    first = t.constant(np.zeros((batch, 1), np.int32))
+    if t.given(2):
+        first = t.write("Cast", t.write("Reshape", t.input(2), t.constant([batch, 1])), to=INT32)
+        first = t.write("Mod", first, end) if mode == "circular" else first
+    row = t.write("Sub", places, first)  # of the written tensor, at each place of the cache
+    if mode == "circular":
+        row = t.write("Where", t.write("Less", row, zero), t.write("Add", row, end), row)
+    inside = t.write("And", t.write("GreaterOrEqual", row, zero), t.write("Less", row, t.constant(np.int32(rows))))
+    found = t.write("Where", inside, t.write("Add", row, end), places)
+    if mode == "linear" and t.given(2):
+        outside = t.write("Less", first, zero), t.write("Greater", first, t.constant(np.int32(size - rows)))
+        found = t.write("Add", found, t.write("Where", t.write("Or", *outside), t.constant(np.int32(BEYOND)), zero))
+    offsets = (np.arange(count, dtype=np.int32) * (size + rows)).reshape(batch, -1, 1)
+    found = t.write("Add", t.write("Reshape", found, t.constant([batch, 1, size])), t.constant(offsets))
+    both = (t.write("Reshape", t.input(n), t.constant([count, m, each])) for n, m in enumerate((size, rows)))
+    table = t.write("Reshape", t.write("Concat", *both, axis=1), t.constant([count * (size + rows), each]))
+    made = t.write("Gather", table, t.write("Reshape", found, t.constant([count * size])))
+    t.write("Reshape", made, t.constant(shape), gives=0)

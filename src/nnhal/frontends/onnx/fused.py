@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -202,99 +201,6 @@ def embedding(t: ExpandedNode) -> None:
         t.write("ReduceSum", ones, t.constant([1]), gives=1, keepdims=0)
     made = sum_of(t, found, 2)
     t.write("LayerNormalization", made, t.input(5), t.input(6), gives=0, epsilon=t.attr("epsilon", 1e-12))
-
-
-# -------------------------------------------------------------------------------------------------------------- attention
-
-
-@expanded("com.microsoft.Attention", inputs=(2, 7), outputs=(1, 2), becomes="MatMul, Add, Split, Attention")
-def attention(t: ExpandedNode) -> None:
-    """Project the input to queries, keys and values in one product."""
-    t.require(not t.given(4) and not t.attr("do_rotary", 0), "has a past or rotates, must do neither")
-    heads, sizes = t.attr("num_heads", 0), t.attr.ints("qkv_hidden_sizes") or [t.known(t.x(1))[1] // 3] * 3
-    made = t.write("MatMul", t.input(0), t.input(1))
-    made = t.write("Add", made, t.input(2)) if t.given(2) else made
-    parts = t.write("Split", made, t.constant(np.array(sizes)), parts=3, axis=-1)
-    attended(t, parts, heads, mask_of(t, 3, 5, 0), causal=t.attr("unidirectional", 0))
-
-
-@expanded("com.microsoft.MultiHeadAttention", inputs=(1, 8), outputs=(1, 4), becomes="Add, Attention")
-def multi_head_attention(t: ExpandedNode) -> None:
-    """Attend to separate queries, keys and values of three dimensions."""
-    t.require(not t.given(6) and not t.given(7), "has a past, must have none")
-    t.require(t.given(1) and t.given(2), "has packed keys and values, must have separate ones")
-    parts, causal = [t.input(n) for n in range(3)], t.attr("unidirectional", 0)
-    for place in range(3):
-        t.require(t.rank(t.x(place)) == 3, f"input {place} is of rank {t.rank(t.x(place))}, must be of 3")
-    queries, keys = (t.known(t.x(n))[1] for n in range(2))
-    t.require(
-        not causal or keys <= queries, f"is unidirectional of {queries} queries, must have as many keys, not {keys}"
-    )
-    if t.given(3):
-        sizes = [t.known(t.x(n))[2] for n in range(3)]
-        biases = t.write("Split", t.input(3), t.constant(np.array(sizes)), parts=3, axis=0)
-        parts = [t.write("Add", *pair) for pair in zip(parts, biases, strict=True)]
-    attended(t, parts, t.attr("num_heads", 0), mask_of(t, 4, 5, 1), causal=causal)
-
-
-def attended(t: ExpandedNode, parts: list[str], heads: int, mask: str, *, causal: int) -> None:
-    """Write the attention of projected inputs."""
-    how: dict[str, Any] = {
-        "q_num_heads": heads,
-        "kv_num_heads": heads,
-        "is_causal": causal,
-        "scale": t.attr("scale", 0.0) or None,
-    }
-    t.write("Attention", *parts, *[mask] * bool(mask), gives=0, **how)
-
-
-def mask_of(t: ExpandedNode, keys: int, scores: int, of: int) -> str:
-    """Return what is added to products of queries and keys, "" if nothing is.
-
-    Args:
-        keys: The input with a 1 for each key that counts: of batches and keys, and queries between them. Or, of one
-            dimension, for each batch the key where they end, then maybe for each the key where they begin.
-        scores: The input that is added.
-        of: The input whose second dimension are the keys.
-    """
-    if not t.given(keys):
-        return t.input(scores)
-    shape, (batch, columns, *_) = t.known(t.x(keys)), t.known(t.x(of))
-    if shape in ((batch,), (2 * batch,)):
-        places = t.constant(np.arange(columns).reshape(1, 1, 1, columns))
-        counts, *later = (
-            t.write(
-                op,
-                places,
-                t.write("Reshape", t.write("Gather", t.input(keys), t.constant(rows)), t.constant([batch, 1, 1, 1])),
-            )
-            for op, rows in zip(("Less", "GreaterOrEqual"), np.arange(shape[0]).reshape(-1, batch), strict=False)
-        )
-        counts = t.write("And", counts, *later) if later else counts
-    else:
-        t.require(
-            len(shape) in (2, 3), f"has a mask of shape {list(shape)}, must be of {batch} lengths, 2 or 3 dimensions"
-        )
-        shape = (shape[0], 1, *shape[1:]) if len(shape) == 3 else (shape[0], 1, 1, shape[1])
-        counts = t.write("Greater", t.write("Reshape", t.input(keys), t.constant(shape)), t.constant(0))
-    added = t.constant(t.attr("mask_filter_value", -10000.0))
-    made = t.write("Where", counts, t.constant(0.0), added)
-    return str(t.write("Add", made, t.input(scores))) if t.given(scores) else str(made)
-
-
-@expanded("com.microsoft.RotaryEmbedding", inputs=4, becomes="RotaryEmbedding")
-def rotary_embedding(t: ExpandedNode) -> None:
-    """Rotate by given positions, or by those from one number on."""
-    shape, places = t.known(t.x(0)), t.input(1)
-    if t.rank(t.x(1)) < 2:
-        count = shape[2] if len(shape) == 4 else shape[1]
-        places = t.write("Add", places, t.constant(np.arange(count)[None]))
-        places = t.write("Expand", places, t.constant([shape[0], count]))
-    t.require(t.attr("scale", 1.0) == 1, f"scale is {t.attr('scale', 1.0)}, must be 1")
-    how: dict[str, Any] = {name: t.attr(name) for name in ("interleaved", "num_heads", "rotary_embedding_dim")}
-    if len(shape) == 3 and not how["num_heads"]:
-        how["num_heads"] = shape[2] // (2 * t.known(t.x(2))[1])
-    t.write("RotaryEmbedding", t.input(0), t.input(2), t.input(3), places, gives=0, **how)
 
 
 # ------------------------------------------------------------------------------------------------------------- quantised

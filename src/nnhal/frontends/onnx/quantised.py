@@ -18,8 +18,10 @@ from nnhal.base.operands import Array, ChannelQuant, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.folding import require_foldable
+from nnhal.frontends.common.functions import RealArithmetic, rounded
 from nnhal.frontends.common.terms import PLAIN_SCALE, Term, UnsupportedOperator, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS
+from nnhal.frontends.onnx.dynamic import hold
 from nnhal.frontends.onnx.expanded import ExpandedNode
 from nnhal.frontends.onnx.file import DTYPES, OnnxNode
 from nnhal.frontends.onnx.file import KINDS as FILE_KINDS
@@ -31,6 +33,7 @@ from nnhal.frontends.onnx.windows import window
 from nnhal.ops.schema import F32, I32, Q8, Q8PC, Q8S
 
 KINDS = {"UINT8": Q8, "INT8": Q8S}
+SIXTEEN = "UINT16", "INT16"
 SHIFT = 128  # between the stored values of the two types
 BIAS_SLACK = 1e-5  # the relative difference that the scale of a bias may have from that of the products
 
@@ -54,6 +57,13 @@ def quant_params_of(value: Value) -> QuantParams:
 
 def quant_params_at(t: NodeTask, scale: int, zero: int, kind: str = "") -> QuantParams:
     """Return the scale and zero point of inputs, one number each. kind: for a node without a zero point."""
+    of, step, first = numbers_at(t, scale, zero, kind)
+    t.require(of in KINDS, f"stores values as {of}, must be UINT8 or INT8")
+    return QuantParams(KINDS[of], step, first)
+
+
+def numbers_at(t: NodeTask, scale: int, zero: int, kind: str) -> tuple[str, float, int]:
+    """Return the type of stored numbers, and the scale and zero point of inputs."""
     found = np.asarray(t.data(scale, "the scale"))
     t.require(
         found.size == 1 and found.dtype == np.float32, "has several scales, or not of FLOAT, must have one of FLOAT"
@@ -61,10 +71,8 @@ def quant_params_at(t: NodeTask, scale: int, zero: int, kind: str = "") -> Quant
     number = float(found.reshape(-1)[0])
     t.require(math.isfinite(number) and number > 0, f"has scale {number:g}, must be above 0")
     if not t.given(zero):
-        return QuantParams(KINDS[kind or "UINT8"], number, 0)
-    of = kind_in_file(t, zero)
-    t.require(of in KINDS, f"stores values as {of}, must be UINT8 or INT8")
-    return QuantParams(KINDS[of], number, int(np.asarray(t.data(zero, "the zero point")).reshape(-1)[0]))
+        return kind or "UINT8", number, 0
+    return kind_in_file(t, zero), number, int(np.asarray(t.data(zero, "the zero point")).reshape(-1)[0])
 
 
 def kind_in_file(t: NodeTask, place: int) -> str:
@@ -77,15 +85,17 @@ def kind_in_file(t: NodeTask, place: int) -> str:
 
 def quant_params_behind(t: NodeTask) -> QuantParams:
     """Return the parameters of a QuantizeLinear. Without a zero point, `output_dtype` determines the type."""
+    return quant_params_at(t, 1, 2, named_kind(t))
+
+
+def named_kind(t: NodeTask) -> str:
+    """Return the type that a QuantizeLinear without a zero point stores."""
     number = t.attr("output_dtype", 0)
-    kind = FILE_KINDS.get(number, f"type {number}") if number else "UINT8"
-    t.require(kind in KINDS, f"stores values as {kind}, must be UINT8 or INT8")
-    return quant_params_at(t, 1, 2, kind)
+    return FILE_KINDS.get(number, f"type {number}") if number else "UINT8"
 
 
 def folded_quantise(t: NodeTask, x: Array, scale: Array, *zero: Array) -> Any:
-    number = t.attr("output_dtype", 0)
-    kind = kind_in_file(t, 2) if zero else FILE_KINDS.get(number, "") if number else "UINT8"
+    kind = kind_in_file(t, 2) if zero else named_kind(t)
     require_foldable(x.dtype == scale.dtype == np.float32 and kind in DTYPES and not t.attr("block_size", 0))
     limits = np.iinfo(DTYPES[kind])
     sizes = [1] * x.ndim
@@ -95,10 +105,14 @@ def folded_quantise(t: NodeTask, x: Array, scale: Array, *zero: Array) -> Any:
     return np.clip(np.rint(x / steps).astype(np.float64) + first, limits.min, limits.max), kind
 
 
-@operator("QuantizeLinear", inputs=(2, 3), apart=True, fold=folded_quantise,
-          becomes="QUANTIZE; nothing where the operation before stores its result so")  # fmt: skip
+@operator("QuantizeLinear", "com.microsoft.QuantizeLinear", inputs=(2, 3), apart=True, fold=folded_quantise,
+          becomes="QUANTIZE; nothing where the operation before stores its result so; of 16 bits rounded reals")  # fmt: skip
 def quantise(t: NodeTask) -> None:
-    """Quantise real values."""
+    """Quantise real values. Numbers of 16 bits, which no operation of NNAPI reads, are held as reals."""
+    kind, step, zero = numbers_at(t, 1, 2, named_kind(t))
+    if kind in SIXTEEN:
+        quantise_to_16_bits(t, kind, step, zero)
+        return
     steps, x = quant_params_behind(t), t.x(0)
     stored = t.graph.context.stored.get(id(x))
     if stored is not None and quant_params_of(stored.value) == steps and stored.value.data is None:
@@ -108,21 +122,46 @@ def quantise(t: NodeTask) -> None:
     t.result(0, converted(t, x, steps.value()), scalar=x.scalar)
 
 
+def quantise_to_16_bits(t: NodeTask, kind: str, step: float, zero: int) -> None:
+    """Round real values to numbers of 16 bits, and hold these as reals."""
+    x, r, limits = t.x(0), RealArithmetic(t), np.iinfo(DTYPES[kind])
+    t.require(x.value.type == F32, f"has {x.kind}, must have FLOAT")
+    low, high = float(limits.min - zero), float(limits.max - zero)
+    made = rounded(t, r("MINIMUM", r("MAXIMUM", r("DIV", in_few_dimensions(t, x), step), low), high))
+    made = r("ADD", made, float(zero)) if zero else made
+    hold(t, 0, kind, t.reshaped(made, t.known(x)), scalar=x.scalar)
+
+
+def dequantise_16_bits(t: NodeTask, reals: Term, kind: str, *, scalar: bool) -> None:
+    """Return the real values of numbers that are held as reals."""
+    of, step, zero = numbers_at(t, 1, 2, kind)
+    t.require(of == kind, f"is {kind} and has a zero point of {of}, must be of the same type")
+    r, flat = RealArithmetic(t), in_few_dimensions(t, reals)
+    made = r("MUL", r("SUB", flat, float(zero)) if zero else flat, step)
+    t.result(0, t.reshaped(made, t.known(reals)), "FLOAT", scalar=scalar)
+
+
+def in_few_dimensions(t: NodeTask, x: Term) -> Term:
+    """Return a term, as a row if it has more dimensions than many operations take."""
+    shape = t.shape(x)
+    return x if len(shape) <= MOST_DIMENSIONS else t.reshaped(x, (math.prod(t.known(x)),))
+
+
 def converted(t: NodeTask, x: Term, value: Value) -> Term:
     """Quantise or dequantise a term of any rank."""
     name = "DEQUANTIZE" if value.type == F32 else "QUANTIZE"
-    shape = t.shape(x)
-    if len(shape) <= MOST_DIMENSIONS:
-        return t.make(name, x, like=value)
-    return t.reshaped(t.make(name, t.reshaped(x, (math.prod(t.known(x)),)), like=value), shape)
+    return t.reshaped(t.make(name, in_few_dimensions(t, x), like=value), t.shape(x))
 
 
-@operator("DequantizeLinear", apart=True, inputs=(2, 3),
-          becomes="DEQUANTIZE, unless the next operation reads the stored values")  # fmt: skip
+@operator("DequantizeLinear", "com.microsoft.DequantizeLinear", apart=True, inputs=(2, 3),
+          becomes="DEQUANTIZE, unless the next operation reads the stored values; of 16 bits SUB, MUL")  # fmt: skip
 def dequantise(t: NodeTask) -> None:
     """Dequantise stored values."""
     raw = t.raw(0)
     t.follows(raw)
+    if raw.reals is not None and raw.kind in SIXTEEN:
+        dequantise_16_bits(t, raw.reals, raw.kind, scalar=raw.scalar)
+        return
     if raw.data is not None:
         real, stored = dequantised(t, raw)
         t.result(0, real, "FLOAT", scalar=raw.scalar)

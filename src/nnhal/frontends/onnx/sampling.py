@@ -5,16 +5,19 @@ from itertools import product
 
 import numpy as np
 
-from nnhal.base.operands import Value
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.element_moves import part_of, transposed
 from nnhal.frontends.common.functions import RealArithmetic, rounded
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import check_count, either
+from nnhal.frontends.onnx.attention import BEYOND
 from nnhal.frontends.onnx.elementwise import in_own_type, single_floats
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import F32, I32
 
 MOST_PIXELS = 1 << 24  # float32 counts them exactly
+OLD = "output_half_pixel"
 MODES = {"linear": "linear", "bilinear": "linear", "nearest": "nearest"}
 
 
@@ -115,3 +118,88 @@ def positions(size: int, align: bool) -> "np.ndarray[tuple[int], np.dtype[np.flo
     """Return the positions of pixels from -1 to 1, which are the centres (align) or the edges of the outer ones."""
     steps = np.arange(size, dtype=np.float64)
     return steps * (2 / (size - 1)) - 1 if align else (2 * steps + 1) / size - 1
+
+
+# ---------------------------------------------------------------------------------------------------------------- regions
+
+
+@operator("RoiAlign", inputs=3, becomes="shares of rows and columns by FLOOR, ABS, MAXIMUM, MEAN; BATCH_MATMUL")
+def roi_align(t: NodeTask) -> None:
+    """Interpolate points of regions and average them: a product with the shares of rows, and one with those of columns.
+
+    The rows of all images are one table; each region has shares of 0 in the images of others.
+    """
+    x, rois, batches = single_floats(t), t.real(t.x(1)), t.index(2, "batch_indices")
+    t.require(t.rank(x) == 4, f"of rank {t.rank(x)}, must be of 4")
+    mode = t.attr("mode", "avg")
+    t.require(mode == "avg", f"mode is {mode!r}, must be 'avg': NNAPI has no greatest of interpolated points")
+    (images, depth, *sizes), regions = t.known(x), t.known(rois)[0]
+    t.require(t.known(rois) == (regions, 4) and t.known(batches) == (regions,), "must have 4 numbers and an image each")
+    counts = [t.attr(f"output_{side}", 1) for side in ("height", "width")]
+    t.require(min(counts) > 0, f"output is {counts}, must be at least 1")
+    x1, y1, x2, y2 = (part_of(t, rois, 1, n, 1) for n in range(4))
+    rows, row_fits = shares_along(t, y1, y2, counts[0], sizes[0])
+    columns, column_fits = shares_along(t, x1, x2, counts[1], sizes[1])
+    chosen = batches
+    for fits in filter(None, (row_fits, column_fits)):
+        chosen = t.make("ADD", chosen, t.reshaped(either(t, fits, 0, BEYOND, I32), (regions,)), activation=0)
+    own = t.make("GATHER", constant(Value(F32), np.eye(images, dtype=np.float32)), 0, chosen)
+    r, (high, wide) = RealArithmetic(t), counts
+    rows = r("MUL", t.reshaped(rows, (regions, high, 1, sizes[0])), t.reshaped(own, (regions, 1, images, 1)))
+    table = t.reshaped(transposed(t, x, (0, 2, 1, 3)), (1, images * sizes[0], depth * sizes[1]))
+    rows = t.reshaped(rows, (1, regions * high, images * sizes[0]))
+    found = t.make("BATCH_MATMUL", rows, table, like=x, adj_x=False, adj_y=False)
+    found = t.reshaped(found, (regions, high * depth, sizes[1]))
+    found = t.make("BATCH_MATMUL", found, columns, like=x, adj_x=False, adj_y=True)
+    found = transposed(t, t.reshaped(found, (regions, high, depth, wide)), (0, 2, 1, 3))
+    t.result(0, in_own_type(t, found))
+
+
+def shares_along(t: NodeTask, start: Term, end: Term, count: int, size: int) -> tuple[Term, Term | None]:
+    """Return the share of each element of a dimension in each bin of each region.
+
+    Args:
+        t: The node.
+        start: Where the regions begin, [regions, 1].
+        end: Where they end.
+        count: The number of bins.
+        size: The number of elements.
+
+    Returns:
+        The shares [regions, count, size]; which regions [regions, 1] have no more points than were provided for, None
+        for all.
+    """
+    r, how = RealArithmetic(t), t.attr("coordinate_transformation_mode", "half_pixel" if t.opset >= 16 else OLD)
+    t.require(how in ("half_pixel", OLD), f"coordinate_transformation_mode is {how!r}, must be half_pixel or {OLD}")
+    scale, points = t.attr("spatial_scale", 1.0), t.attr("sampling_ratio", 0)
+    start, end = (r("SUB", r("MUL", each, scale), 0.5 * (how != OLD)) for each in (start, end))
+    length = r("SUB", end, start)
+    length = r("MAXIMUM", length, 1.0) if how == OLD else length
+    regions, adaptive = t.known(start)[0], points <= 0
+    most = -(-3 * size // (2 * count)) + 1 if adaptive else points  # of a region that is longer than the image
+    t.budget.spend(Cost.ELEMENTS, regions * count * most * size, t.label)
+    step = r("DIV", length, float(count))
+    first = r("ADD", start, r("MUL", step, row_of(np.arange(count))))
+    offset = r("MUL", step, row_of(np.arange(most) + 0.5))
+    numbers: Term | float = float(points)
+    used, fits = None, None
+    if adaptive:
+        numbers = t.make("NEG", t.make("FLOOR", t.make("NEG", step)))
+        used, fits = r.test("LESS", row_of(np.arange(most)), numbers), r.test("LESS_EQUAL", numbers, float(most))
+        numbers = r("MAXIMUM", numbers, 1.0)
+    offset = r("DIV", offset, numbers)
+    place = r("ADD", t.reshaped(first, (regions, count, 1)), t.reshaped(offset, (regions, 1, most)))
+    inside = t.make("LOGICAL_AND", r.test("GREATER_EQUAL", place, -1.0), r.test("LESS_EQUAL", place, float(size)))
+    weight = either(t, inside, 1.0, 0.0, F32)
+    if used is not None:
+        weight = r("MUL", weight, t.reshaped(either(t, used, 1.0, 0.0, F32), (regions, 1, most)))
+    place = t.reshaped(r("MINIMUM", r("MAXIMUM", place, 0.0), size - 1.0), (regions * count, most, 1))
+    far = t.make("ABS", r("SUB", place, row_of(np.arange(size))))
+    shares = r("MUL", r("MAXIMUM", r.less(1.0, far), 0.0), t.reshaped(weight, (regions * count, most, 1)))
+    summed = t.reshaped(t.make("REDUCE_SUM", shares, t.integers([1]), False), (regions, count, size))
+    return r("DIV", summed, t.reshaped(numbers, (regions, 1, 1)) if isinstance(numbers, Term) else numbers), fits
+
+
+def row_of(numbers: Array) -> Term:
+    """Return numbers as a constant of one row."""
+    return constant(Value(F32), numbers.astype(np.float32)[None])
