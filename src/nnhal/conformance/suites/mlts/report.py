@@ -38,7 +38,7 @@ COLUMNS = (
 )
 TIMES = ("compile", "compile (ms)"), ("first", "first (ms)"), ("p50", "p50 (ms)"), ("p99", "p99 (ms)")
 REFERENCE = "reference (CPU)"
-LABELS = "labels"  # what top-1 is of; else the reference's classes
+LABELS = "labels"  # judge top-1; else the reference's classes
 HEADS = ("model", "engine", *(head for head, _, _ in COLUMNS), "top-1 of", "inputs are", "verdict", "notes")
 COLOURS = {"device": "#4878d0", "engine": "#ee854a", "reference": "#8a8a8a"}
 STYLE = """
