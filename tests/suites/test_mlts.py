@@ -135,6 +135,25 @@ def test_a_driver_that_computes_inaccurately_fails(
     assert outcome.found["data"].startswith("12 files")
 
 
+def test_a_driver_that_is_called_reference_is_not_judged_by_itself(model: Path, tmp_path: Path) -> None:
+    driver = tmp_path / "driver.py"
+    driver.write_text(f"""import sys
+
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.suites.faulty.driver.models import Models, ScoresShifted
+
+
+class Device(Models):
+    name, engine = "reference", ScoresShifted
+
+
+device = Device
+""")
+    run = SuiteRun(drivers=(str(driver),), model=str(model), scale=0.02, pattern="/accuracy$")
+    (outcome,) = outcomes(run).values()
+    assert outcome.verdict == "failed" and "another class than on the reference" in outcome.reason, outcome
+
+
 def test_every_fault_of_a_whole_model_has_its_part_and_reason() -> None:
     tested = {fault for fault, *_ in FAULTS}
     assert tested == {each.name for each in table().values() if MLTS in each.seen_by} - {"saved-in-vain"}

@@ -11,6 +11,7 @@ from nnhal.base.errors import InvalidArgument, NnhalError, ShapeNeeded
 from nnhal.base.operands import Array
 from nnhal.conformance.suites.mlts import data
 from nnhal.conformance.suites.suite import NotApplicable, SuiteRun
+from nnhal.drivers.reference import Reference
 from nnhal.measure import onnx_inputs
 from nnhal.model.graph import Model
 from nnhal.model.open import OpenModel
@@ -86,7 +87,7 @@ def load(name: str, run: SuiteRun) -> ModelWorkload:
     engine = "onnxruntime" if path.suffix == ".onnx" else "litert"
     try:
         model = _model(path, shapes, run)
-        reference = api.compile(model, devices="reference", cache_dir=False)
+        reference = api.compile(model, devices=[Reference()], cache_dir=False)
     except NnhalError as error:
         raise NotApplicable(f"{name} cannot be imported: {error}") from None
     try:
