@@ -11,11 +11,11 @@ from nnhal.base.errors import InvalidArgument, NnhalError, ShapeNeeded
 from nnhal.base.operands import Array
 from nnhal.conformance.suites.mlts import data
 from nnhal.conformance.suites.suite import NotApplicable, SuiteRun
-from nnhal.drivers.reference import Reference
 from nnhal.measure import onnx_inputs
 from nnhal.model.graph import Model
 from nnhal.model.open import OpenModel
 from nnhal.ops.common import encode
+from nnhal.runtime import discovery
 from nnhal.runtime.arguments import Spec
 from nnhal.runtime.compiled import Compiled
 from nnhal.zoo import by_name, maker, nets
@@ -87,7 +87,7 @@ def load(name: str, run: SuiteRun) -> ModelWorkload:
     engine = "onnxruntime" if path.suffix == ".onnx" else "litert"
     try:
         model = _model(path, shapes, run)
-        reference = api.compile(model, devices=[Reference()], cache_dir=False)
+        reference = api.compile(model, devices=[discovery.cpu()], cache_dir=False)
     except NnhalError as error:
         raise NotApplicable(f"{name} cannot be imported: {error}") from None
     try:
