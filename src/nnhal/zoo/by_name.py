@@ -58,11 +58,11 @@ def _maker() -> Any:
 
 
 def _fetched(name: str) -> bool:
-    """Whether a name is that of a model or picture of the zoo, not of a generated one."""
-    fetched = (*zoo.names(), *zoo.onnx_names(), *zoo.pictures())
+    """Whether a name is that of a file of a package, not of a generated one."""
+    fetched = (*zoo.names(), *zoo.onnx_names(), *zoo.pictures(), *zoo.datasets())
     if name in fetched:
         return True
-    made = _maker().names()
+    made = (*_maker().names(), *_maker().trained_names())
     if name in made:
         return False
     must = "must be a .tflite or .onnx file or a name that `nnhal models` lists"

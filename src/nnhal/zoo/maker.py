@@ -1,4 +1,6 @@
-"""The project's own models: `.tflite` files written from the descriptions in `nets`, with fixed seeds.
+"""The project's own models: `.tflite` files written from the descriptions in `nets`.
+
+Their weights are random, with fixed seeds, or those that a package ships (`trained`).
 
 Quantised files follow TFLite's quantisation specification, and also NNAPI's: int8 activations with a zero point and
 symmetric weights, per output channel in convolutions; or all uint8, one scale and zero point per tensor. Biases are
@@ -18,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nnhal.base.records import Record
-from nnhal.zoo import Progress, ZooError, cache, folder
+from nnhal.zoo import Progress, ZooError, cache, entry, folder
+from nnhal.zoo import path as fetched
 from nnhal.zoo.nets import (
     OUT_AXIS,
     Floats,
@@ -26,16 +29,19 @@ from nnhal.zoo.nets import (
     Net,
     NetValue,
     Recurrent,
+    efficientnet_lite0,
     mobilenet_v1,
     mobilenet_v2,
     tiny_conv,
     values,
 )
 
+WEIGHTS = "efficientnet_lite0_weights"  # in the catalogue of packages
 VERSION = 1  # increase it when a model's bytes change: cached files of other versions are ignored
 PLACE = Path("made", str(VERSION))  # in the cache folder
 DIGEST = 64  # hexadecimal digits
 NO_TENSOR = -1  # an omitted input
+BIASES = 2.0**30  # greatest bias, in steps of its scale
 SAME, VALID = 0, 1
 NO_ACTIVATION, RELU6, TANH = 0, 3, 4
 CODES: dict[str, tuple[str, str, int]] = {  # operator, its options, its version for int8 (for other types it is 1)
@@ -92,20 +98,24 @@ class Scheme(Record, frozen=True):
         weights, bias = value.constants
         if source is None:
             return [("weights", np.float32, None, weights), ("bias", np.float32, None, bias)]
-        fine = self._weights(layer, weights)
+        fine = self._weights(layer, weights, np.abs(bias) / (source.scale * np.float32(BIASES)))
         sums = AffineQuant(source.scale * fine.scale)
         return [
             ("weights", self.type, fine, fine.stored(weights, self.type)),
             ("bias", np.int32, sums, sums.stored(bias, np.int32)),
         ]
 
-    def _weights(self, layer: Layer, weights: Floats) -> AffineQuant:
+    def _weights(self, layer: Layer, weights: Floats, least: Floats) -> AffineQuant:
+        """Return the quantisation of weights. least: the smallest scales that the biases of the channels allow."""
         if not self.symmetric:
             return self._ranged(float(weights.min()), float(weights.max()))
         axis = OUT_AXIS[layer.kind]
         # One scale for FULLY_CONNECTED: NNAPI has none per channel there.
         others = None if layer.kind == "dense" else tuple(n for n in range(weights.ndim) if n != axis)
-        return AffineQuant(np.atleast_1d(np.abs(weights).max(others) / np.float32(127)), 0, axis)
+        scale = np.atleast_1d(np.abs(weights).max(others) / np.float32(127))
+        if others is not None:  # a channel whose weights are 0, or nearly, computes its bias alone
+            scale = np.maximum(scale, np.maximum(least, np.finfo(np.float32).tiny))
+        return AffineQuant(scale, 0, axis)
 
     def _ranged(self, low: float, high: float) -> AffineQuant:
         """Return one scale and zero point for a range, which is extended to include 0."""
@@ -200,9 +210,12 @@ class _File:
         return made
 
 
-def _feed_forward(describe: Callable[[], Net], seed: int, scheme: Scheme, dynamic: bool = False) -> bytes:
+Facts = Callable[[Callable[[], Net]], list[NetValue]]  # the values of a net, by its description
+
+
+def _feed_forward(describe: Callable[[], Net], known: Facts, scheme: Scheme, dynamic: bool = False) -> bytes:
     """Write a net in a scheme. dynamic: the batch size stays open, by shape signatures that begin with -1."""
-    file, facts = _File(), values(describe, seed)
+    file, facts = _File(), known(describe)
     quants = [scheme.input(facts[0])]
 
     def tensor(name: str, n: int) -> int:
@@ -283,24 +296,34 @@ def _add4() -> bytes:
 Recipe = tuple[str, Callable[[], bytes]]  # a line about the model, and its maker
 
 
-def _net(name: str, what: str, describe: Callable[[], Net], seed: int) -> dict[str, Recipe]:
+def _net(name: str, what: str, describe: Callable[[], Net], known: Facts) -> dict[str, Recipe]:
     recipes: dict[str, Recipe] = {}
     for suffix, scheme in SCHEMES.items():
         line = f"{what}, {np.dtype(scheme.type).name}"
-        recipes[name + suffix] = (line, partial(_feed_forward, describe, seed, scheme))
+        recipes[name + suffix] = (line, partial(_feed_forward, describe, known, scheme))
     return recipes
+
+
+def _random(seed: int) -> Facts:
+    return lambda describe: values(describe, seed)
+
+
+def _of_package(describe: Callable[[], Net]) -> list[NetValue]:
+    from nnhal.zoo import trained  # a start with another model does not need it
+
+    return trained.values(describe, WEIGHTS)
 
 
 _RECIPES: dict[str, Recipe] = {
     "add4": ("one ADD of four floats and four floats", _add4),
-    **_net("tiny_conv", "convolution, fully connected, softmax on 8x8x3", tiny_conv, 1),
+    **_net("tiny_conv", "convolution, fully connected, softmax on 8x8x3", tiny_conv, _random(1)),
     "tiny_dynamic": (
         "tiny_conv, batch size open",
-        partial(_feed_forward, tiny_conv, 1, SCHEMES[""], dynamic=True),
+        partial(_feed_forward, tiny_conv, _random(1), SCHEMES[""], dynamic=True),
     ),
     "tiny_lstm": ("LSTM 2x16, 4 steps, batch 2", partial(_recurrent, Recurrent(2, 16, 4, 8, 6, batch=2), 2)),
-    **_net("mobilenet_v1", "MobileNet v1 1.0 224, random weights", mobilenet_v1, 3),
-    **_net("mobilenet_v2", "MobileNet v2 1.0 224, random weights", mobilenet_v2, 4),
+    **_net("mobilenet_v1", "MobileNet v1 1.0 224, random weights", mobilenet_v1, _random(3)),
+    **_net("mobilenet_v2", "MobileNet v2 1.0 224, random weights", mobilenet_v2, _random(4)),
     "speech_lstm_20": ("LSTM 5x640, 20 steps", partial(_recurrent, Recurrent(5, 640, 20, 80, 256), 5)),
     "speech_lstm_1": ("LSTM 5x640, 1 step", partial(_recurrent, Recurrent(5, 640, 1, 80, 256), 5)),
     "synthesis_lstm_20": (
@@ -308,11 +331,26 @@ _RECIPES: dict[str, Recipe] = {
         partial(_recurrent, Recurrent(3, 512, 20, 320, 187, time_major=False), 6),
     ),
 }
+_TRAINED = _net("efficientnet_lite0", "EfficientNet-Lite0 224, trained on ImageNet", efficientnet_lite0, _of_package)
 
 
 def names() -> tuple[str, ...]:
-    """Return the models that can be made."""
+    """Return the models that can be made without a download."""
     return tuple(_RECIPES)
+
+
+def trained_names() -> tuple[str, ...]:
+    """Return the models that are made with the weights of a package."""
+    return tuple(_TRAINED)
+
+
+def source(name: str) -> str:
+    """Return where the weights of a model come from. Raises ZooError for an unknown name."""
+    _recipe(name)
+    if name not in _TRAINED:
+        return "made by nnhal, fixed seed"
+    found = entry(WEIGHTS)
+    return f"made by nnhal from {found.package} {found.version}"
 
 
 def description(name: str) -> str:
@@ -321,7 +359,11 @@ def description(name: str) -> str:
 
 
 def make(name: str) -> bytes:
-    """Return the bytes of a model's file, the same each time. ZooError for an unknown name, or without LiteRT."""
+    """Return the bytes of a model's file, the same each time.
+
+    Raises:
+        ZooError: The name is unknown, LiteRT is not installed, or the weights of a trained model are unavailable.
+    """
     return _recipe(name)[1]()
 
 
@@ -356,6 +398,8 @@ def _kept(name: str, progress: Progress | None) -> tuple[Path, str]:
         return file, digest
     with cache.locked(root, name):
         if not ((digest := _noted(note)) and cache.sound(file, digest)):  # no other process was faster
+            if name in _TRAINED:
+                fetched(WEIGHTS, progress)
             if progress is not None:
                 progress(f"making {name} in {root}")
             content = make(name)
@@ -375,7 +419,8 @@ def _noted(note: Path) -> str:
 
 
 def _recipe(name: str) -> Recipe:
+    recipes = _RECIPES | _TRAINED
     try:
-        return _RECIPES[name]
+        return recipes[name]
     except KeyError:
-        raise ZooError(f"maker: {name!r} is not known, must be one of {', '.join(_RECIPES)}") from None
+        raise ZooError(f"maker: {name!r} is not known, must be one of {', '.join(recipes)}") from None

@@ -1,4 +1,4 @@
-"""Descriptions of the nets that `maker` writes, and their random weights with the ranges of every value.
+"""Descriptions of the nets that `maker` writes, and random weights with the ranges of every value.
 
 A feed-forward net is a list of layers. Its float weights are random, then scaled and shifted per channel as a folded
 batch normalisation would: nothing saturates or vanishes, and the outputs depend on the input. Random nets are chaotic:
@@ -54,12 +54,13 @@ class Net(Struct):
         self.layers.append(Layer(kind, sources or (len(self.layers),), **parameters))
         return len(self.layers)
 
-    def classify(self, classes: int) -> "Net":
+    def classify(self, classes: int, softmax: bool = True) -> "Net":
         """Append the tail of the mobilenets: global average, 1x1 convolution, softmax."""
         self.add("pool")
         self.add("conv", channels=classes, offset=1.6)
         self.add("flatten")
-        self.add("softmax")
+        if softmax:
+            self.add("softmax")
         return self
 
 
@@ -74,23 +75,37 @@ def mobilenet_v1() -> Net:
     return net.classify(1001)
 
 
+Blocks = tuple[int, int, int, int, int]  # expansion, channels, repeats, stride of the first, size of the kernel
+
+
 def mobilenet_v2() -> Net:
     """Describe MobileNet v2 1.0 224: inverted residual blocks, 301 million multiplications and additions."""
+    middle = (6, 24, 2, 2, 3), (6, 32, 3, 2, 3), (6, 64, 4, 2, 3), (6, 96, 3, 1, 3), (6, 160, 3, 2, 3)
+    return _inverted_residuals((1, 16, 1, 1, 3), *middle, (6, 320, 1, 1, 3)).classify(1001)
+
+
+def efficientnet_lite0() -> Net:
+    """Describe EfficientNet-Lite0: the blocks of MobileNet v2, more of them, some with kernels of 5x5; no softmax."""
+    middle = (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5)
+    return _inverted_residuals((1, 16, 1, 1, 3), *middle, (6, 320, 1, 1, 3)).classify(1000, softmax=False)
+
+
+def _inverted_residuals(*blocks: Blocks) -> Net:
+    """Describe a convolution, the blocks, and a convolution to 1280 channels."""
     net = Net((224, 224, 3))
     value, width = net.add("conv", channels=32, kernel=3, stride=2, relu6=True), 32
-    first, last = (1, 16, 1, 1), ((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-    for expand, channels, repeats, stride in (first, (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), *last):
+    for expand, channels, repeats, stride, kernel in blocks:
         for step in (stride, *[1] * (repeats - 1)):
             before = value
             if expand > 1:
                 net.add("conv", channels=width * expand, relu6=True)
-            net.add("depthwise", kernel=3, stride=step, relu6=True)
+            net.add("depthwise", kernel=kernel, stride=step, relu6=True)
             value = net.add("conv", channels=channels)
             if step == 1 and channels == width:
                 value = net.add("add", before, value)
             width = channels
     net.add("conv", channels=1280, relu6=True)
-    return net.classify(1001)
+    return net
 
 
 def tiny_conv() -> Net:
@@ -176,8 +191,8 @@ def _fitted(layer: Layer, x: Doubles, rng: np.random.Generator) -> tuple[tuple[F
     deviation = np.sqrt((variance + variance.mean()) / 2)
     wanted = (1.5 if layer.relu6 else 1.0) * (0.5 + rng.random(channels))
     centre = 1 + 2 * rng.random(channels) if layer.relu6 else layer.offset * rng.standard_normal(channels)
-    scale = _coarse(wanted / deviation)
-    shift = _coarse(centre - raw.mean(axes) * scale)
+    scale = coarse(wanted / deviation)
+    shift = coarse(centre - raw.mean(axes) * scale)
     across = [-1 if axis == OUT_AXIS[layer.kind] else 1 for axis in range(weights.ndim)]
     constants = weights * scale.astype(np.float32).reshape(across), shift.astype(np.float32)
     result = raw * scale + shift
@@ -188,10 +203,10 @@ def _range(layer: Layer, value: Doubles) -> tuple[float, float]:
     """Return the lowest and highest value without outliers: a single value should not reduce the resolution of all."""
     mean, reach = value.mean(), WIDEST * value.std()
     low, high = max(MARGIN * value.min(), mean - reach), min(MARGIN * value.max(), mean + reach)
-    return float(_coarse(low)), min(float(_coarse(high)), 6.0 if layer.relu6 else math.inf)
+    return float(coarse(low)), min(float(coarse(high)), 6.0 if layer.relu6 else math.inf)
 
 
-def _coarse(values: Any) -> Any:
+def coarse(values: Any) -> Any:
     """Round to 12 bits: the last bits of sums differ between machines and must have no effect."""
     mantissa, exponent = np.frexp(values)
     return np.ldexp(np.round(mantissa * 4096), exponent - 12)

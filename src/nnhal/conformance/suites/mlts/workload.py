@@ -15,12 +15,17 @@ from nnhal.measure import onnx_inputs
 from nnhal.model.graph import Model
 from nnhal.model.open import OpenModel
 from nnhal.ops.common import encode
+from nnhal.runtime import discovery
 from nnhal.runtime.arguments import Spec
 from nnhal.runtime.compiled import Compiled
 from nnhal.zoo import by_name, maker, nets
 
-# The families that Android's machine-learning test suite measures, as the zoo has them; magika has classes and real data.
+# The families that Android's machine-learning test suite measures, as the zoo has them; EfficientNet-Lite0 is built of
+# the blocks of MobileNet v2. The first three and magika are trained, and have real data with labels.
 MODELS = (
+    "efficientnet_lite0",
+    "efficientnet_lite0_int8",
+    "efficientnet_lite0_uint8",
     "mobilenet_v1",
     "mobilenet_v1_int8",
     "mobilenet_v1_uint8",
@@ -67,7 +72,7 @@ def names(run: SuiteRun) -> Sequence[str]:
         data.labelled(Path(run.data), run.labels)  # mistakes are reported before anything runs
     path = Path(run.model)
     if not path.is_file():
-        if run.model not in (*zoo.names(), *zoo.onnx_names(), *maker.names()):
+        if run.model not in (*zoo.names(), *zoo.onnx_names(), *maker.names(), *maker.trained_names()):
             must = "must be a .tflite or .onnx file or a name that `nnhal models` lists"
             raise InvalidArgument(f"model is {run.model!r}, {must}")
         return (run.model,)
@@ -82,7 +87,7 @@ def load(name: str, run: SuiteRun) -> ModelWorkload:
     engine = "onnxruntime" if path.suffix == ".onnx" else "litert"
     try:
         model = _model(path, shapes, run)
-        reference = api.compile(model, devices="reference", cache_dir=False)
+        reference = api.compile(model, devices=[discovery.cpu()], cache_dir=False)
     except NnhalError as error:
         raise NotApplicable(f"{name} cannot be imported: {error}") from None
     try:
@@ -98,9 +103,11 @@ def _path(name: str, run: SuiteRun) -> Path:
         return Path(run.model)
     if name in maker.names():
         return Path(by_name.path(name))
-    found = zoo.folder() / zoo.entry(name).file
-    if not found.is_file():
-        raise NotApplicable(f"{name} is not on this machine; `nnhal models {name}` fetches it")
+    labelled = name in maker.trained_names()
+    needed = (maker.WEIGHTS, *zoo.datasets()) if labelled else (name,)
+    if not all((zoo.folder() / zoo.entry(each).file).is_file() for each in needed):
+        wanted = " ".join((name, *zoo.datasets() * labelled))
+        raise NotApplicable(f"{name} is not on this machine, or its data; `nnhal models {wanted}` fetches it")
     return Path(by_name.path(name))  # with its digest verified
 
 
@@ -124,8 +131,11 @@ def _inputs(name: str, run: SuiteRun, model: Model, reference: Compiled) -> tupl
         inputs = [data.read(file, specs, model.metadata) for file in files]
         labels = data.indices(classes, model.metadata, reference.outputs[0])
         return inputs, labels, f"{len(files)} files of {run.data}"
-    if name == "magika" and not run.model:
-        return data.magika()
+    if not Path(run.model).is_file():
+        if name == "magika":
+            return data.magika()
+        if name in maker.trained_names():
+            return data.imagenet(specs[0])
     rng = np.random.default_rng(run.seed)
     if name in maker.names() and [spec.shape for spec in specs] == [(1, *PICTURE)]:
         pictures = nets.pictures(rng, PICTURE)[:SAMPLES]
