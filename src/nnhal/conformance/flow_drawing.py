@@ -30,13 +30,13 @@ NO_ACTIVATION = FIRST_AXIS = Value(INT32, data=np.asarray(0, np.int32))
 Numbers = Sequence[int]  # of values in a block
 
 
-class Step(Record, frozen=True):
+class FlowOperation(Record, frozen=True):
     """An operation in a block. inputs: numbers of the block's values, and constants. blocks: those of IF and WHILE."""
 
     name: str
     inputs: tuple[int | Value, ...]
     outputs: tuple[Value, ...]
-    blocks: "tuple[Block, ...]" = ()
+    blocks: "tuple[FlowBlock, ...]" = ()
 
     def add_to(self, b: ModelBuilder, known: Numbers) -> list[int]:
         """Add the operation to a model; return its results. known: the operands of the block's values."""
@@ -48,11 +48,11 @@ class Step(Record, frozen=True):
         return outputs
 
 
-class Block(Record, frozen=True):
+class FlowBlock(Record, frozen=True):
     """A subgraph. Its values have numbers: its inputs, then the results of each operation. outputs: numbers."""
 
     inputs: tuple[Value, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[FlowOperation, ...]
     outputs: tuple[int, ...]
 
     @property
@@ -77,7 +77,7 @@ class Block(Record, frozen=True):
 class FlowCall(ControlCall, frozen=True, kw_only=True):
     """IF or WHILE over two drawn blocks. free: the positions of inputs that may have any elements."""
 
-    blocks: tuple[Block, Block]
+    blocks: tuple[FlowBlock, FlowBlock]
     free: frozenset[int]
 
     def subgraphs(self, b: ModelBuilder) -> list[int]:
@@ -91,13 +91,13 @@ class BlockDrawing:
     def __init__(self, rng: np.random.Generator, inputs: Sequence[Value]) -> None:
         self.rng = rng
         self.values = [replace(value, data=None) for value in inputs]
-        self._inputs, self._steps = len(inputs), list[Step]()
+        self._inputs, self._steps = len(inputs), list[FlowOperation]()
 
     def add(self, name: str, *inputs: int | Value, out: Value) -> int:
         """Add an operation with one result; return its number."""
-        return self.add_step(Step(name, inputs, (out,)))[0]
+        return self.add_step(FlowOperation(name, inputs, (out,)))[0]
 
-    def add_step(self, step: Step) -> list[int]:
+    def add_step(self, step: FlowOperation) -> list[int]:
         """Add an operation; return the numbers of its results."""
         self._steps.append(step)
         self.values += step.outputs
@@ -139,12 +139,12 @@ class BlockDrawing:
             return self.sum(a, b)
         return self.add(self._pick("MAXIMUM", "MINIMUM"), a, b, out=value)
 
-    def finish(self, outputs: Numbers) -> Block:
+    def finish(self, outputs: Numbers) -> FlowBlock:
         """Return the block. An output that is an input or another output too is a copy, as models require."""
         found: list[int] = []
         for n in outputs:
             found.append(self.same(n) if n < self._inputs or n in found else n)
-        return Block(tuple(self.values[: self._inputs]), tuple(self._steps), tuple(found))
+        return FlowBlock(tuple(self.values[: self._inputs]), tuple(self._steps), tuple(found))
 
     def _pick(self, *names: str) -> str:
         return names[int(self.rng.integers(len(names)))]
@@ -194,7 +194,7 @@ def _with_if(b: BlockDrawing, data: Numbers, counter: int | None) -> list[int]:
     condition = b.add("EQUAL", counter, COUNTERS[0].number(0), out=TRUTH)
     given = [b.values[n] for n in data]
     blocks = _block(b.rng, given, _fibonacci), _block(b.rng, given, _swapped)
-    return b.add_step(Step("IF", (condition, *data), tuple(given), blocks[:: b.rng.choice([-1, 1])]))
+    return b.add_step(FlowOperation("IF", (condition, *data), tuple(given), blocks[:: b.rng.choice([-1, 1])]))
 
 
 def _with_while(b: BlockDrawing, data: Numbers, counter: int | None) -> list[int]:
@@ -202,7 +202,7 @@ def _with_while(b: BlockDrawing, data: Numbers, counter: int | None) -> list[int
     given = [b.values[n] for n in data]
     loop = drawn_loop(b.rng, given, _fibonacci if b.rng.random() < 0.5 else _drawn, int(b.rng.integers(1, INNER + 1)))
     inputs = tuple(data[each] if isinstance(each, int) else each for each in loop.operands)
-    made = b.add_step(Step("WHILE", inputs, tuple(loop.body.results), (loop.condition, loop.body)))
+    made = b.add_step(FlowOperation("WHILE", inputs, tuple(loop.body.results), (loop.condition, loop.body)))
     return [made[loop.operands.index(n)] for n in range(len(data))]
 
 
@@ -231,7 +231,7 @@ JOINED = OPS["CONCATENATION"].types  # of variables that grow
 KINDS = {**dict.fromkeys(LOOPS, "WHILE"), **dict.fromkeys(BRANCHES, "IF")}  # the operation of each kind
 
 
-def _block(rng: np.random.Generator, data: Sequence[Value], update: Update) -> Block:
+def _block(rng: np.random.Generator, data: Sequence[Value], update: Update) -> FlowBlock:
     b = BlockDrawing(rng, data)
     return b.finish(update(b, range(len(data)), None))
 
@@ -246,8 +246,8 @@ class DrawnLoop(NamedTuple):
     """
 
     operands: tuple[int | Value, ...]
-    condition: Block
-    body: Block
+    condition: FlowBlock
+    body: FlowBlock
     limit: int | None
 
 
@@ -290,7 +290,7 @@ CONDITIONS = "inside", "limit", "capped", "meeting"  # where the limit is
 
 def _condition(
     rng: np.random.Generator, facts: Sequence[Value], counting: CountingLoop, how: str, places: Numbers, rounds: int
-) -> Block:
+) -> FlowBlock:
     b = BlockDrawing(rng, facts)
     if how == "meeting":
         return b.finish([b.add("LESS", *places, out=TRUTH)])
@@ -377,7 +377,7 @@ def _call(
     kind: str,
     first: Value,
     operands: Sequence[Value],
-    blocks: tuple[Block, Block],
+    blocks: tuple[FlowBlock, FlowBlock],
     results: Sequence[Value],
     given: Mapping[int, bool],
 ) -> FlowCall:

@@ -24,6 +24,7 @@ SOME = {  # vectors of each operation: those of its first specifications
     "CONV_2D": "^V1_0/conv_",
     "QUANTIZE": "^V1_2/quantize",
     "ARGMAX": "^V1_2/argmax",
+    "RNN": "^V1_./rnn",
     "GATHER": "^V1_2/gather/.*quant8",
 }
 # Cases of the other suites, with the fault's operation in the place of {0}.
@@ -31,7 +32,8 @@ CASES = {
     VTS: "^(?!queries/verdicts-restart)[a-z0-9/-]+(/{0})?$",
     CTS: "^(graph/|flow/exchanged$|partition/forced/[0-5]$"
     "|(memory|cache|shapes|deadline|fence|burst|threads|measure)/[a-z/-]+/{0}$)",
-    RANDOM: "^(constants/|(single|long|broadcast|hard|wide|fused)/{0}/|graph/(2|3|5|8|13)/[0-4]$|views/)",
+    RANDOM: "^(constants/|(single|long|broadcast|hard|wide|fused)/{0}/|graph/(2|3|5|8|13)/[0-4]$|views/"
+    "|flow/(if/[A-Z0-9_]+|[a-z]+/FLOAT32)/0$)",
     STRESS: "^(threads/execute/(float32|quant8)|models/00[01]|drift/compile|count"
     "|((constants|mapped)|growth/(run|prepare|thread)|drift)/float32)$",
     CRASH: "^killed/execute$",

@@ -15,6 +15,7 @@ from nnhal.base.lazy import cached_property
 from nnhal.base.memory import Memory, address
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
+from nnhal.conformance.suites.run import VECTORS
 from nnhal.drivers.reference import Interpreter, ReadyOperation, Reference
 from nnhal.hal.binding import flat_bytes
 from nnhal.hal.device import Capabilities, Hints, Prepared, Verdict
@@ -122,7 +123,9 @@ def of_engine(
 # -------------------------------------------------------------------------------------------------- results of an operation
 
 
-@of_engine("state-kept", "the state of an RNN is that of the execution before, not the given one", "RNN", (RANDOM,))
+@of_engine(
+    "state-kept", "the state of an RNN is that of the execution before, not the given one", "RNN", (VECTORS, RANDOM)
+)
 class StateKept(Kernels):
     operation = "RNN"
     state: Any = None
@@ -189,7 +192,9 @@ class WhileOnceMore(Kernels):
         return kernel(a, context, [*first, *operands[len(first) :]])
 
 
-@of_engine("while-in-place", "a WHILE body's results replace loop variables one after another", "WHILE", (CTS,), Every)
+@of_engine(
+    "while-in-place", "a WHILE body's results replace loop variables one after another", "WHILE", (CTS, RANDOM), Every
+)
 class WhileInPlace(Kernels):
     operation = "WHILE"
 

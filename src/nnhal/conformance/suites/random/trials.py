@@ -11,6 +11,7 @@ import numpy as np
 from nnhal import api
 from nnhal.base.errors import NnhalError
 from nnhal.base.operands import Array, fixed
+from nnhal.base.records import replace
 from nnhal.conformance.evaluation import Evaluated, evaluate
 from nnhal.conformance.graph_drawing import is_data
 from nnhal.conformance.suites.suite import PREPARING, CaseFailed, NotSupported
@@ -183,12 +184,12 @@ def interpreted_model(model: Model, device: Device, share: float, seed: int) -> 
 def interpreted(s: Subjects) -> str:
     """Run control flow by the runtime: what is inside is on the device as far as possible, then about half of it.
 
-    The sets of inputs run one after another, and the first one again, then in a burst.
+    The sets of inputs run one after another, and the first one again, then in a burst. States are ordinary inputs.
     """
-    wanted = s.wanted()
+    wanted, model = s.wanted(), replace(s.model, states=())
     for share in SHARES:
         s.at("prepare")
-        with interpreted_model(s.model, s.device, share, s.seed) as compiled, compiled.burst() as burst:
+        with interpreted_model(model, s.device, share, s.seed) as compiled, compiled.burst() as burst:
             s.at("run")
             for call in (compiled, burst):
                 for turn, number in enumerate([*range(len(s.sets)), 0]):
