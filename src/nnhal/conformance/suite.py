@@ -3,7 +3,6 @@
 import ctypes
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 
 import numpy as np
 
@@ -152,22 +151,10 @@ def _run(vector: Vector, device: Device, variant: str, way: str, at: Callable[[s
         request = prepared.request(given, _room(vector, variant, way, device))
         endless = vector.expect_failure and "WHILE" in vector.operations
         control = Control(loop_timeout=ENDLESS_LOOP_TIMEOUT_NS) if endless else Control()
-        if way == "plain" and not vector.expect_failure and not vector.operations & {"IF", "WHILE"}:
-            _execute_with_others(device, prepared, given)
         WAYS[way](device, prepared, request, control)
         return request
     finally:
         _close(device, prepared, at)
-
-
-def _execute_with_others(device: Device, prepared: Prepared, given: Sequence[Array | None]) -> None:
-    """Execute with the elements of inputs in reverse order: nothing of it may show in the execution that counts.
-
-    Integers of 32 bits stay: they may be positions. The driver may reject the inputs.
-    """
-    others = [x if x is None or (x.dtype.kind in "iu" and x.itemsize > 1) else np.flip(x).copy() for x in given]
-    with suppress(NnhalError):
-        WAYS["plain"](device, prepared, prepared.request(others), Control())
 
 
 def _require_valid(vector: Vector, model: Model) -> None:

@@ -24,7 +24,6 @@ SOME = {  # vectors of each operation: those of its first specifications
     "CONV_2D": "^V1_0/conv_",
     "QUANTIZE": "^V1_2/quantize",
     "ARGMAX": "^V1_2/argmax",
-    "RNN": "^V1_./rnn",
     "GATHER": "^V1_2/gather/.*quant8",
 }
 # Cases of the other suites, with the fault's operation in the place of {0}.

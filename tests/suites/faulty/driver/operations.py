@@ -15,7 +15,6 @@ from nnhal.base.lazy import cached_property
 from nnhal.base.memory import Memory, address
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
-from nnhal.conformance.suites.run import VECTORS
 from nnhal.drivers.reference import Interpreter, ReadyOperation, Reference
 from nnhal.hal.binding import flat_bytes
 from nnhal.hal.device import Capabilities, Hints, Prepared, Verdict
@@ -123,9 +122,7 @@ def of_engine(
 # -------------------------------------------------------------------------------------------------- results of an operation
 
 
-@of_engine(
-    "state-kept", "the state of an RNN is that of the execution before, not the given one", "RNN", (VECTORS, RANDOM)
-)
+@of_engine("state-kept", "the state of an RNN is that of the execution before, not the given one", "RNN", (RANDOM,))
 class StateKept(Kernels):
     operation = "RNN"
     state: Any = None
