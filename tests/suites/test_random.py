@@ -8,14 +8,19 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.codes import OperationType
+from nnhal.base.codes import OperandType, OperationType, operation_name
+from nnhal.base.errors import OperationFailed
+from nnhal.base.records import replace
 from nnhal.conformance.evaluation import evaluate, moved
-from nnhal.conformance.reduction import Reduction, ReductionCandidate, names_of, sizes_of
+from nnhal.conformance.reduction import Reduction, ReductionCandidate, names_of, python_of, sizes_of
+from nnhal.conformance.suites.random.trials import Subjects, failure
 from nnhal.conformance.suites.run import run_suite
 from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
 from nnhal.model.builder import ModelBuilder
-from nnhal.model.graph import Model
-from nnhal.ops.schema import F32, I32, INT32, Q8
+from nnhal.model.file import write_model
+from nnhal.model.graph import Model, State
+from nnhal.ops.schema import B8, F32, I32, INT32, Q8
+from nnhal.runtime import discovery
 from tests.suites.faulty.application import DRIVER
 from tests.suites.faulty.driver import VARIABLE
 
@@ -42,6 +47,23 @@ CASES = {
 }
 
 
+# Of control flow, on a driver of all operations.
+FLOWS = {
+    "while-in-place": ("flow/fibonacci/FLOAT32/.", "1 operation: WHILE on"),
+    "while-copies-late": ("flow/rotated/FLOAT32/.", "1 operation: WHILE on"),
+    "while-passed-lost": ("flow/passed/FLOAT32/.", "1 operation: WHILE on"),
+    "while-result-once": ("flow/(twice|while)/FLOAT32/.", "1 operation: WHILE on"),
+    "while-size-kept": ("flow/growing/FLOAT32/.", "1 operation: WHILE on"),
+    "while-operands-overwritten": ("flow/drawn/FLOAT32/.", "WHILE on"),
+    "while-constants-overwritten": ("flow/drawn/FLOAT32/.", "1 operation: WHILE on"),
+    "while-condition-of-one": ("flow/passed/FLOAT32/.", "1 operation: WHILE on"),
+    "while-none-unwritten": ("flow/(fibonacci|rotated)/FLOAT32/0", "1 operation: WHILE on"),
+    "while-inside-continues": ("flow/while/FLOAT32/.", "1 operation: WHILE on"),
+    "if-inside-first": ("flow/if/FLOAT32/.", "1 operation: WHILE on"),
+    "if-operands-returned": ("flow/exchanged/FLOAT32/.", "1 operation: IF on"),
+}
+
+
 @pytest.fixture
 def outcomes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sequence[CaseOutcome]]:
     """Run the cases whose whole names fit. fault: of the faulty driver; None for the reference."""
@@ -62,9 +84,9 @@ def test_the_reference_passes_a_sample(outcomes: Any) -> None:
     assert len(found) == 10 and {o.verdict: o.reason for o in found} == {"passed": ""}
 
 
-@pytest.mark.parametrize("fault", CASES)
+@pytest.mark.parametrize("fault", [*CASES, *FLOWS])
 def test_a_fault_of_running_graphs_is_caught(fault: str, outcomes: Any) -> None:
-    pattern, reason = CASES[fault]
+    pattern, reason = (CASES | FLOWS)[fault]
     found = outcomes(pattern, fault, scale=3.0)
     assert any(o.verdict == "failed" and reason in o.reason for o in found), found
 
@@ -72,6 +94,20 @@ def test_a_fault_of_running_graphs_is_caught(fault: str, outcomes: Any) -> None:
 def test_the_driver_without_a_fault_passes_the_same_cases(outcomes: Any) -> None:
     found = outcomes("|".join(dict.fromkeys(pattern for pattern, _ in CASES.values())), "whole-healthy", scale=3.0)
     assert len(found) == 25 and {o.verdict: o.reason for o in found} == {"passed": ""}
+
+
+def test_the_reference_passes_control_flow_as_a_whole_and_by_the_runtime(outcomes: Any) -> None:
+    found = outcomes("flow/[a-z]+/FLOAT32/0")
+    assert len(found) == 13 and {o.verdict: o.reason for o in found} == {"passed": ""}
+    assert {tuple(o.found["ways"]) for o in found} == {("whole", "unaligned", "interpreted")}
+
+
+def test_control_flow_that_a_device_refuses_runs_around_what_it_supports(outcomes: Any) -> None:
+    """The device supports ADD."""
+    found = outcomes("flow/twice/FLOAT32/.", "healthy", scale=3.0)
+    assert [(o.verdict, o.reason, o.found["ways"]) for o in found] == [("passed", "", ["interpreted"])] * 3
+    found = outcomes("flow/twice/FLOAT32/.", "half-precision", scale=3.0)
+    assert any("with control flow by the runtime, 100% on the device" in o.reason for o in found)
 
 
 def test_a_failure_is_kept_as_a_model_that_loads_and_a_program_that_runs(outcomes: Any, tmp_path: Path) -> None:
@@ -167,6 +203,88 @@ def test_a_reduction_passes_intermediate_values_to_what_is_left() -> None:
     first = ReductionCandidate(chain(["ABS", "NEG"]), (X,))
     found = Reduction(fails, values).reduce(first)
     assert list(names_of(found.model)) == ["NEG"] and found.inputs is not None and (found.inputs[0] >= 0).all()
+
+
+def counting(body: Callable[[ModelBuilder, int, int], tuple[int, int]], limit: int = 3) -> Model:
+    """A WHILE over a counter and two variables of 12 elements."""
+    b = ModelBuilder("counting")
+    given = [b.operand(I32, (1,)), b.operand(F32, (12,)), b.operand(F32, (12,))]
+    first, second = b.subgraph(), b.subgraph()
+    inputs = [[each.operand(I32, (1,)), each.operand(F32, (12,)), each.operand(F32, (12,))] for each in (first, second)]
+    goes_on = first.operand(B8, (1,))
+    first.operation("LESS", [inputs[0][0], first.constant(I32, [limit])], [goes_on])
+    condition = first.finish_subgraph(inputs[0], [goes_on])
+    n = second.operand(I32, (1,))
+    second.operation("ADD", [inputs[1][0], second.constant(I32, [1]), second.constant(INT32, 0)], [n])
+    inside = second.finish_subgraph(inputs[1], [n, *body(second, *inputs[1][1:])])
+    results = [b.operand(I32, (1,)), b.operand(F32, (12,)), b.operand(F32, (12,))]
+    graphs = [b.subgraph_operand(OperandType.SUBGRAPH, each) for each in (condition, inside)]
+    b.operation("WHILE", [*graphs, *given], results)
+    return b.finish(given, results)
+
+
+def unary(b: ModelBuilder, name: str, x: int) -> int:
+    made = b.operand(F32, (12,))
+    b.operation(name, [x], [made])
+    return made
+
+
+def test_a_reduction_leaves_one_operation_and_copies_in_a_body_and_the_size_that_fails() -> None:
+    def fails(candidate: ReductionCandidate) -> bool:
+        inside = [o.type for graph in candidate.model.referenced for o in graph.operations]
+        return OperationType.NEG in inside and max((s for _, s in sizes_of(candidate.model)), default=1) >= 5
+
+    model = counting(lambda b, x, y: (unary(b, "TANH", unary(b, "NEG", unary(b, "ABS", y))), unary(b, "ABS", x)))
+    found = Reduction(fails).reduce(ReductionCandidate(model)).model
+    assert [operation_name(o.type) for o in found.referenced[1].operations] == ["MAXIMUM", "NEG", "MAXIMUM", "MAXIMUM"]
+    assert {o.dimensions for o in found.referenced[1].operands if o.type == F32} == {(5,)}
+
+
+def test_a_reduction_removes_subgraphs_that_nothing_calls_any_more() -> None:
+    def body(b: ModelBuilder, x: int, y: int) -> tuple[int, int]:
+        branches = []
+        for name in ("ABS", "NEG"):
+            sub = b.subgraph()
+            given = sub.operand(F32, (12,))
+            branches.append(sub.finish_subgraph([given], [unary(sub, name, given)]))
+        made = b.operand(F32, (12,))
+        graphs = [b.subgraph_operand(OperandType.SUBGRAPH, each) for each in branches]
+        b.operation("IF", [b.constant(B8, [True]), *graphs, x], [made])
+        return made, unary(b, "NEG", y)
+
+    def fails(candidate: ReductionCandidate) -> bool:
+        return any(o.type == OperationType.NEG for o in candidate.model.referenced[-1].operations)
+
+    model = counting(body)
+    assert len(model.referenced) == 4
+    assert len(Reduction(fails).reduce(ReductionCandidate(model)).model.referenced) == 2
+
+
+def test_a_loop_that_a_reduction_made_endless_fails() -> None:
+    model = counting(lambda b, x, y: (unary(b, "ABS", x), unary(b, "ABS", y)), 2**31 - 1)
+    with pytest.raises(OperationFailed, match="WHILE: has made 64 iterations, must end within these"):
+        evaluate(model, [np.zeros(1, np.int32), np.ones(12, np.float32), np.ones(12, np.float32)])
+
+
+def test_a_state_is_an_ordinary_input_where_the_runtime_executes_control_flow() -> None:
+    model = counting(lambda b, x, y: (unary(b, "ABS", y), unary(b, "NEG", x)))
+    model = replace(model, states=(State(1, 1, np.zeros(12, np.float32)),))
+    inputs = [np.zeros(1, np.int32), np.ones(12, np.float32), np.full(12, 2, np.float32)]
+    assert failure("interpreted", Subjects(discovery.cpu(), model, [inputs], lambda stage: None)) == ("", "")
+
+
+def test_the_program_of_a_failure_runs_control_flow_by_the_runtime(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = counting(lambda b, x, y: (unary(b, "ABS", y), unary(b, "NEG", x)))
+    write_model(model, tmp_path / "model.nnhal")
+    np.savez(
+        tmp_path / "inputs.npz", input_0=np.zeros(1, np.int32), input_1=np.ones(12, "f4"), input_2=np.ones(12, "f4")
+    )
+    program = python_of(model, "model.nnhal", "inputs.npz", "reference", 3)
+    exec(compile(program, "repro.py", "exec"), {"__file__": str(tmp_path / "repro.py"), "__name__": "repro"})
+    assert "interpreted_model(model, discovery.load_one(device), share, 3)" in program
+    assert capsys.readouterr().out.splitlines() == [f"output {n}: off by at most 0" for n in (0, 1, 2)] * 2
 
 
 def test_a_reduction_that_never_fails_returns_what_it_was_given() -> None:

@@ -40,7 +40,15 @@ class ControlCell(Cell, frozen=True):
         return f"{super().__str__()} of {self.inner}"
 
 
-class IfCall(Call, frozen=True, kw_only=True):
+class ControlCall(Call, frozen=True, kw_only=True):
+    """IF or WHILE with its subgraphs."""
+
+    def subgraphs(self, b: ModelBuilder) -> list[int]:
+        """Add the subgraphs to a model; return their numbers, in the order of the inputs that refer to them."""
+        raise NotImplementedError
+
+
+class IfCall(ControlCall, frozen=True, kw_only=True):
     """IF over two calls: `then`, and `other` for else."""
 
     then: Call
@@ -64,7 +72,7 @@ class IfCall(Call, frozen=True, kw_only=True):
         return [_branch(b, self.then, (), others), _branch(b, self.other, mine, ())]
 
 
-class WhileCall(Call, frozen=True, kw_only=True):
+class WhileCall(ControlCall, frozen=True, kw_only=True):
     """WHILE whose body is a call and a counter.
 
     rounds: the iterations, None for an endless loop. start: the results before the first iteration. carried: the
@@ -99,18 +107,18 @@ class WhileCall(Call, frozen=True, kw_only=True):
 
     def _condition(self, b: ModelBuilder) -> int:
         sub = b.subgraph()
-        counter, *_ = inputs = [_operand(sub, value) for value in self._carried_and_read()]
+        counter, *_ = inputs = [operand_of(sub, value) for value in self._carried_and_read()]
         goes_on = sub.operand(B8, (1,))
         sub.operation(self.counting.comparison, [counter, inputs[1 + len(self.start)]], [goes_on])
         return sub.finish_subgraph(inputs, [goes_on])
 
     def _body(self, b: ModelBuilder) -> int:
         sub = b.subgraph()
-        counter = _operand(sub, self.counting.number(0))
+        counter = operand_of(sub, self.counting.number(0))
         indices, given, made = operands_of(self.inner, sub)
         read = dict(zip(self.inner.given, given, strict=True))
-        before = [_operand(sub, value) for value in self.start] if self.carried is None else [read.pop(self.carried)]
-        limit = _operand(sub, self.counting.number(0))
+        before = [operand_of(sub, value) for value in self.start] if self.carried is None else [read.pop(self.carried)]
+        limit = operand_of(sub, self.counting.number(0))
         on = self.counting.steps(sub, counter)
         sub.operation(self.inner.cell.op.code, indices, made)
         return sub.finish_subgraph([counter, *before, limit, *read.values()], [on, *made])
@@ -171,7 +179,7 @@ COUNTINGS = tuple(
 def if_call(then: Call, other: Call, condition: bool, *, given: bool) -> IfCall:
     """Make an IF over two calls with one signature. given: whether the condition is an input of the model."""
     operands = [*_given(then), *_given(other)]
-    branches = [_facts(n, operands, then.outputs) for n in range(2)]
+    branches = [facts_of(n, operands, then.outputs) for n in range(2)]
     truth = Value(B8, (1,), data=np.full(1, condition, dtype_of(B8)))
     inputs = [truth, *branches, *operands]
     places = tuple(range(0 if given else 3, len(inputs)))
@@ -202,7 +210,7 @@ def while_call(
     operands = [counter, *start, limit, *read]
     made = (replace(counter, data=None), *inner.outputs)
     goes_on = Value(B8, (1,))
-    inputs = [_facts(0, operands, [goes_on]), _facts(1, operands, made), *operands]
+    inputs = [facts_of(0, operands, [goes_on]), facts_of(1, operands, made), *operands]
     places = tuple(p for p in range(2, len(inputs)) if given or p != 3 + len(start))
     return WhileCall(
         *_of(inner, "WHILE", inputs, made, places),
@@ -226,7 +234,8 @@ def _of(inner: Call, name: str, inputs: Sequence[Value], outputs: Sequence[Value
     return cell, tuple(inputs), tuple(outputs), given, bind(record, inputs, outputs)
 
 
-def _facts(index: int, inputs: Sequence[Value], outputs: Sequence[Value]) -> Value:
+def facts_of(index: int, inputs: Sequence[Value], outputs: Sequence[Value]) -> Value:
+    """Return the value of an input that refers to a subgraph. index: of the subgraph."""
     return Value(SUBGRAPH, data=SubgraphFacts(index, tuple(inputs), tuple(outputs)))
 
 
@@ -234,23 +243,23 @@ def _given(call: Call) -> list[Value]:
     return [v for p in call.given if (v := call.inputs[p]) is not None]
 
 
-def _operand(b: ModelBuilder, value: Value) -> int:
-    return b.operand(value.type, value.known, value.scale, value.zero_point, channel=value.channel)
+def operand_of(b: ModelBuilder, value: Value) -> int:
+    """Add an operand with the facts of a value; return its index."""
+    return b.operand(value.type, [n or 0 for n in value.dims], value.scale, value.zero_point, channel=value.channel)
 
 
 def _branch(b: ModelBuilder, call: Call, before: Sequence[Value], behind: Sequence[Value]) -> int:
     """Add a call as a subgraph that has further inputs before and after those that it reads."""
     sub = b.subgraph()
-    first = [_operand(sub, value) for value in before]
+    first = [operand_of(sub, value) for value in before]
     indices, given, made = operands_of(call, sub)
-    last = [_operand(sub, value) for value in behind]
+    last = [operand_of(sub, value) for value in behind]
     sub.operation(call.cell.op.code, indices, made)
     return sub.finish_subgraph([*first, *given, *last], made)
 
 
-@operands_of.register(IfCall)
-@operands_of.register(WhileCall)
-def _operands(call: IfCall | WhileCall, b: ModelBuilder) -> tuple[list[int], list[int], list[int]]:
+@operands_of.register
+def _operands(call: ControlCall, b: ModelBuilder) -> tuple[list[int], list[int], list[int]]:
     numbers = iter(call.subgraphs(b))
     indices = []
     for place, value in enumerate(call.inputs):
@@ -258,9 +267,9 @@ def _operands(call: IfCall | WhileCall, b: ModelBuilder) -> tuple[list[int], lis
         if isinstance(value.data, SubgraphFacts):
             indices.append(b.subgraph_operand(SUBGRAPH, next(numbers)))
         elif place in call.given:
-            indices.append(_operand(b, value))
+            indices.append(operand_of(b, value))
         else:
-            indices.append(b.constant(value.type, value.array))
+            indices.append(b.constant(value.type, value.array, value.scale, value.zero_point))
     outputs = [b.operand(v.type, [d or 0 for d in v.shape or ()], v.scale, v.zero_point) for v in call.outputs]
     return indices, [indices[place] for place in call.given], outputs
 

@@ -10,6 +10,7 @@ had in these runs, and by the tolerance of the last operation. A model that only
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from nnhal.ops.schema import Bound, bind, output_at
 RUNS = 6
 CONTROL = "IF", "WHILE"
 FACTOR = 3.0
+MOST_ITERATIONS = 64  # of a loop, which a reduction may have made endless
 Room = Array | float
 
 
@@ -73,7 +75,7 @@ def evaluate(model: Model, inputs: Sequence[Array], seed: int = 0, *, in_a_row: 
         in_a_row: Whether the device adds up products one after another (its relaxation "long_sums").
 
     Raises:
-        OperationFailed: The reference fails, too.
+        OperationFailed: The reference fails, too, or a loop makes more than `MOST_ITERATIONS`.
     """
     exact = Evaluation(model, in_a_row=in_a_row)
     wanted = exact.graph(0, inputs)
@@ -173,7 +175,11 @@ class Evaluation:
             return self.graph(chosen, given[1:])
         carried = len(self.model.subgraphs[numbers[1]].outputs)
         state = list(given)
-        while self.graph(numbers[0], state)[0].reshape(-1)[0]:
+        for n in count():
+            if not self.graph(numbers[0], state)[0].reshape(-1)[0]:
+                break
+            if n == MOST_ITERATIONS:
+                raise OperationFailed(f"WHILE: has made {n} iterations, must end within these")
             state = [*self.graph(numbers[1], state), *state[carried:]]
         return state[:carried]
 

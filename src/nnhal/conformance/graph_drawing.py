@@ -8,6 +8,7 @@ exact values: a correct device might be on the other side of a jump.
 The suites `random`, `cts` and `stress` draw their graphs here.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,12 +27,14 @@ from nnhal.conformance.control import CONTROL, CountingLoop, if_call, while_call
 from nnhal.conformance.differential import arrays_of, operands_of, with_other_values
 from nnhal.conformance.draw import Call, Cell, Drawn, cells
 from nnhal.conformance.evaluation import RUNS, Evaluation, applied, deviations, moved, output_buffers
+from nnhal.conformance.flow_drawing import KINDS, FlowCall, drawn_flow
 from nnhal.conformance.reduction import without_unused
 from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Device, Hints
 from nnhal.hal.lowering import refusals
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model, State
+from nnhal.model.parts import branch
 from nnhal.model.validate import validate
 from nnhal.ops import OPS
 from nnhal.ops.common import broadcast_shape
@@ -266,8 +269,8 @@ class GraphDrawing:
             self.free.add(index)
         return node
 
-    def first_inputs(self, kinds: Sequence[int]) -> None:
-        """Add one or two inputs of types that the device supports."""
+    def first_inputs(self, kinds: Sequence[int], least: int = 0) -> None:
+        """Add one or two inputs of types that the device supports. least: the fewest bytes of each."""
         for _ in range(int(self.rng.integers(1, 3))):
             weights = np.array([WEIGHTS[TYPES.index(k)] for k in kinds])
             kind = kinds[int(self.rng.choice(len(kinds), p=weights / weights.sum()))]
@@ -278,6 +281,8 @@ class GraphDrawing:
                 shape[0] = int(self.rng.choice([1, 1, 2]))
             if self.rng.random() < 0.4:
                 shape[-1] = int(self.rng.choice(WIDE))
+            if least:
+                shape[-1] = -(-least // (math.prod(shape[:-1]) * dtype_of(kind).itemsize))
             scale, zero = quantisation(self.rng, kind)
             value = Value(kind, tuple(shape), scale, zero)
             self.pool.append(self.add_input(replace(value, data=fresh(self.rng, value)), True))
@@ -289,10 +294,15 @@ class GraphDrawing:
         """
         self.first_inputs(kinds)
         while self.count < size and len(self.inputs) <= size + 20:
-            controls = self.rng.random() < flow and self.try_flow(str(self.rng.choice(CONTROL)))
+            controls = self.rng.random() < flow and self._any_flow()
             if not controls and not self.grow():
                 self.first_inputs(kinds)  # others may have more readers
         return self.count >= size
+
+    def _any_flow(self) -> bool:
+        if self.rng.random() < 0.5:
+            return self.try_flow(str(self.rng.choice(CONTROL)))
+        return self.try_dependent(str(self.rng.choice([*KINDS])))
 
     def fill_views(self, kind: int) -> bool:
         """Add a result, and each operation on single elements on a view of it.
@@ -487,6 +497,31 @@ class GraphDrawing:
                 return True
         return False
 
+    def try_dependent(self, kind: str) -> bool:
+        """Add an IF or WHILE whose variables depend on each other. kind: one of `flow_drawing.KINDS`."""
+        for _ in range(FEW_TRIES):
+            node = self._seed()
+            v = node.value
+            if v.type not in TYPES or not v.known:
+                continue
+            nodes = {id(n.value): n for n in self.pool}
+            described = v.type, v.shape, v.scale, v.zero_point
+            fitting = [
+                o
+                for n in self.pool
+                if ((o := n.value).type, o.shape, o.scale, o.zero_point) == described and o is not v
+            ]
+            try:
+                call = drawn_flow(self.rng, kind, v, fitting, lambda value: fresh(self.rng, value))
+            except InvalidModel:
+                continue
+            read = {id(value) for value in call.inputs}
+            results = {n.operand for n in self.made if id(n.value) in read}
+            if self.add(call, nodes):
+                self.kept |= results  # the graph shows that they are as they were
+                return True
+        return False
+
     def _around(self, name: str, call: Call) -> Call:
         if name == "IF":
             other = with_other_values(call, self.rng)
@@ -508,7 +543,7 @@ class GraphDrawing:
             return False
         inexact = any(n is not None and not n.exact for n in given)
         whole = [v for v in call.outputs if not quantised(v.type) and v.dtype.kind not in "fc"]
-        if inexact and (whole or call.cell.op.jumps):
+        if inexact and (whole or call.cell.op.jumps) and not isinstance(call, FlowCall):  # its counters are exact
             return False
         if not self._ask_first and not self._may_have(call):
             return False
@@ -579,6 +614,8 @@ class GraphDrawing:
                 free = (
                     (not control or value.type == B8) and arguments[place].drawn is None and not arguments[place].scalar
                 )
+                if isinstance(call, FlowCall):
+                    free = place in call.free
                 new = self.add_input(value, free)
                 indices[place] = new.operand
                 self.read[new.operand] = 1
@@ -586,7 +623,7 @@ class GraphDrawing:
                     self.pool.append(new)
         b.operation(call.cell.op.code, indices, outputs)
         self.count += 1
-        if len(outputs) > 1 and self.rng.random() < UNWANTED:
+        if len(outputs) > 1 and not isinstance(call, FlowCall) and self.rng.random() < UNWANTED:
             self.unwanted.add(outputs[max(0, int(self.rng.integers(1 - len(outputs), len(outputs))))])
         for number, value in enumerate(call.outputs):
             found = [run[number] for run in runs]
@@ -681,6 +718,20 @@ def refusal(device: Device, model: Model) -> str:
     refused = [*claims.refused().values()]
     claims.release_work()
     return refused[0] or "refused without a reason" if refused else ""
+
+
+def refusal_inside(device: Device, model: Model) -> str:
+    """Return why a device supports no operation of the subgraphs; "" if it supports one."""
+    reasons: list[str] = []
+    for number, subgraph in enumerate(model.referenced):
+        inside = branch(model, number, [None] * len(subgraph.inputs)).model
+        claims = consider_support(device, inside, Hints())
+        refused = claims.refused()
+        claims.release_work()
+        if len(refused) < len(inside.main.operations):
+            return ""
+        reasons += refused.values()
+    return reasons[0] or "refused without a reason"
 
 
 def alone(call: Call) -> Model:

@@ -1,7 +1,8 @@
 """Shrinks a failing model: to the fewest operations, outputs and inputs, then to the smallest sizes.
 
 Each candidate is a valid model. Operations are removed in halves, quarters and so on (delta debugging); operands that
-removed operations wrote become inputs. Sizes shrink wherever the same size appears, then one dimension at a time.
+removed operations wrote become inputs. An operation in a subgraph is removed if one of its inputs can stand for its
+result, else it becomes a copy of that input. Sizes shrink wherever the same size appears, then one dimension at a time.
 """
 
 import time
@@ -9,13 +10,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
 
-from nnhal.base.codes import Lifetime, operation_name, type_name
+from nnhal.base.codes import Lifetime, OperationType, operation_name, type_name
 from nnhal.base.errors import InvalidModel, NnhalError
 from nnhal.base.operands import Array, ChannelQuant, UnknownValue, Value
 from nnhal.base.records import Record, replace
 from nnhal.conformance.verdict import data_types
 from nnhal.model.builder import ModelBuilder
-from nnhal.model.graph import CONSTANTS, Model, Operand, Subgraph
+from nnhal.model.graph import CONSTANTS, Location, Model, Operand, Operation, Subgraph
 from nnhal.model.parts import extract_part
 from nnhal.model.validate import shape_of, validate
 from nnhal.ops.schema import bind
@@ -64,6 +65,7 @@ class Reduction:
             before = best
             best = self._fewer_operations(best)
             best = self._fewer_outputs(best)
+            best = self._simpler_subgraphs(best)
             best = self._smaller(best)
             if best is before:
                 break
@@ -131,13 +133,32 @@ class Reduction:
             best = found or best
         return best
 
+    def _simpler_subgraphs(self, best: ReductionCandidate) -> ReductionCandidate:
+        for number in reversed(range(len(best.model.referenced))):
+            if number >= len(best.model.referenced):
+                continue  # nothing calls it any more
+            for place in reversed(range(len(best.model.referenced[number].operations))):
+                for graph in _bypassed(best.model.referenced[number], place):
+                    graphs = list(best.model.referenced)
+                    graphs[number] = graph
+                    made = _without_uncalled(replace(best.model, referenced=tuple(graphs)))
+                    found = self._try(best, ReductionCandidate(made, best.inputs))
+                    if found is not None:
+                        best = found
+                        break
+                if number >= len(best.model.referenced):
+                    break
+        return best
+
     def _smaller(self, best: ReductionCandidate) -> ReductionCandidate:
         for size in sorted({s for _, s in sizes_of(best.model)}, reverse=True):
             for smaller in _below(size):
                 found = None
                 for inside in (False, True):
                     axes = {axis: smaller for axis, s in sizes_of(best.model) if s == size}
-                    if axes and found is None:
+                    if axes and found is None and best.model.referenced:
+                        found = self._try(best, _resized_everywhere(best, {size: smaller}, inside=inside))
+                    elif axes and found is None:
                         found = self._try(best, resized(best, axes, {size: smaller} if inside else {}))
                 if found is not None:
                     best = found
@@ -197,13 +218,7 @@ def resized(best: ReductionCandidate, axes: Mapping[Axis, int], inside: Mapping[
     b = ModelBuilder(model.name)
     for index, (operand, value) in enumerate(operands):
         now = values[index]
-        if value is None or now is None:
-            b.no_value(operand.type)
-        elif value.data is not None:
-            b.constant(value.type, value.data, value.scale, value.zero_point, channel=value.channel, name=operand.name)
-        else:
-            dims = tuple(d or 0 for d in now.shape or ())
-            b.operand(value.type, dims, value.scale, value.zero_point, channel=value.channel, name=operand.name)
+        _add_operand(b, operand, value, tuple(d or 0 for d in now.shape or ()) if now is not None else ())
     for operation in main.operations:
         b.operation(operation.type, operation.inputs, operation.outputs, operation.name)
     made = b.finish(main.inputs, main.outputs, relaxed=model.relaxed, extensions=model.extensions)
@@ -211,6 +226,108 @@ def resized(best: ReductionCandidate, axes: Mapping[Axis, int], inside: Mapping[
         return ReductionCandidate(made)
     arrays = zip(main.inputs, best.inputs, strict=True)
     return ReductionCandidate(made, tuple(_part(x, shapes[i]) for i, x in arrays))
+
+
+def _resized_everywhere(
+    best: ReductionCandidate, sizes: Mapping[int, int], *, inside: bool
+) -> ReductionCandidate | None:
+    """Return the candidate with other sizes in all graphs, wherever they appear. inside: in integer constants too."""
+    model = best.model
+    b = ModelBuilder(model.name)
+    for graph in model.referenced:
+        sub = b.subgraph()
+        _copy_resized(sub, model, graph, sizes, sizes if inside else {})
+        sub.finish_subgraph(graph.inputs, graph.outputs)
+    _copy_resized(b, model, model.main, sizes, sizes if inside else {})
+    made = b.finish(model.main.inputs, model.main.outputs, relaxed=model.relaxed, extensions=model.extensions)
+    if best.inputs is None:
+        return ReductionCandidate(made)
+    arrays = zip(made.main.inputs, best.inputs, strict=True)
+    return ReductionCandidate(made, tuple(_part(x, made.main.operands[i].dimensions) for i, x in arrays))
+
+
+def _copy_resized(
+    b: ModelBuilder, model: Model, graph: Subgraph, sizes: Mapping[int, int], inside: Mapping[int, int]
+) -> None:
+    for operand in graph.operands:
+        if operand.lifetime == Lifetime.SUBGRAPH:
+            b.subgraph_operand(operand.type, operand.location.offset)
+            continue
+        shape = tuple(sizes.get(size, size) for size in operand.dimensions)
+        _, value = _resized_operand(model, operand, shape, inside)
+        _add_operand(b, operand, value, shape)
+    for operation in graph.operations:
+        b.operation(operation.type, operation.inputs, operation.outputs, operation.name)
+
+
+def _add_operand(b: ModelBuilder, operand: Operand, value: Value | None, dims: tuple[int, ...]) -> None:
+    if value is None:
+        b.no_value(operand.type)
+    elif value.data is not None:
+        b.constant(value.type, value.data, value.scale, value.zero_point, channel=value.channel, name=operand.name)
+    else:
+        b.operand(value.type, dims, value.scale, value.zero_point, channel=value.channel, name=operand.name)
+
+
+def _bypassed(graph: Subgraph, place: int) -> Iterator[Subgraph]:
+    """Yield the subgraph with an input of an operation in place of its results, or a copy of it where that must be."""
+    operation = graph.operations[place]
+    before, after = graph.operations[:place], graph.operations[place + 1 :]
+    ends = graph.inputs, graph.outputs
+    for source in dict.fromkeys(operation.inputs):
+        alike = [i for i in operation.outputs if _facts(graph.operands[i]) == _facts(graph.operands[source])]
+        if len(alike) < len(operation.outputs) or graph.operands[source].lifetime in CONSTANTS:
+            continue
+        kept = [i for i in alike if i in graph.outputs]
+        place_of = {i: source for i in alike if i not in kept}
+        copies = [Operation(OperationType.MAXIMUM, (source, source), (i,)) for i in kept]
+        if copies == [operation]:
+            continue
+        rest = [replace(o, inputs=tuple(place_of.get(i, i) for i in o.inputs)) for o in after]
+        yield _tidy(Subgraph(graph.operands, (*before, *copies, *rest), *ends))
+
+
+def _facts(operand: Operand) -> tuple[object, ...]:
+    return operand.type, operand.dimensions, operand.scale, operand.zero_point, operand.channel
+
+
+def _tidy(graph: Subgraph) -> Subgraph:
+    """Remove operands that are no input and no output, and that no operation has."""
+    used = {i for o in graph.operations for i in (*o.inputs, *o.outputs)} | {*graph.inputs, *graph.outputs}
+    left = [i for i in range(len(graph.operands)) if i in used]
+    place = {old: new for new, old in enumerate(left)}
+
+    def there(indices: Collection[int]) -> tuple[int, ...]:
+        return tuple(place[i] for i in indices)
+
+    operations = tuple(replace(o, inputs=there(o.inputs), outputs=there(o.outputs)) for o in graph.operations)
+    return Subgraph(tuple(graph.operands[i] for i in left), operations, there(graph.inputs), there(graph.outputs))
+
+
+def _without_uncalled(model: Model) -> Model:
+    """Remove subgraphs that nothing calls, and renumber the others."""
+    called, found = list[int](), [model.main]
+    for graph in found:
+        for operand in graph.operands:
+            number = operand.location.offset
+            if operand.lifetime == Lifetime.SUBGRAPH and number not in called:
+                called.append(number)
+                found.append(model.referenced[number])
+    left = sorted(called)
+    if len(left) == len(model.referenced):
+        return model
+
+    def renumbered(graph: Subgraph) -> Subgraph:
+        operands = [
+            replace(o, location=Location(offset=left.index(o.location.offset)))
+            if o.lifetime == Lifetime.SUBGRAPH
+            else o
+            for o in graph.operands
+        ]
+        return replace(graph, operands=tuple(operands))
+
+    graphs = tuple(renumbered(model.referenced[number]) for number in left)
+    return replace(model, main=renumbered(model.main), referenced=graphs)
 
 
 def _part(array: Array, shape: tuple[int, ...]) -> Array:
@@ -249,46 +366,42 @@ def _infer(model: Model, values: list[Value | None]) -> None:
 
 def without_unused(model: Model) -> Model:
     """Remove operands of the main subgraph that nothing reads or writes, and subgraphs that nothing calls."""
-    main = model.main
-    used = {i for o in main.operations for i in (*o.inputs, *o.outputs)} | {*main.inputs, *main.outputs}
-    left = [i for i in range(len(main.operands)) if i in used]
-    if len(left) == len(main.operands) and (model.referenced == () or _called(model)):
-        return model
-    place = {old: new for new, old in enumerate(left)}
-
-    def there(indices: Collection[int]) -> tuple[int, ...]:
-        return tuple(place[i] for i in indices)
-
-    operations = [replace(o, inputs=there(o.inputs), outputs=there(o.outputs)) for o in main.operations]
-    operands = tuple(main.operands[i] for i in left)
-    graph = Subgraph(operands, tuple(operations), there(main.inputs), there(main.outputs))
-    made = replace(_fresh(model, graph), states=model.states)
-    return made if _called(made) else replace(made, referenced=())
+    graph = _tidy(model.main)
+    if graph != model.main:
+        model = replace(_fresh(model, graph), states=model.states)
+    return _without_uncalled(model)
 
 
-def _called(model: Model) -> bool:
-    return any(o.lifetime == Lifetime.SUBGRAPH for o in model.main.operands)
-
-
-def python_of(model: Model, path: str, inputs: str, device: str) -> str:
+def python_of(model: Model, path: str, inputs: str, device: str, interpreted: int | None = None) -> str:
     """Return a Python program that runs a model file on a device and on the reference.
 
     path: the model file. inputs: an .npz file with `input_0` and so on. device: a name, or the path of a driver.
+    interpreted: if the runtime executes control flow, the seed of what the device gets inside.
     """
     count = len(model.main.inputs)
+    imports, shares, compiled = "", "[None]", "nnhal.compile(model, devices=[device])"
+    if interpreted is not None:
+        imports = (
+            "from nnhal.conformance.suites.random.trials import SHARES, interpreted_model\n"
+            "from nnhal.runtime import discovery\n"
+        )
+        shares, compiled = "SHARES", f"interpreted_model(model, discovery.load_one(device), share, {interpreted})"
     return (
         f'"""Runs {len(model.main.operations)} operations on {device} and on the reference, and compares."""\n\n'
-        "from pathlib import Path\n\nimport numpy as np\n\nimport nnhal\n\n"
+        f"from pathlib import Path\n\nimport numpy as np\n\nimport nnhal\n{imports}\n"
         "here = Path(__file__).parent\n"
         f"model = nnhal.load(here / {path!r})\n"
         f"arrays = np.load(here / {inputs!r})\n"
         f'inputs = [arrays[f"input_{{n}}"] for n in range({count})]\n\n\n'
-        "def run(device):\n"
-        "    made = nnhal.compile(model, devices=[device])(*inputs)\n"
+        "def run(compiled):\n"
+        "    made = compiled(*inputs)\n"
         "    return made if isinstance(made, tuple) else (made,)\n\n\n"
-        f'for number, (actual, wanted) in enumerate(zip(run({device!r}), run("reference"))):\n'
-        '    off = np.abs(actual.astype("f8") - wanted.astype("f8")).max(initial=0)\n'
-        '    print(f"output {number}: off by at most {off:g}")\n'
+        f"device = {device!r}\n"
+        'right = run(nnhal.compile(model, devices=["reference"]))\n'
+        f"for share in {shares}:\n"
+        f"    for number, (actual, wanted) in enumerate(zip(run({compiled}), right)):\n"
+        '        off = np.abs(actual.astype("f8") - wanted.astype("f8")).max(initial=0)\n'
+        '        print(f"output {number}: off by at most {off:g}")\n'
     )
 
 

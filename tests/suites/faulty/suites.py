@@ -31,7 +31,8 @@ CASES = {
     VTS: "^(?!queries/verdicts-restart)[a-z0-9/-]+(/{0})?$",
     CTS: "^(graph/|flow/exchanged$|partition/forced/[0-5]$"
     "|(memory|cache|shapes|deadline|fence|burst|threads|measure)/[a-z/-]+/{0}$)",
-    RANDOM: "^(constants/|(single|long|broadcast|hard|wide|fused)/{0}/|graph/(2|3|5|8|13)/[0-4]$|views/)",
+    RANDOM: "^(constants/|(single|long|broadcast|hard|wide|fused)/{0}/|graph/(2|3|5|8|13)/[0-4]$|views/"
+    "|flow/(if/[A-Z0-9_]+|[a-z]+/FLOAT32)/0$)",
     STRESS: "^(threads/execute/(float32|quant8)|models/00[01]|drift/compile|count"
     "|((constants|mapped)|growth/(run|prepare|thread)|drift)/float32)$",
     CRASH: "^killed/execute$",

@@ -121,6 +121,7 @@ def table() -> Mapping[str, Fault]:
     from . import (
         clients,
         ends,
+        flow,
         graphs,
         hal,
         kept,
@@ -134,7 +135,22 @@ def table() -> Mapping[str, Fault]:
         values,
     )
 
-    parts = ends, hal, kept, memory, numbers, queries, runs, graphs, operations, optimised, values, clients, models
+    parts = (
+        ends,
+        hal,
+        kept,
+        memory,
+        numbers,
+        queries,
+        runs,
+        graphs,
+        operations,
+        flow,
+        optimised,
+        values,
+        clients,
+        models,
+    )
     modules = [module.__name__ for module in parts]
     return dict(sorted(FAULTS.items(), key=lambda item: modules.index(item[1].module)))
 

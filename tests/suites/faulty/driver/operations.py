@@ -189,7 +189,9 @@ class WhileOnceMore(Kernels):
         return kernel(a, context, [*first, *operands[len(first) :]])
 
 
-@of_engine("while-in-place", "a WHILE body's results replace loop variables one after another", "WHILE", (CTS,), Every)
+@of_engine(
+    "while-in-place", "a WHILE body's results replace loop variables one after another", "WHILE", (CTS, RANDOM), Every
+)
 class WhileInPlace(Kernels):
     operation = "WHILE"
 

@@ -8,14 +8,15 @@ Cases:
 - `wide/OPERATION/TYPE/0`, with more channels and longer sums than kernels have in a tile
 - `fused/OPERATION/TYPE/0`, before and after operations that engines fuse with it
 - `constants/N`, sums and products with constants that an engine must not join (`constants`)
+- `flow/KIND/TYPE/N`, IF and WHILE whose variables depend on each other (`nnhal.conformance.flow_drawing`)
 - `graph/SIZE/N`
 - `views/TYPE/N`, operations on views of one result, which it must survive
 
 `nnhal.conformance.graph_drawing` draws graphs of operations that the device supports. `nnhal.conformance.evaluation`
 evaluates them and computes by how much a correct device may differ. `trials` has the ways in which each graph runs: as a
-whole with several inputs one after another, with unaligned memory, from four threads at once, and with half of its
-operations on the CPU. Drawn graphs have repeated operands, broadcasting on each side, values with several readers,
-widths around those of vectors and tiles, states and control flow.
+whole with several inputs one after another, with unaligned memory, from four threads at once, with half of its
+operations on the CPU, and with control flow by the runtime. Drawn graphs have repeated operands, broadcasting on each
+side, values with several readers, widths around those of vectors and tiles, states and control flow.
 
 A failing graph is reduced to the fewest operations and smallest sizes. With `SuiteRun.report`, the graph is there as
 `random/NAME/model.nnhal` before it runs, so that it also remains of a crash; a failure adds the reduced model, its
@@ -36,7 +37,9 @@ from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.conformance.control import CONTROL
 from nnhal.conformance.evaluation import Evaluation
-from nnhal.conformance.graph_drawing import TYPES, DrawnGraph, GraphDrawing, by_type, ordinary, refusal
+from nnhal.conformance.flow_drawing import JOINED
+from nnhal.conformance.flow_drawing import KINDS as FLOWS
+from nnhal.conformance.graph_drawing import TYPES, DrawnGraph, GraphDrawing, by_type, ordinary, refusal, refusal_inside
 from nnhal.conformance.proving.comparison import Wrong, compared
 from nnhal.conformance.proving.hard import BOUNDED, FAMILIES, hard_calls
 from nnhal.conformance.proving.wide import WIDE, wide_calls
@@ -74,6 +77,9 @@ GRAPHS = {2: 10, 3: 10, 5: 10, 8: 8, 13: 6, 21: 5, 34: 4, 55: 3, 100: 2, 200: 1}
 OTHERS = 8  # tries for other inputs
 SEQUENCES = 9  # with constants
 VIEWED = 1  # graphs of views of each type
+FLOW_CASES = 1  # graphs of each kind of control flow and type
+LARGE_SHARE = 0.4  # of these graphs have variables of more than
+LARGE = 1 << 16  # bytes, from which the runtime carries variables of a loop in memory that it keeps
 FLOW = 0.04  # the share of control flow
 MOST_SINGLE = 300  # tries for a single operation
 SOFT = 20  # tries after which a single operation may have any results
@@ -82,6 +88,7 @@ REFUSALS = 12  # refused draws of a single operation after which the device coun
 HINTS = {
     "threads": "executions share memory",
     "unaligned": "memory of the caller must not be aligned",
+    "interpreted": "a subgraph alone, or the runtime's loop?",
     "partitioned": "another partition's results, or the driver's parts of a model",
 }
 
@@ -121,6 +128,13 @@ class Random(Suite):
                 yield Case(self.name, f"graph/{size}/{number}", arguments=(size, number))
         for number in range(max(len(KINDS), round(SEQUENCES * run.scale))):
             yield Case(self.name, f"constants/{number}", type="FLOAT32", arguments=(0, number))
+        for flow, name in FLOWS.items():
+            for kind in TYPES if flow != "growing" else [kind for kind in TYPES if kind in JOINED]:
+                label = type_name(kind).removeprefix("TENSOR_")
+                for number in range(max(1, round(FLOW_CASES * run.scale))):
+                    yield Case(
+                        self.name, f"flow/{flow}/{label}/{number}", name, label, (flow, int(kind), number, "flow")
+                    )
         for viewed in TYPES:
             label = type_name(viewed).removeprefix("TENSOR_")
             for number in range(max(1, round(VIEWED * run.scale))):
@@ -136,17 +150,22 @@ class Random(Suite):
             with kept_as_it_was(context.device):
                 return _judge_sequence(case, context, rng)
         refusals: list[str] = []
+        flow = bool(case.operation) and case.arguments[3] == "flow"
 
         def takes(model: Model) -> bool:
             context.at("supports")
             reason = refusal(context.device, model)
+            if reason and flow and model.referenced:
+                reason = refusal_inside(context.device, model)
             context.at(PREPARING)
             refusals.extend([reason] if reason else [])
             return not reason
 
         drawing = GraphDrawing(rng, takes, case.name, "long_sums" in context.device.relaxations)
         fused = bool(case.operation) and case.arguments[3] == "fused"
-        if fused:
+        if flow:
+            _draw_flow(drawing, case, refusals)
+        elif fused:
             _draw_fused(drawing, case, refusals)
         elif case.operation:
             _draw_single(drawing, case, refusals)
@@ -154,7 +173,7 @@ class Random(Suite):
             _draw_views(drawing, case.arguments[1], refusals)
         else:
             _draw_graph(drawing, case.arguments[0], refusals)
-        whole = not fused and (bool(case.type) or bool(rng.random() < 0.3))
+        whole = not (fused or flow) and (bool(case.type) or bool(rng.random() < 0.3))
         graph = drawing.finish(whole, not case.operation)
         with kept_as_it_was(context.device):
             return _JudgedGraph(case, context, graph, rng).run()
@@ -235,6 +254,19 @@ def _draw_fused(drawing: GraphDrawing, case: Case, refusals: Sequence[str]) -> N
         raise NotApplicable(f"no pair of {name} and another operation could be drawn")
 
 
+def _draw_flow(drawing: GraphDrawing, case: Case, refusals: Sequence[str]) -> None:
+    flow, kind, *_ = case.arguments
+    drawing.first_inputs([kind], LARGE if drawing.rng.random() < LARGE_SHARE else 0)
+    if drawing.rng.random() < 0.5:
+        drawing.grow()
+    if not drawing.try_dependent(flow):
+        if refusals:
+            raise NotSupported(refusals[-1])
+        raise NotApplicable(f"no {flow} of {case.type} could be drawn")
+    if drawing.rng.random() < 0.5:
+        drawing.grow()
+
+
 def _others(graph: DrawnGraph, rng: np.random.Generator) -> Sequence[Array]:
     """Draw other inputs with finite results, since kernels treat NaN in several ways, else the rows in another order."""
     for _ in range(OTHERS):
@@ -260,10 +292,13 @@ class _JudgedGraph:
 
     def run(self) -> Mapping[str, Any]:
         self._keep()
-        self._context.types.begin(*types_of(self._graph.model))
-        ways = list(WAYS)
+        model, flow = self._graph.model, bool(self._graph.model.referenced)
+        self._context.types.begin(*types_of(model))
+        ways = [way for way in WAYS if way != "interpreted" or flow]
         if self._case.operation:  # a single operation has no parts, and few intermediates
-            ways = ["whole", "unaligned"]
+            ways = ["whole", "unaligned", *["interpreted"] * flow]
+        if flow and refusal(self._context.device, model):
+            ways = ["interpreted"]
         for way in ways:
             problem, kind = self._fails(way, self._graph.model, self._sets)
             if problem:
@@ -288,7 +323,7 @@ class _JudgedGraph:
         names = " ".join(names_of(best.model))
         if self._folder is not None:
             found = {"files": str(self._folder)}
-            self._keep(best)
+            self._keep(best, way)
         count = len(best.model.main.operations)
         what = f"{kind}: {problem}" if kind else problem
         reason = f"{what}{REDUCED_TO}{count} operation{'s' * (count != 1)}: {names[:200]} {_shapes(best.model)}"
@@ -309,14 +344,16 @@ class _JudgedGraph:
             run.graph(0, candidate.inputs or ())
             return run.values
 
-        first = ReductionCandidate(self._graph.model, tuple(self._sets[0]))
+        whole = self._graph.model  # the program that repeats the failure executes once: with inputs that fail alone
+        alone = (inputs for inputs in self._sets if self._fails(way, whole, [inputs])[0])
+        first = ReductionCandidate(whole, tuple(next(alone, self._sets[0])))
         stateless = replace(first, model=replace(first.model, states=()))
         if first.model.states and fails(stateless):
             first = stateless
         return Reduction(fails, values, MOST_CANDIDATES, MOST_SECONDS).reduce(first)
 
-    def _keep(self, best: ReductionCandidate | None = None) -> None:
-        """Write the graph as it was drawn, or the reduced one with all that repeats its failure."""
+    def _keep(self, best: ReductionCandidate | None = None, way: str = "") -> None:
+        """Write the graph as it was drawn, or the reduced one with all that repeats its failure in one way."""
         if self._folder is None:
             return
         try:
@@ -328,8 +365,9 @@ class _JudgedGraph:
             arrays = {f"input_{n}": x for n, x in enumerate(best.inputs or ())}
             np.savez(self._folder / "inputs.npz", **arrays)  # type: ignore[arg-type]
             run = self._context.run
+            seed = self._seed if way == "interpreted" else None
             (self._folder / "repro.py").write_text(
-                python_of(best.model, "reduced.nnhal", "inputs.npz", run.named), encoding="utf-8"
+                python_of(best.model, "reduced.nnhal", "inputs.npz", run.named, seed), encoding="utf-8"
             )
             (self._folder / "model.txt").write_text(text(best.model), encoding="utf-8")
             (self._folder / "model.svg").write_text(svg(outline(best.model)), encoding="utf-8")

@@ -11,6 +11,7 @@ import numpy as np
 from nnhal import api
 from nnhal.base.errors import NnhalError
 from nnhal.base.operands import Array, fixed
+from nnhal.base.records import replace
 from nnhal.conformance.evaluation import Evaluated, evaluate
 from nnhal.conformance.graph_drawing import is_data
 from nnhal.conformance.suites.suite import PREPARING, CaseFailed, NotSupported
@@ -20,13 +21,17 @@ from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.host import run_resolved
 from nnhal.hal.request import UNLIMITED
+from nnhal.hal.wrappers import Limited
 from nnhal.model.graph import Model
 from nnhal.model.validate import validate
 from nnhal.runtime import discovery
+from nnhal.runtime.compilation import CONTROL_FLOW
+from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.partition import Offer
 
 THREADS = 4
 REPEATS = 8  # executions of each thread
+SHARES = 1.0, 0.5  # of what a device supports that it gets inside control flow
 VECTOR = 64  # bytes to which caller memory is not aligned
 
 Sets = Sequence[Sequence[Array]]
@@ -148,21 +153,63 @@ def threads(s: Subjects) -> str:
         return f"under {THREADS} threads: {problems[0]}" if problems else ""
 
 
-def partitioned(s: Subjects) -> str:
-    """Run through the runtime with about half of the operations on the CPU; carry states from call to call."""
-    wanted, rng = s.wanted()[0], np.random.default_rng([s.seed, 7])
-    halves = rng.integers(0, 2, 4096)
+def shared(share: float, seed: int) -> Callable[[Model, Sequence[Offer]], list[str]]:
+    """Return a placement on the first device of a share of what it supports; else on the last one that supports it."""
+    drawn = np.random.default_rng([seed, 7]).random(4096) < share
 
     def decide(model: Model, offers: Sequence[Offer]) -> list[str]:
         labels = []
         for n in range(len(model.main.operations)):
-            here = offers[0].verdicts[n].ok
-            labels.append(offers[0 if here and halves[n % len(halves)] else -1].device)
+            able = [offer.device for offer in offers if offer.verdicts[n].ok]
+            here = offers[0].verdicts[n].ok and drawn[n % len(drawn)]
+            labels.append((able or [""])[0 if here else -1])
         return labels
 
+    return decide
+
+
+def interpreted_model(model: Model, device: Device, share: float, seed: int) -> Compiled:
+    """Compile a model for a device and the CPU, with control flow executed by the runtime.
+
+    share: of the operations that the device supports, those that it gets. seed: of the choice.
+    """
+    both = [
+        Limited(each, lambda model, n: model.main.operations[n].type not in CONTROL_FLOW, "left to the runtime")
+        for each in (device, discovery.cpu())
+    ]
+    placement = shared(share, seed)
+    return api.compile(model, devices=both, placement=placement, fallback="forbid", cache_dir=False)
+
+
+def interpreted(s: Subjects) -> str:
+    """Run control flow by the runtime: what is inside is on the device as far as possible, then about half of it.
+
+    The sets of inputs run one after another, and the first one again, then in a burst. States are ordinary inputs.
+    """
+    wanted, model = s.wanted(), replace(s.model, states=())
+    for share in SHARES:
+        s.at("prepare")
+        with interpreted_model(model, s.device, share, s.seed) as compiled, compiled.burst() as burst:
+            s.at("run")
+            for call in (compiled, burst):
+                for turn, number in enumerate([*range(len(s.sets)), 0]):
+                    problem = wanted[number].differences(_called(call, s.sets[number]))
+                    if problem:
+                        where = f"with control flow by the runtime, {share:.0%} on the device"
+                        return f"{where}{', in a burst' * (call is burst)}: {problem} (execution {turn + 1})"
+    return ""
+
+
+def partitioned(s: Subjects) -> str:
+    """Run through the runtime with about half of the operations on the CPU; carry states from call to call."""
+    wanted = s.wanted()[0]
     s.at("prepare")
     compiled = api.compile(
-        s.model, devices=[s.device, discovery.cpu()], placement=decide, fallback="forbid", cache_dir=False
+        s.model,
+        devices=[s.device, discovery.cpu()],
+        placement=shared(0.5, s.seed),
+        fallback="forbid",
+        cache_dir=False,
     )
     with compiled, closing(compiled.stream()) as call:
         s.at("run")
@@ -189,7 +236,13 @@ def _called(call: Any, inputs: Sequence[Array]) -> list[Array]:
     return list(made) if isinstance(made, tuple) else [made]
 
 
-WAYS: Mapping[str, Way] = {"whole": whole, "unaligned": unaligned, "threads": threads, "partitioned": partitioned}
+WAYS: Mapping[str, Way] = {
+    "whole": whole,
+    "unaligned": unaligned,
+    "threads": threads,
+    "partitioned": partitioned,
+    "interpreted": interpreted,
+}
 
 
 def rolled(inputs: Sequence[Array]) -> list[Array]:
