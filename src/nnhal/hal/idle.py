@@ -226,7 +226,7 @@ class _Keeper:
                     return
             before, short = short, told.short()
             if self._look_at(guards, turn, seconds, pressed=short or before):
-                _give_back()
+                give_back_free_memory()
             del guards
 
     def _look_at(self, guards: list[TrimGuard], turn: object, seconds: float, *, pressed: bool) -> bool:
@@ -259,7 +259,7 @@ class _Keeper:
         return trimmed
 
 
-def _give_back() -> None:
+def give_back_free_memory() -> None:
     """Have the allocator return free memory to the system."""
     with suppress(AttributeError):  # a function of glibc
         ctypes.CDLL(None).malloc_trim(0)

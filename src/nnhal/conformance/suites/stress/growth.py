@@ -9,6 +9,7 @@ from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from nnhal.conformance.pool import children_of
+from nnhal.hal.idle import give_back_free_memory
 
 BLOCKS = 8  # of executions; what a process holds is read before and after each
 CONFIRMATIONS = 2  # further series, each as long as all before together: caches that fill end within them
@@ -42,6 +43,7 @@ def resources_of(pid: int) -> dict[str, int]:
     """Return what a process holds: bytes of memory, descriptors, threads, child processes; OSError if it has ended."""
     if pid == os.getpid():
         gc.collect()
+        give_back_free_memory()  # what is kept would fill it before the process grows
     with open(f"/proc/{pid}/statm") as statm:
         size, resident = (int(pages) * PAGE for pages in statm.read().split()[:2])
     counts = {what: len(os.listdir(f"/proc/{pid}/{folder}")) for what, folder in COUNTED.items()}
