@@ -7,12 +7,22 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from nnhal import InvalidArgument, InvalidRequest, OpenModel, OperationFailed, UnsupportedModel, allocate, compile, load
+from nnhal import (
+    InvalidArgument,
+    InvalidRequest,
+    NnhalError,
+    OpenModel,
+    OperationFailed,
+    UnsupportedModel,
+    allocate,
+    compile,
+    load,
+)
 from nnhal.base.records import replace
 from nnhal.model.stored import pack_model as known
 from nnhal.model.stored import unpack_model
 from nnhal.ops import OPS
-from tests.frontends.onnx_models import by_nnhal, check, model, node, operations
+from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node, operations
 
 RNG = np.random.default_rng(11)
 
@@ -903,3 +913,37 @@ def test_the_boxes_that_a_detector_keeps_are_refused_with_the_way_around():
     inputs, limits = {"b": real(1, 6, 4), "s": real(1, 2, 6)}, {"n": np.int64([3]), "t": np.float32([0.5])}
     made = model([node("NonMaxSuppression", "b s n t")], inputs, limits, otherwise=TensorProto.INT64)
     refused(made, "NonMaxSuppression #0: has an output whose size depends on values.*export the detector without it")
+
+
+def test_a_mask_may_be_as_long_as_a_cache_and_new_words_together():
+    """No open model has one size for all open dimensions, so the sum is found by trying it."""
+    nodes = [
+        node("Concat", "past new", "keys", axis=2),
+        node("Transpose", "keys", "turned", perm=[0, 1, 3, 2]),
+        node("MatMul", "new turned", "scores"),
+        node("Shape", "keys", "count", start=2, end=3),
+        node("Squeeze", "count", "all"),
+        node("Range", "zero all one", "places"),
+        node("Cast", "places", "real", to=1),
+        node("Unsqueeze", "mask axes", "seen"),
+        node("Add", "scores real", "moved"),
+        node("Add", "moved seen", "y"),
+    ]
+    constants = {"zero": np.array(0), "one": np.array(1), "axes": np.array([1, 2])}
+    rng = np.random.default_rng(3)
+
+    def inputs(past, new):
+        shapes = {"past": (1, 2, past, 4), "new": (1, 2, new, 4), "mask": (1, past + new)}
+        return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+    opened = {"past": (1, 2, "p", 4), "new": (1, 2, 1, 4), "mask": (1, "m")}
+    made = model(nodes, inputs(3, 1), constants, shapes=opened)
+    loaded = load(made.SerializeToString(), shapes={"past": (1, 2, 0, 4), "mask": (1, 0)})
+    assert isinstance(loaded, OpenModel)
+    with compile(loaded, devices=["reference"]) as compiled:
+        for past in (1, 5, 6):
+            given = inputs(past, 1)
+            (wanted,) = by_onnxruntime(made, given)
+            np.testing.assert_allclose(compiled(*given.values()), wanted, rtol=1e-5, atol=1e-6)
+        with pytest.raises(NnhalError):
+            compiled(*{**inputs(5, 1), "mask": np.zeros((1, 4), np.float32)}.values())

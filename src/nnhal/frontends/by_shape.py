@@ -1,6 +1,7 @@
 """Models of files whose operations can be expressed only for known sizes of the open dimensions."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from nnhal.base.codes import Lifetime
@@ -11,6 +12,9 @@ from nnhal.model.graph import Model, Operand, Subgraph
 from nnhal.model.open import OpenModel
 
 Dims = tuple[int | None, ...]  # None for an open one
+Place = tuple[str, int]  # an input and an axis
+Longer = tuple[frozenset[Place], int] | None
+MOST_SUMS = 6
 Alike = Sequence[tuple[str, tuple[tuple[int, int], ...]]]  # see the model's
 Import = Callable[[Mapping[str, tuple[int, ...]]], Model]
 SAMPLES = (
@@ -36,22 +40,39 @@ class OpenInputs(NamedTuple):
         """Whether there are open dimensions."""
         return any(None in dims for dims in self.dims.values())
 
-    def sampled(self, first: int, other: int) -> dict[str, tuple[int, ...]]:
+    @property
+    def groups(self) -> list[frozenset[Place]]:
+        """The open dimensions that have one size each, by name and axis."""
+        names = list(self.dims)
+        named = [frozenset((names[number], axis) for number, axis in places) for _, places in self.alike]
+        known = frozenset().union(*named)
+        places = [(name, axis) for name, dims in self.dims.items() for axis, d in enumerate(dims) if d is None]
+        return [*named, *(frozenset((place,)) for place in places if place not in known)]
+
+    def sampled(self, first: int, other: int, longer: Longer = None) -> dict[str, tuple[int, ...]]:
         """Return shapes with a size for each open dimension.
 
-        first: the size of axis 0, and of dimensions with its names.
+        first: the size of axis 0, and of dimensions with its names. longer: a group, and by how much it is longer.
         """
-        names = list(self.dims)
-        sizes: dict[tuple[str, int], int] = {}
-        for _, places in self.alike:
-            size = first if any(axis == 0 for _, axis in places) else other
-            sizes |= {(names[number], axis): size for number, axis in places}
+        sizes: dict[Place, int] = {}
+        for group in self.groups:
+            size = first if any(axis == 0 for _, axis in group) else other
+            more = (longer[1] or other) if longer is not None and group == longer[0] else 0
+            sizes |= dict.fromkeys(group, size + more)
         return {
-            name: tuple(
-                sizes.get((name, axis), other if axis else first) if d is None else d for axis, d in enumerate(dims)
-            )
+            name: tuple(sizes[name, axis] if d is None else d for axis, d in enumerate(dims))
             for name, dims in self.dims.items()
         }
+
+    def sums(self) -> list[Longer]:
+        """Return which group may be the sum of another and the length of an input, as a mask over a cache and new words.
+
+        A length of 0 stands for an open one.
+        """
+        several = [group for group in self.groups if not any(axis == 0 for _, axis in group)]
+        lengths = {dims[1] or 0 for dims in self.dims.values() if len(dims) == 2}
+        found: list[Longer] = [(group, more) for group in several for more in sorted(lengths)]
+        return found[:MOST_SUMS] if len(several) > 1 else []
 
 
 def open_model(inputs: OpenInputs, at: Import, refused: UnsupportedModel | InvalidModel, label: str) -> OpenModel:
@@ -62,25 +83,37 @@ def open_model(inputs: OpenInputs, at: Import, refused: UnsupportedModel | Inval
     """
     found: list[tuple[dict[str, tuple[int, ...]], Model]] = []
     refusals = [refused]
+    longer: Longer = None
     for tried, sizes in enumerate(SAMPLES):
-        shapes = inputs.sampled(*sizes)
+        shapes = inputs.sampled(*sizes, longer)
         if any(shapes == known for known, _ in found):
             continue
         if len(found) == 2 or (found and tried > 2):
             break
         try:
             found.append((shapes, at(shapes)))
-        except (UnsupportedModel, InvalidModel) as error:
-            refusals.append(error)
-            _raise_if_always(refusals, label)
-        except NnhalError:  # sizes that this file cannot have
-            continue
+        except NnhalError as error:
+            if not tried and (longer := _sum_that_works(inputs, at, found)) is not None:
+                continue
+            if isinstance(error, UnsupportedModel | InvalidModel):  # else sizes that this file cannot have
+                refusals.append(error)
+                _raise_if_always(refusals, label)
     if not found:
         raise refused
     samples = [model for _, model in found]
     if len(samples[0].main.inputs) - len(samples[0].states) != len(inputs.dims):  # several with the same name
         raise refused
     return _outlined(inputs, samples, at)
+
+
+def _sum_that_works(inputs: OpenInputs, at: Import, found: list[tuple[dict[str, tuple[int, ...]], Model]]) -> Longer:
+    """Return the first of `OpenInputs.sums` with which the file is imported, and append that; else None."""
+    for longer in inputs.sums():
+        shapes = inputs.sampled(*SAMPLES[0], longer)
+        with suppress(NnhalError):
+            found.append((shapes, at(shapes)))
+            return longer
+    return None
 
 
 def _raise_if_always(refusals: Sequence[NnhalError], label: str) -> None:

@@ -43,7 +43,7 @@ def resources_of(pid: int) -> dict[str, int]:
     """Return what a process holds: bytes of memory, descriptors, threads, child processes; OSError if it has ended."""
     if pid == os.getpid():
         gc.collect()
-        give_back_free_memory()  # what is kept would fill it before the process grows
+        give_back_free_memory()  # a leak would fill it before the process grows
     with open(f"/proc/{pid}/statm") as statm:
         size, resident = (int(pages) * PAGE for pages in statm.read().split()[:2])
     counts = {what: len(os.listdir(f"/proc/{pid}/{folder}")) for what, folder in COUNTED.items()}
