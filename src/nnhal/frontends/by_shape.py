@@ -14,6 +14,7 @@ from nnhal.model.open import OpenModel
 Dims = tuple[int | None, ...]  # None for an open one
 Place = tuple[str, int]  # an input and an axis
 Longer = tuple[frozenset[Place], int] | None
+SEQUENCE = 2, 3  # dimensions of words, or of their features: the second is their number
 MOST_SUMS = 6
 Alike = Sequence[tuple[str, tuple[tuple[int, int], ...]]]  # see the model's
 Import = Callable[[Mapping[str, tuple[int, ...]]], Model]
@@ -70,7 +71,7 @@ class OpenInputs(NamedTuple):
         A length of 0 stands for an open one.
         """
         several = [group for group in self.groups if not any(axis == 0 for _, axis in group)]
-        lengths = {dims[1] or 0 for dims in self.dims.values() if len(dims) == 2}
+        lengths = {dims[1] or 0 for dims in self.dims.values() if len(dims) in SEQUENCE}
         found: list[Longer] = [(group, more) for group in several for more in sorted(lengths)]
         return found[:MOST_SUMS] if len(several) > 1 else []
 
