@@ -162,10 +162,16 @@ def test_windows_of_stablehlo_are_reduced_with_what_their_subgraph_does(windows)
     agrees(windows_of(windows), [f(2, 5).data])
 
 
-def summed(padding: list[int] | None, shape: tuple[int, ...] = (2, 5), **how: Any) -> bytes:
-    """Sums of 3 along the last dimension."""
+def summed(
+    padding: list[int] | None, shape: tuple[int, ...] = (2, 5), begin: tuple[int, ...] = (), **how: Any
+) -> bytes:
+    """Sums of 3 along the last dimension. begin: the shape of what is added to them."""
     w = Writer()
-    x, first, y = w.tensor(shape), w.tensor([], "f4", 0), w.tensor([*shape[:-1], shape[-1] - 2])
+    x, first, y = (
+        w.tensor(shape),
+        w.tensor(begin, "f4", np.zeros(begin, np.float32)),
+        w.tensor([*shape[:-1], shape[-1] - 2]),
+    )
     window = [*[1] * (len(shape) - 1), 3]
     fields = {"windowDimensions": window, "padding": padding, "bodySubgraphIndex": 1} | how
     w.operator("STABLEHLO_REDUCE_WINDOW", [x, first], [y], "StablehloReduceWindow", **fields)
@@ -216,6 +222,12 @@ def test_windows_of_floats_are_reduced_as_numpy_does(body, shape, size, stride, 
         for device in ("reference", "litert"):
             found = nnhal.compile(nnhal.load(w.bytes()), devices=[device, "reference"])(*[] if known else [x])
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("begin", [(0,), (2,)])
+def test_windows_that_begin_with_several_numbers_or_none_are_refused(begin):
+    with pytest.raises(nnhal.NnhalError, match=f"begins with {begin[0]} numbers, must begin with one"):
+        nnhal.load(summed(None, begin=begin))
 
 
 def test_windows_of_a_large_picture_are_added_up_by_one_operation():

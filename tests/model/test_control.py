@@ -12,7 +12,7 @@ from nnhal.base.errors import ContractBroken
 from nnhal.base.memory import Layout as Pixels
 from nnhal.base.memory import Memory
 from nnhal.base.records import replace
-from nnhal.model.control import ASSUMED, MOST_ITERATIONS, iterations, parts_of
+from nnhal.model.control import ASSUMED, MOST_COMPUTED, MOST_ITERATIONS, iterations, parts_of
 from nnhal.model.graph import Location, Model
 from nnhal.model.validate import release_constants
 from tests.models import counted_loop, make_model, make_subgraph
@@ -105,6 +105,28 @@ def test_a_bound_that_only_a_device_can_read_leaves_the_count_assumed():
 def test_a_loop_without_an_end_counts_as_many_iterations_as_are_computed():
     model = loop(0, lambda s, n: s.less(n, [1]), lambda s, n: s.mul(n, [1]))
     assert iterations(model, 0) == (MOST_ITERATIONS, True)
+
+
+def test_the_greatest_count_is_exact_and_one_more_is_not():
+    def up_to(bound: int) -> Model:
+        return loop(0, lambda s, n: s.less(n, [bound]), lambda s, n: s.add(n, [1]))
+
+    assert iterations(up_to(MOST_ITERATIONS), 0) == (MOST_ITERATIONS, False)
+    assert iterations(up_to(MOST_ITERATIONS + 1), 0) == (MOST_ITERATIONS, True)
+
+
+def test_all_loops_of_a_model_together_are_computed_for_so_many_operations():
+    def build(b: nnhal.Builder, x: Any) -> Any:
+        for _ in range(10):
+            x = counted_loop(b, x, b.constant(np.array([900], np.int32)), lambda s, y, *_: s.neg(y))
+        return x
+
+    model = make_model(build, (4,))
+    found = [iterations(model, n) for n in range(10)]
+    exact = sum(not assumed for _, assumed in found)
+    assert 0 < exact < 10 and all(each == (900, False) for each in found[:exact])
+    assert sum(count for count, _ in found[:exact]) <= MOST_COMPUTED // 3  # a comparison, an addition, and the start
+    assert found[-1] == (ASSUMED, True)
 
 
 def test_a_condition_that_fails_is_left_to_the_execution():

@@ -12,9 +12,8 @@ from nnhal.conformance.suites.cts.graphs import own_graph
 from nnhal.conformance.suites.cts.neighbours import PREPARING, RUNNING, FailsToRun, faulty
 from nnhal.conformance.suites.run import run_suite
 from nnhal.conformance.suites.suite import CaseFailed, Context, NotApplicable, NotSupported, SuiteRun
-from nnhal.driver import (
-    Device,
-)
+from nnhal.driver import Device
+from nnhal.drivers.reference import Reference
 from nnhal.runtime import discovery
 from tests.models import doubling
 from tests.suites.faulty.driver.faults import made
@@ -133,3 +132,10 @@ def test_a_faulty_neighbour_fails_an_application_that_forbids_fallback(fault: st
 def test_a_case_says_which_error_a_call_must_raise() -> None:
     late = FailsToRun(discovery.cpu(), "other", "run-fails")  # never looks at a deadline that has passed
     assert "the engine fails" in outcome("deadline/execution/ADD", late)
+
+
+def test_a_driver_derived_from_the_reference_runs_every_registered_extension_too() -> None:
+    class Derived(Reference):
+        name = "derived"
+
+    assert outcome("extension/rejected", Derived()) == "-"

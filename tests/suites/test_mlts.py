@@ -345,6 +345,11 @@ def test_each_input_needs_a_label_and_each_label_an_input(samples: tuple[Path, P
         data.labelled(folder, str(more))
     other = tmp_path / "copy"
     shutil.copytree(folder, other)
+    (other / "00.npy").rename(other / "two words.npy")
+    first, *lines = labels.read_text().splitlines()
+    named = tmp_path / "named.txt"
+    named.write_text("\n".join([f"two words.npy\t{first.split()[1]}", *lines]), "utf-8-sig")
+    assert sorted(data.labelled(other, str(named))[1]) == sorted(data.labelled(folder, str(labels))[1])
     (other / "note.txt").write_text("no input")
     assert len(data.labelled(other, "")[0]) == 12
 

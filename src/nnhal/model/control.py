@@ -12,14 +12,15 @@ from nnhal.base.operands import Array, Shape, UnknownValue, fixed
 from nnhal.base.records import Record
 from nnhal.model.graph import Model, Operation, Subgraph
 from nnhal.model.parts import Part, branch
-from nnhal.model.validate import PARTS, validate
+from nnhal.model.validate import COMPUTED, PARTS, validate
 
 NAMES = {OperationType.IF: ("then", "else"), OperationType.WHILE: ("condition", "body")}
 # Subgraphs of one operation that are handled separately, including nested ones; one with several references counts for
 # each
 MOST = 256
 ASSUMED = 10  # iterations of a loop whose count is known only at execution
-MOST_ITERATIONS, SMALL = 1000, 64  # that are computed to count them, and elements of each value for that
+# Iterations and operations of a model that are computed to count iterations, and elements of each value for that
+MOST_ITERATIONS, MOST_COMPUTED, SMALL = 1000, 4000, 64
 
 
 def subgraphs_inside(model: Model, n: int) -> int:
@@ -55,7 +56,15 @@ def parts_of(model: Model, n: int) -> tuple[NamedPart, NamedPart]:
     known: dict[int, tuple[NamedPart, NamedPart]] = model._memo.setdefault(PARTS, {})
     if n not in known:
         known[n] = _parts(model, n)
+        for each in known[n]:
+            each.part.model._memo[COMPUTED] = _left_to_compute(model)
     return known[n]
+
+
+def _left_to_compute(model: Model) -> list[int]:
+    """Return how many operations may still be computed to count iterations; one list for a model and its subgraphs."""
+    found: list[int] = model._memo.setdefault(COMPUTED, [MOST_COMPUTED])
+    return found
 
 
 def _parts(model: Model, n: int) -> tuple[NamedPart, NamedPart]:
@@ -106,7 +115,8 @@ def iterations(model: Model, n: int) -> tuple[int, bool]:
     """Return how often a WHILE of the main subgraph runs its body, and whether that is assumed.
 
     The count is computed if the condition depends on small constants alone, such as a counter and its bound. Else it is
-    `ASSUMED`, or `MOST_ITERATIONS` for a loop that has not ended by then.
+    `ASSUMED`. It is the iterations until then for a loop that has not ended after `MOST_ITERATIONS`, or after the
+    operations that `MOST_COMPUTED` leaves for it.
     """
     first, second, *given = model.main.operations[n].inputs
     numbers = [1 + model.main.operands[i].location.offset for i in (first, second)]
@@ -121,21 +131,32 @@ def iterations(model: Model, n: int) -> tuple[int, bool]:
     start = _Slice(model, 0, [given[k] for k in sorted(carried)])
     if start.reads or not (condition.computable and body.computable and start.computable):
         return ASSUMED, True
+    each = 1 + condition.count + body.count
+    left = _left_to_compute(model)
+    left[0] -= start.count
+    most = min(MOST_ITERATIONS, left[0] // each)
+    if most <= ASSUMED:
+        return ASSUMED, True
+    count = 0
     try:
         values = dict(zip(sorted(carried), start.run({}), strict=True))
-        for count in range(MOST_ITERATIONS):
-            if not condition.run(values)[0].all():
-                return count, False
+        while condition.run(values)[0].all():
+            if count == most:
+                return count, True
             values.update(zip(sorted(carried), body.run(values), strict=False))  # those at the end do not change
+            count += 1
     except (NnhalError, UnknownValue, ValueError, IndexError, TypeError, ArithmeticError):  # an execution reports it
         return ASSUMED, True
-    return MOST_ITERATIONS, True
+    finally:
+        left[0] -= count * each
+    return count, False
 
 
 class _Slice:
     """The operations of a subgraph that some of its operands depend on.
 
-    reads: the subgraph's inputs among these, by place. computable: whether all are small values of known shapes.
+    reads: the subgraph's inputs among these, by place. count: of the operations. computable: whether all are small values
+    of known shapes.
     """
 
     def __init__(self, model: Model, number: int, wanted: Sequence[int]) -> None:
@@ -147,7 +168,7 @@ class _Slice:
                 needed.update(operation.inputs)
                 self._steps.insert(0, (operation, bound))
         values = {i: binding.values[i] for i in needed}
-        self._wanted, self._inputs = wanted, subgraph.inputs
+        self._wanted, self._inputs, self.count = wanted, subgraph.inputs, len(self._steps)
         self._constants = {i: v.data for i, v in values.items() if v is not None and isinstance(v.data, np.ndarray)}
         self.reads = {k for k, i in enumerate(subgraph.inputs) if i in needed}
         shapes = (None if v is None else fixed(v.shape) for v in values.values())

@@ -37,7 +37,8 @@ from nnhal.ops import OPS
 from nnhal.ops.schema import Bound, Op, bind
 
 LIFETIMES = frozenset(Lifetime)
-LAID_OUT, PARTS = "laid out", "parts"  # memos of a model: in other layouts, and the subgraphs of its control flow
+# Memos of a model: in other layouts, the subgraphs of its control flow, and the operations that may count iterations
+LAID_OUT, PARTS, COMPUTED = "laid out", "parts", "computed"
 _log = logger("model")
 MAX_DEPTH = 64  # of nested subgraphs
 

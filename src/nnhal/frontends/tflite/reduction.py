@@ -187,6 +187,8 @@ def over_windows(t: OperatorTask, kind: str | None, window: LayerWindow, grown: 
         t.refuse("reduces with a function that NNAPI has no reduction for")
     t.require(x.value.type in (F32, I32, B8), f"of {x.kind} sums stored integers, which NNAPI does not support")
     t.require((x.value.type == B8) == (kind not in PAIRWISE), f"of {x.kind} has a reduction of another type")
+    count = math.prod(t.known(first))
+    t.require(count == 1, f"begins with {count} numbers, must begin with one")
     lists, rank = window[:3], t.rank(x)
     fits = all(len(each) == rank and min(each, default=1) > 0 for each in lists)
     t.require(fits, f"window, strides and dilations are {lists}, must be {rank} positive numbers each")

@@ -80,7 +80,7 @@ class Loop(NamedTuple):
         operation: The number of the operation of the main subgraph that it is, or is inside.
         depth: How many operations of control flow it is inside.
         iterations: How often its body runs.
-        assumed: Whether that is an assumption, because the count is known only at execution.
+        assumed: Whether that is an assumption, because the count is known only at execution, or is too great to count.
     """
 
     operation: int
@@ -91,7 +91,7 @@ class Loop(NamedTuple):
     def __str__(self) -> str:
         where = f"{'a loop inside ' * bool(self.depth)}#{self.operation}"
         count = with_count(self.iterations, "iteration")
-        return f"{where}: predicted for {count}{' (assumed: known only at execution)' * self.assumed}"
+        return f"{where}: predicted for {count}{' (assumed: known only at execution, or too many to count)' * self.assumed}"
 
 
 def loops_of(model: Model) -> Iterator[Loop]:

@@ -54,18 +54,18 @@ def labelled(folder: Path, labels: str) -> tuple[list[Path], list[str]]:
     if not labels:
         return files, []
     try:
-        lines = Path(labels).read_text("utf-8").splitlines()
+        lines = Path(labels).read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeError) as error:
         raise InvalidArgument(f"labels {labels} cannot be read: {error_text(error)}") from None
     by_name = {}
     for number, line in enumerate(lines, 1):
-        name, *label = line.split(maxsplit=1) or [""]
+        name, *label = (part.strip() for part in line.split("\t" if "\t" in line else None, maxsplit=1) or [""])
         if name and not label:
-            raise InvalidArgument(f"labels {labels}:{number} is {line!r}, must be a name, a space and a label")
+            raise InvalidArgument(f"labels {labels}:{number} is {line!r}, must be a name, a space or tab, and a label")
         if name in by_name:
             raise InvalidArgument(f"labels {labels}:{number} is {line!r}, must be the only line of {name}")
         if name:
-            by_name[name] = label[0].strip()
+            by_name[name] = label[0]
     found = [by_name.get(file.name, by_name.get(file.stem, "")) for file in files]
     missing = [file.name for file, label in zip(files, found, strict=True) if not label]
     if missing:

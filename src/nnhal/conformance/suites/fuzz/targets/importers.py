@@ -49,6 +49,7 @@ def options_of(run: SuiteRun, device: str) -> dict[str, Any]:
 class _ImportTarget(FuzzTarget):
     """Imports, shows, compiles and executes a file on the device under test."""
 
+    seconds = 10.0  # engines compile the 300 operations that a small file may become in 2 s
     guided = "nnhal.frontends", "nnhal.model"
 
     def __init__(self, run: SuiteRun) -> None:
