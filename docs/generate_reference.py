@@ -121,7 +121,8 @@ NOTES = {
         '`device` is "" for an operation whose results nobody reads.',
         "`groups` are operations that a device runs as one, with the performance it declares for them together.",
         "`live` counts executions that fell back; `step` -1 is the whole model.",
-        "`loops` has the iterations for which each loop is predicted; `assumed` if the count is known only at execution, or is too great to count. "
+        "`loops` has the iterations for which each loop is predicted; `assumed` "
+        "if the count is known only at execution, or is too great to count. "
         "`depth` is 0 for WHILE `operation` itself, more for a loop inside that operation.",
         "`inside` has the placement of each branch of control flow that the runtime executes itself.",
         "`alternatives` are all operations on each other device, and the best split that was compared. `supported` is "
