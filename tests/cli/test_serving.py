@@ -13,6 +13,7 @@ from nnhal.base.errors import DeviceUnavailable
 from nnhal.cli import serve
 from nnhal.ipc.protocol.wire import Quota, Usage, Usages
 from tests.cli.test_run import called
+from tests.execution import run_nnhal
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_driver.py"
 
@@ -56,8 +57,6 @@ def test_a_driver_is_served_by_a_fresh_interpreter_with_what_was_asked_for(start
     [
         (["abacus"], 3, "driver 'abacus' is not known, must be one of"),
         (["reference", "--level", "9.9"], 3, "9.9"),
-        (["reference", "--name", "../x"], 3, "must be up to 64 letters"),
-        (["reference", "--metrics", ""], 3, "must be HOST:PORT, PORT or unix:PATH"),
         *(
             (option.split(), 2, "DRIVER is missing")
             for option in ("--level 1.0", "--read /", "--unconfined", "--device /dev/null", "--allow x", "--systemd x")
@@ -66,6 +65,16 @@ def test_a_driver_is_served_by_a_fresh_interpreter_with_what_was_asked_for(start
 )
 def test_what_cannot_be_served_is_said(capsys, words, code, told):
     assert told in " ".join(called(capsys, "serve", *words, code=code)[1].split())
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [(("--name", "../x"), "must be up to 64 letters"), (("--metrics", ""), "must be HOST:PORT, PORT or unix:PATH")],
+)
+def test_what_the_service_itself_refuses_is_said(words, told):
+    """Its program replaces the one of the command."""
+    ended = run_nnhal("serve", "reference", *words)
+    assert ended.returncode == 3 and told in " ".join(ended.stderr.split())
 
 
 def test_units_start_the_service_when_its_first_client_comes(capsys, tmp_path):

