@@ -84,7 +84,11 @@ def test_the_reference_passes_a_sample(outcomes: Any) -> None:
     assert len(found) == 10 and {o.verdict: o.reason for o in found} == {"passed": ""}
 
 
-@pytest.mark.parametrize("fault", [*CASES, *FLOWS])
+LONG = {"while-result-once"}  # its reduction takes 20 s
+FAULTS = [pytest.param(each, marks=[pytest.mark.nightly] * (each in LONG)) for each in (*CASES, *FLOWS)]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_running_graphs_is_caught(fault: str, outcomes: Any) -> None:
     pattern, reason = (CASES | FLOWS)[fault]
     found = outcomes(pattern, fault, scale=3.0)
