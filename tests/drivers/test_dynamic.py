@@ -10,7 +10,7 @@ import nnhal
 from nnhal.base.codes import OperationType
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
-from nnhal.drivers.kit.dynamic import dynamic_quantisations, integer_layers, whole_weights
+from nnhal.drivers.kit.dynamic import IntegerLayer, dynamic_composites, whole_weights
 from nnhal.drivers.kit.variants import UNPROVED, Forms
 from nnhal.model.graph import Model
 
@@ -165,9 +165,14 @@ OTHERS = [
 SIBLINGS = {OperationType[a]: OperationType[b] for one, other in OTHERS for a, b in ((one, other), (other, one))}
 
 
+def layers_of(found: Model) -> list[int]:
+    """The operations that are layers of integers."""
+    return [n for n, each in dynamic_composites(found).items() if isinstance(each, IntegerLayer)]
+
+
 def changed(found: Model) -> Iterator[tuple[int, Model]]:
     """The model with each operation up to the layer replaced by its sibling, or with two inputs in the other order."""
-    for n, operation in enumerate(found.main.operations[: min(integer_layers(found))]):
+    for n, operation in enumerate(found.main.operations[: min(layers_of(found))]):
         more = [replace(operation, type=SIBLINGS[operation.type])] if operation.type in SIBLINGS else []
         if operation.type not in (OperationType.RESHAPE, OperationType.FLOOR, OperationType.NEG):
             first, second, *rest = operation.inputs
@@ -183,10 +188,10 @@ REDUCTIONS = OperationType.REDUCE_MIN, OperationType.REDUCE_MAX
 
 def test_what_is_not_this_quantisation_stays_by_parts() -> None:
     found = file(LAYERS["a matrix"])
-    assert len(dynamic_quantisations(found)) == len(integer_layers(found)) == 1
+    assert len(layers_of(found)) == 1 and len(dynamic_composites(found)) == 2
     changes = list(changed(found))
     assert len(changes) > 60
-    assert [n for n, other in changes if integer_layers(other)] == []
+    assert [n for n, other in changes if layers_of(other)] == []
 
 
 @pytest.mark.parametrize(

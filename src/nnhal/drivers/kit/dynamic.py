@@ -74,14 +74,10 @@ class IntegerLayer(NamedTuple):
     zero: int
 
 
-def dynamic_quantisations(model: Model) -> dict[int, DynamicQuantisation]:
-    """Return the quantisations of the main subgraph, by the operation after which they are complete."""
-    return _DynamicSearch(model).quantisations
-
-
-def integer_layers(model: Model) -> dict[int, IntegerLayer]:
-    """Return the layers of integers in the main subgraph, by their operation."""
-    return _DynamicSearch(model).layers()
+def dynamic_composites(model: Model) -> dict[int, DynamicQuantisation | IntegerLayer]:
+    """Return the quantisations and layers of integers in the main subgraph, by the operation that completes each."""
+    search = _DynamicSearch(model)
+    return {**search.quantisations, **search.layers()}
 
 
 class _DynamicSearch(CompositeSearch):

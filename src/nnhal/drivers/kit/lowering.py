@@ -3,7 +3,7 @@
 An entry is a function of a task, which has the arguments of one operation and the driver's additions. It writes to the
 engine's graph, or refuses with a reason. A value that it needs and that is known only at execution is also a reason.
 
-An entry may know several kernel variants of an operation, the fastest first and the exact one last; `forms.Forms`
+An entry may know several kernel variants of an operation, the fastest first and the exact one last; `variants.Forms`
 chooses. The table also writes functions that the engine has whole, such as a GRU (`composites`); then nothing reads the
 parts that the model spells out.
 """

@@ -3,7 +3,7 @@
 import numpy as np
 
 from nnhal.drivers.kit import dynamic
-from nnhal.drivers.kit.dynamic import DynamicQuantisation, IntegerLayer, dynamic_quantisations, integer_layers
+from nnhal.drivers.kit.dynamic import DynamicQuantisation, IntegerLayer
 from nnhal.drivers.kit.gru import GatedSequence, gated_sequences
 from nnhal.drivers.kit.onnx.graph import AWAY, SIGN, engine_dtype, require_known, zero_point
 from nnhal.drivers.kit.onnx.primitives import moving
@@ -174,12 +174,19 @@ def nan_mask(t: OnnxTask, x: str, state: str, s: GatedSequence) -> str:
 # --------------------------------------------------------------------------------- quantisation with a computed scale
 
 
-@TABLE.composite("dynamic quantisation", dynamic_quantisations, dynamic.VERIFIED)
+@TABLE.composite("dynamic quantisation", dynamic.dynamic_composites, dynamic.VERIFIED)
+def dynamic_composite(t: OnnxTask, found: DynamicQuantisation | IntegerLayer) -> None:
+    """Write a quantisation or a layer of its integers: one search finds both."""
+    if isinstance(found, IntegerLayer):
+        integer_layer(t, found)
+    else:
+        dynamically_quantised(t, found)
+
+
 def dynamically_quantised(t: OnnxTask, found: DynamicQuantisation) -> None:
     """Write ONNX's own operator; NaN, which it forgets, becomes the scale. A sum of squares is NaN for nothing else."""
     x = t.graph.held(found.x)
     integers, scale, zero = t.nodes("DynamicQuantizeLinear", [x], 3)
-    t.o.dtypes |= {integers: np.dtype(np.uint8), zero: np.dtype(np.uint8)}
     t.graph.dynamic[found] = integers, zero
     missing = t.o.reshape(t.o.IsNaN(t.o.ReduceSumSquare(x)), [1])
     t.graph.hold(found.scale, t.o.Where(missing, np.float32(np.nan), t.o.reshape(scale, [1])))
@@ -188,7 +195,6 @@ def dynamically_quantised(t: OnnxTask, found: DynamicQuantisation) -> None:
     t.graph.hold(found.steps, t.o.reshape(steps, t.graph.value(found.steps).known))
 
 
-@TABLE.composite("layer of integers", integer_layers, dynamic.VERIFIED)
 def integer_layer(t: OnnxTask, found: IntegerLayer) -> None:
     """Multiply unsigned integers, with kernels that add up in 32 bits."""
     magnitudes = np.abs(np.moveaxis(found.weights, t.weights.axis, 0)).reshape(found.weights.shape[t.weights.axis], -1)

@@ -10,8 +10,8 @@ from nnhal.base.operands import Array, Value
 from nnhal.ops.common import decode
 
 # the elements of nodes whose type is not that of their first input
-RESULTS: dict[str, Any] = {"DequantizeLinear": np.float32, "QuantizeLinear": np.uint8, "MatMulInteger": np.int32}
-RESULTS["ConvInteger"] = np.int32
+RESULTS: dict[str, Any] = {"DequantizeLinear": np.float32} | dict.fromkeys(["ConvInteger", "MatMulInteger"], np.int32)
+RESULTS |= dict.fromkeys(["DynamicQuantizeLinear", "QuantizeLinear"], np.uint8)
 RESULTS |= dict.fromkeys(["ArgMax", "ArgMin", "TopK"], np.int64)
 RESULTS |= dict.fromkeys(["Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "IsNaN"], np.bool_)
 EXTERNAL = 512  # a constant of at least this many bytes stays in its memory
@@ -51,7 +51,7 @@ class OnnxNodes:
 
     def _result(self, kind: str, inputs: list[str], number: int) -> Any:
         """Return the type of the elements of a node's output."""
-        if kind == "TopK" and number == 0:
+        if (kind, number) in (("TopK", 0), ("DynamicQuantizeLinear", 1)):
             return self.dtype(inputs[0])
         return RESULTS.get(kind) or self.dtype(inputs[kind == "Where"])
 
