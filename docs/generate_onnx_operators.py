@@ -5,17 +5,18 @@ python docs/generate_onnx_operators.py --check    say whether it is what would b
 """
 
 import sys
+from copy import copy
 from pathlib import Path
 
 import onnx.defs
 from generated import folded, main
 
 from nnhal.base.records import replace
-from nnhal.frontends.onnx.lowering import REFUSED, why_refused
-from nnhal.frontends.onnx.task import OPERATORS, UNKNOWN
+from nnhal.frontends.onnx import lowering
 
 FILE = Path(__file__).parent / "reference" / "onnx-operators.md"
-FACTS = {**OPERATORS, "Constant": replace(UNKNOWN, becomes="a constant")}
+OPERATORS = copy(lowering.OPERATORS)
+OPERATORS["Constant"] = replace(OPERATORS["Constant"], becomes="a constant")
 INTRODUCTION = """\
 # ONNX operators
 
@@ -91,7 +92,7 @@ within float rounding. Quantised results of one node are within one LSB.
 
 def notes(name: str) -> str:
     """What else holds of an operator."""
-    facts = FACTS.get(name, UNKNOWN)
+    facts = OPERATORS[name]
     found = [
         "constants" if facts.moves or facts.fold else "",
         "any rank" if facts.single else "",
@@ -103,17 +104,17 @@ def notes(name: str) -> str:
 
 def row(name: str) -> str:
     """A line of the table."""
-    facts = FACTS.get(name, UNKNOWN)
-    becomes = facts.becomes or facts.to or f"refused: {why_refused(name)}"
+    facts = OPERATORS[name]
+    becomes = facts.becomes or facts.to or f"refused: {facts.refused}"
     return f"| {name} | {becomes} | {notes(name)} |"
 
 
 def text() -> str:
     """The whole page."""
     known = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}
-    names = sorted(name for name in {*FACTS, *REFUSED, *known} if "." not in name)
-    own = sorted(name for name in FACTS if "." in name)
-    taken = [name for name in names if name in FACTS]
+    names = sorted(name for name in {*OPERATORS, *known} if "." not in name)
+    own = sorted(name for name in OPERATORS if "." in name)
+    taken = [name for name in names if OPERATORS[name].becomes or OPERATORS[name].to]
     lines = ["| operator | becomes | and |", "| --- | --- | --- |", *map(row, names), *map(row, own)]
     head = folded(INTRODUCTION.format(all=len(names), taken=len(taken), more=len(own)))
     return head + "\n".join(lines) + "\n"

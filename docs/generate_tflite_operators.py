@@ -10,8 +10,7 @@ from pathlib import Path
 import tflite
 from generated import folded, main
 
-from nnhal.frontends.tflite.lowering import why_refused
-from nnhal.frontends.tflite.task import OPERATORS, UNKNOWN
+from nnhal.frontends.tflite.lowering import OPERATORS
 from nnhal.ops import OPS
 
 FILE = Path(__file__).parent / "reference" / "tflite-operators.md"
@@ -83,7 +82,7 @@ TFLite_Detection_PostProcess. You can define others: see
 
 def notes(name: str) -> str:
     """What else holds of an operator."""
-    facts = OPERATORS.get(name, UNKNOWN)
+    facts = OPERATORS[name]
     found = [
         "constants" if facts.moves or facts.fold else "",
         "real" if facts.real else "",
@@ -95,10 +94,10 @@ def notes(name: str) -> str:
 
 def fate(name: str) -> str:
     """What becomes of an operator."""
-    facts = OPERATORS.get(name, UNKNOWN)
+    facts = OPERATORS[name]
     if facts.lower is None:
         computed = f"computed where its inputs are constant; {facts.refused}"
-        return computed if facts.fold else f"refused: {why_refused(name)}"
+        return computed if facts.fold else f"refused: {facts.refused}"
     known = facts.becomes or facts.to or (name if name in OPS else "")
     return known or " ".join((facts.lower.__doc__ or "").split()).rstrip(".")
 
@@ -106,7 +105,7 @@ def fate(name: str) -> str:
 def text() -> str:
     """The whole page."""
     names = sorted(n for n, number in vars(tflite.BuiltinOperator).items() if isinstance(number, int))
-    taken = sum(name in OPERATORS for name in names)
+    taken = sum(bool(OPERATORS[name].lower or OPERATORS[name].fold) for name in names)
     rows = [f"| {name} | {fate(name)} | {notes(name)} |" for name in names]
     head = ["| operator | becomes | also |", "| --- | --- | --- |"]
     return folded(INTRODUCTION.format(all=len(names), taken=taken)) + "\n".join([*head, *rows]) + "\n"

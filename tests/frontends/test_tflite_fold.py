@@ -6,14 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnhal.base.errors import BadFile
+from nnhal.base.errors import BadFile, UnsupportedModel
 from nnhal.frontends.common.budget import Budget, Cost
-from nnhal.frontends.tflite.lowering import fold
+from nnhal.frontends.common.folding import CannotFold
+from nnhal.frontends.tflite import load
+from nnhal.frontends.tflite.graph import ImportContext, ImportGraph, typed
+from nnhal.frontends.tflite.lowering import TfliteImport, lower
 from nnhal.frontends.tflite.reader import read
 from nnhal.frontends.tflite.task import OPERATORS
 from tests.frontends import test_tflite_composed, test_tflite_newer, test_tflite_operators
 from tests.frontends.cases import Case, X, b, c, f, file_of, i, out
-from tests.frontends.flat import KINDS, litert
+from tests.frontends.flat import litert
 
 MOST = 4096  # elements that are computed at import
 
@@ -27,14 +30,23 @@ def whole(case: Case) -> tuple[str, list[X], list[X], str, dict[str, Any]]:
     return name, list(inputs), list(outputs), options, fields
 
 
+def computed(content: bytes, arrays: list[Any], budget: Budget | None = None) -> list[Any] | None:
+    """What import makes of a file's only operator if these are its inputs."""
+    file = read(np.frombuffer(content, np.uint8), "test")._replace(budget=budget or big())
+    (source,) = file.subgraphs
+    graph = ImportGraph(ImportContext(file, lower), source, [typed(source.tensors[n]) for n in source.inputs])
+    operator = TfliteImport(graph, source.operators[0])
+    try:
+        return [data for data, _ in operator.computed(operator.task(), arrays, operator.kinds([]))]
+    except CannotFold:
+        return None
+
+
 def folded(case: Case, *, budget: Budget | None = None, arrays: list[Any] | None = None) -> list[Any] | None:
     """What import makes of an operator whose inputs are known."""
     name, inputs, outputs, options, fields = whole(case)
     content, _ = file_of(name, inputs, outputs, options, **fields)
-    (operator,) = read(np.frombuffer(content, np.uint8), "test").subgraphs[0].operators
-    kinds = [KINDS[x.kind] for x in outputs]
-    given = [x.data for x in inputs] if arrays is None else arrays
-    return fold(name, operator.options, given, kinds, budget or big())
+    return computed(content, [x.data for x in inputs] if arrays is None else arrays, budget)
 
 
 KNOWN = {"f4", "i4", "i8", "b1"}
@@ -237,23 +249,24 @@ LARGEST: dict[str, tuple[Any, str, dict[str, Any], int]] = {
 }
 
 
-def folded_arrays(name: str, arrays: list[Any], kinds: list[str], options: str, **fields: Any) -> list[Any] | None:
-    """`fold` of arrays of any size, with options as a file has them."""
-    content, _ = file_of(name, [c(0)], [out(kind="i4")], options, **fields)
-    (operator,) = read(np.frombuffer(content, np.uint8), "test").subgraphs[0].operators
-    return fold(name, operator.options, arrays, kinds, big())
+def folded_arrays(
+    name: str, arrays: list[Any], options: str, count: int = 1, kind: str = "i4", **fields: Any
+) -> list[Any] | None:
+    """What import makes of arrays of any size, with options as a file has them. count, kind: of the outputs."""
+    content, _ = file_of(name, [c(0)], [out(kind=kind)] * count, options, **fields)
+    return computed(content, arrays)
 
 
 @pytest.mark.parametrize("name", LARGEST)
 def test_no_more_than_4096_elements_or_results_are_computed_at_import(name):
     make, options, fields, size = LARGEST[name]
     count = MOST if name in ("UNPACK", "SPLIT") else 1
-    found = folded_arrays(name, make(size), ["INT32"] * count, options, **fields)
+    found = folded_arrays(name, make(size), options, count, **fields)
     assert found is not None
     assert len(found) == count
     assert sum(x.size for x in found) == (MOST if count == 1 else 0)
     more = fields | ({"numSplits": MOST + 1} if name == "SPLIT" else {})
-    assert folded_arrays(name, make(size + 1), ["INT32"] * (count + (count > 1)), options, **more) is None
+    assert folded_arrays(name, make(size + 1), options, count + (count > 1), **more) is None
 
 
 HUGE = {
@@ -276,10 +289,10 @@ HUGE = {
 def test_what_would_be_large_is_not_made_to_see_how_large_it_is(name):
     options, fields = LARGEST[name][1:3] if name in LARGEST else ("", {})
     more = fields | ({"numSplits": 1 << 20} if name == "SPLIT" else {})
-    folded_arrays(name, [row(1)], ["INT32"], options, **more)  # what the first call of its kind loads
+    folded_arrays(name, [row(1)], options, **more)  # what the first call of its kind loads
     tracemalloc.start()
     try:
-        assert folded_arrays(name, HUGE[name], ["INT32"], options, **more) is None
+        assert folded_arrays(name, HUGE[name], options, **more) is None
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -338,7 +351,7 @@ LEFT: dict[str, tuple[str, list[Any], str, dict[str, Any]]] = {
 @pytest.mark.parametrize("what", LEFT)
 def test_what_may_fail_is_left_to_execution(what):
     name, arrays, options, fields = LEFT[what]
-    assert folded_arrays(name, arrays, ["INT32"], options, **fields) is None
+    assert folded_arrays(name, arrays, options, **fields) is None
 
 
 def test_the_greatest_numbers_that_fit_are_computed():
@@ -353,14 +366,20 @@ def test_the_greatest_numbers_that_fit_are_computed():
         ("BROADCAST_ARGS", [np.ones(8, "i4"), row(5)], "", [1] * 7 + [5]),
     ):
         fields = {"mode": 1} if name == "MIRROR_PAD" else {"seqDim": 1} if name == "REVERSE_SEQUENCE" else {}
-        (found,) = folded_arrays(name, arrays, ["INT32"], options, **fields) or [None]
+        (found,) = folded_arrays(name, arrays, options, **fields) or [None]
         assert found is not None, name
         assert found.reshape(-1).tolist() == expected
 
 
-@pytest.mark.parametrize("kind", ["INT8", "FLOAT16", "FLOAT64", "STRING"])
+@pytest.mark.parametrize("kind", ["i1", "f2", "f8", "string"])
 def test_only_plain_types_are_computed(kind):
-    assert folded_arrays("PACK", [row(1)], [kind], "Pack") is None
+    assert folded_arrays("PACK", [row(1)], "Pack", kind=kind) is None
+
+
+def test_a_constant_sum_of_more_than_32_bits_refuses_its_operator():
+    content, _ = file_of("ADD", [c([2**33, 5], "i8"), c([2**33, 5], "i8")], [out(2, kind="i8")], "Add")
+    with pytest.raises(UnsupportedModel, match="ADD #0: input 0 is INT64, which NNAPI has no type for"):
+        load(content)
 
 
 def test_what_is_computed_is_paid_for():

@@ -9,8 +9,7 @@ import tflite
 import nnhal
 from nnhal.base.codes import OperationType
 from nnhal.frontends.tflite import load
-from nnhal.frontends.tflite.lowering import UNRUN, why_refused
-from nnhal.frontends.tflite.task import OPERATORS
+from nnhal.frontends.tflite.task import OPERATORS, UNRUN
 from tests.frontends.cases import RANDOM, Case, X, agrees, b, c, check, const, f, file_of, i, out, run
 from tests.frontends.flat import Writer, litert
 
@@ -352,7 +351,7 @@ def test_padding_without_a_value_is_a_bad_file():
         load(content)
 
 
-UNRUN_NAMES = [name for name in NUMBERS if name not in OPERATORS and why_refused(name) == UNRUN]
+UNRUN_NAMES = [name for name in NUMBERS if OPERATORS[name].refused == UNRUN]
 
 
 @pytest.mark.parametrize("name", UNRUN_NAMES)

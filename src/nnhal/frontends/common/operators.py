@@ -6,6 +6,8 @@ from typing import Any, Generic, TypeVar
 from nnhal.base.records import Struct
 from nnhal.frontends.common.integer_ranges import SpanRule
 
+COUNTED = "has an output whose size depends on values, which NNAPI does not support"  # of an operator
+
 Fold = Callable[..., Any]
 Count = int | tuple[int, int | None]  # None: any number
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -44,11 +46,24 @@ Facts = TypeVar("Facts", bound=OperatorFacts)
 
 
 class OperatorTable(dict[str, Facts], Generic[Facts]):
-    """The operators of a format by name."""
+    """The operators of a format by name. Others have facts too: why they are refused.
 
-    def __init__(self, kind: type[Facts]) -> None:
+    kind: the class of the facts. unknown: returns the reason for an operator that is not in the table.
+    """
+
+    def __init__(self, kind: type[Facts], unknown: Callable[[str], str]) -> None:
         super().__init__()
-        self._kind = kind
+        self._kind, self._unknown = kind, unknown
+
+    def __missing__(self, name: str) -> Facts:
+        return self._refused(self._unknown(name))
+
+    def _refused(self, reason: str, **facts: Any) -> Facts:
+        return self._kind(None, (0, None), (0, None), refused=reason, **facts)
+
+    def refuse(self, reason: str, *names: str) -> None:
+        """Register the named operators as refused; an entry replaces that."""
+        self.update(dict.fromkeys(names, self._refused(reason)))
 
     def operator(
         self, *names: str, inputs: Count = 1, outputs: Count = 1, **facts: Any
@@ -65,7 +80,7 @@ class OperatorTable(dict[str, Facts], Generic[Facts]):
         """Register a function as the `fold` of an operator that is only computed at import."""
 
         def add(function: Function) -> Function:
-            self[name] = self._kind(None, (0, None), (0, None), becomes, fold=function, refused=refused)
+            self[name] = self._refused(refused, becomes=becomes, fold=function)
             return function
 
         return add

@@ -40,11 +40,22 @@ class ImportedGraph(WrittenGraph):
     """A graph during import. problems: what cannot be expressed in any graph of the file, with the places."""
 
     def __init__(self, budget: Budget, problems: dict[tuple[str, str], list[str]]) -> None:
-        self._budget, self._problems = budget, problems
+        self.budget, self._problems = budget, problems
+        self.terms: dict[Any, Term] = {}  # by their keys in the file
         self.inputs: list[Term] = []
         self.outputs: list[Term] = []
         self.forms: list[EdgeForm] = []
         self.failed = False  # an operator of it cannot be expressed
+
+    def term(self, key: Any) -> Term:
+        """Return the term of a value that was written, is an input, or is constant."""
+        if key not in self.terms:
+            self.terms[key] = self._read(key)
+        return self.terms[key]
+
+    def _read(self, key: Any) -> Term:
+        """Return the term of a value that no operator of the graph has written."""
+        raise NotImplementedError
 
     def problem(self, name: str, reason: str, place: str = "") -> None:
         """Record something that cannot be expressed."""
@@ -62,7 +73,7 @@ class ImportedGraph(WrittenGraph):
 
     def emit_copy(self, term: Term) -> Term:
         """Return a copy of a term, if a model may not have it as an output itself."""
-        self._budget.spend(Cost.OPERATIONS, 1)
+        self.budget.spend(Cost.OPERATIONS, 1)
         copied = replace(term.value, data=None)
         bound = bind(OPS["CAST"], [term.value], [copied], "CAST")
         result = Term(replace(copied, shape=bound.shapes[0] or copied.shape), term.kind, scalar=term.scalar)

@@ -15,7 +15,7 @@ DTYPES = {"FLOAT": np.float32, "FLOAT16": np.float16, "INT64": np.int64, "INT32"
 
 
 class ExpandedNode(NodeTask):
-    """A node that others replace: `nodes`. `commit` adds nothing to the graph."""
+    """A node that others replace: `nodes`. `commit` adds nothing else to the graph."""
 
     def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
         super().__init__(graph, node, opset)
@@ -27,6 +27,8 @@ class ExpandedNode(NodeTask):
         for number, name in enumerate(self.node.outputs):
             used = self.is_output_used(number) and name not in written
             self.require(not used, f"output {number} is read, which NNAPI has no operation for")
+        for step in self.later:
+            step()
 
     def input(self, place: int) -> str:
         """Return the name of an input; "" if it is not given."""

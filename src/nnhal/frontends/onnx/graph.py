@@ -131,7 +131,6 @@ class NodeGraph(ImportedGraph):
         super().__init__(context.file.budget, context.problems)
         self.context, self.source, self.outer, self.file = context, source, outer, context.file
         self.operations: OperationList = OperationList()
-        self.terms: dict[str, Term] = {}
         # By name: the term of the enclosing graph, and the input that receives it
         self.captures: dict[str, tuple[Term, Term]] = {}
         self._readers: dict[str, OnnxNode] | None = None
@@ -153,17 +152,10 @@ class NodeGraph(ImportedGraph):
         found = self.operations.producer(term)
         return found if found is not None or self.outer is None else self.outer.producer(term)
 
-    def term(self, name: str) -> Term:
-        """Return the term of a value by name. A value of an enclosing graph becomes an input of this one."""
-        found = self.terms.get(name)
-        if found is None:
-            tensor = self.source.constants.get(name)
-            found = self._constant(tensor) if tensor is not None else self._captured(name)
-            self.terms[name] = found
-        return found
-
-    def _constant(self, tensor: OnnxTensor) -> Term:
-        return self.constant(tensor, tensor.name)
+    def _read(self, key: str) -> Term:
+        """Return a constant, or a value of an enclosing graph, which becomes an input of this one."""
+        tensor = self.source.constants.get(key)
+        return self._captured(key) if tensor is None else self.constant(tensor, tensor.name)
 
     def constant(self, tensor: OnnxTensor, name: str = "") -> Term:
         """Return the term of a tensor in the file."""

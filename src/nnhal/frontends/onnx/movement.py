@@ -10,6 +10,7 @@ from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import NOWHERE, joined, moved, part_of, three
 from nnhal.frontends.common.folding import numbers, require_foldable
 from nnhal.frontends.common.integer_ranges import of_all, of_first
+from nnhal.frontends.common.operators import COUNTED
 from nnhal.frontends.common.terms import Term, constant, stored
 from nnhal.frontends.common.writing import (
     ASYMMETRIC,
@@ -307,8 +308,6 @@ def expand(t: NodeTask) -> None:
 
 
 # ------------------------------------------------------------------------------------------- computed at import only
-
-COUNTED = "has an output whose size depends on values, which NNAPI does not support"
 
 
 @computed("Range", becomes="a constant, of limits that are known",

@@ -12,9 +12,9 @@ from nnhal.base.operands import Array
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.folding import require_foldable
 from nnhal.frontends.common.functions import cosines_and_sines
+from nnhal.frontends.common.operators import COUNTED
 from nnhal.frontends.onnx.expanded import ExpandedNode, expanded
 from nnhal.frontends.onnx.file import DTYPES, KINDS
-from nnhal.frontends.onnx.movement import COUNTED
 from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, computed
 from nnhal.frontends.onnx.volumes import flat_pads
 from nnhal.frontends.onnx.windows import window

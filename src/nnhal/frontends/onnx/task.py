@@ -10,7 +10,7 @@ from nnhal.base.operands import Array, Value
 from nnhal.base.records import field, replace
 from nnhal.frontends.common.integer_ranges import ANY, Span, Spans, span_of
 from nnhal.frontends.common.lowering import flattened, moved_by
-from nnhal.frontends.common.operators import OperatorFacts, OperatorTable
+from nnhal.frontends.common.operators import COUNTED, OperatorFacts, OperatorTable
 from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, OperationWriter, copied, reshaped_constant
 from nnhal.frontends.onnx.attributes import NodeAttributes
@@ -49,9 +49,41 @@ class NodeFacts(OperatorFacts, frozen=True):
         return self.moves is not None and not self.joins
 
 
-OPERATORS = OperatorTable(NodeFacts)
+def why_unknown(name: str) -> str:
+    """Return why a node that is not in the table is refused."""
+    domain = name.rpartition(".")[0]
+    unknown = f"is an operator of {domain}, not of ONNX: NNAPI has no operation for it"
+    return unknown if domain else "has no operation in NNAPI"
+
+
+OPERATORS = OperatorTable(NodeFacts, why_unknown)
 operator, computed = OPERATORS.operator, OPERATORS.computed
-UNKNOWN = NodeFacts(None, (0, None), (0, None))
+OPERATORS.refuse(
+    "works on texts or lists of them, for which NNAPI has no type",
+    "StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer",
+)  # fmt: skip
+OPERATORS.refuse(
+    "works on sequences, maps or optional values, for which NNAPI has no type",
+    "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength",
+    "SequenceMap", "SplitToSequence", "ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement",
+)  # fmt: skip
+OPERATORS.refuse(
+    "draws random numbers from another generator than NNAPI's only random operation",
+    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+)  # fmt: skip
+OPERATORS.refuse(
+    "is for training, which NNAPI does not support",
+    "Adagrad", "Adam", "Momentum", "Gradient", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss",
+)  # fmt: skip
+OPERATORS.refuse(f"of values that are computed at execution {COUNTED}", "Unique", "Compress")
+OPERATORS.refuse(
+    f"{COUNTED}: export the detector without it, and select boxes from the model's outputs", "NonMaxSuppression"
+)
+OPERATORS.refuse(
+    "works on the bits of integers, for which NNAPI has no operation",
+    "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "BitCast",
+)  # fmt: skip
+OPERATORS.refuse("decodes picture files, which no operation of NNAPI does", "ImageDecoder")
 
 
 class NodeTask(OperationWriter):
@@ -67,7 +99,7 @@ class NodeTask(OperationWriter):
         self.graph, self.node, self.opset = graph, node, opset
         self.name = f"{node.domain}.{node.op}" if node.domain else node.op
         self.attr = NodeAttributes(node.attributes)
-        self.facts = OPERATORS.get(self.name, UNKNOWN)
+        self.facts = OPERATORS[self.name]
         self.results: dict[int, Term] = {}
         self.later: list[Callable[[], None]] = []
         self.own: list[Term] = []  # results that belong to this node only

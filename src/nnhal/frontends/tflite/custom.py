@@ -17,31 +17,16 @@ from nnhal.frontends.common.terms import Term, UnsupportedOperator, constant
 from nnhal.frontends.common.writing import filled
 from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.layers import bias_of, four, weights_of
-from nnhal.frontends.tflite.task import OperatorTask, TfliteFacts, operator
+from nnhal.frontends.tflite.task import CUSTOM, OperatorTask, TfliteFacts, operator
 from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F32, I32
 
-CUSTOM = "custom operation "
 PADDINGS = {1: Padding.SAME, 2: Padding.VALID}  # TfLitePadding
 DAMAGE = (struct.error, IndexError, KeyError, ValueError, TypeError, AttributeError, OverflowError, MemoryError)
 GREATEST = float(np.finfo(np.float32).max)
 MOST_BYTES, MOST_OPTIONS = 1 << 16, 64
 LEAST = np.float32(1e-37)  # replaces a score of 0, if those count too
 MOVES = frozenset(("RESHAPE", "CONCATENATION", "TRANSPOSE", "SLICE"))
-MEDIAPIPE = frozenset((
-    "Landmarks2TransformMatrix", "MaxPoolingWithArgmax2D", "MaxUnpooling2D", "Resampler", "TransformLandmarks",
-    "TransformTensorBilinear",
-))  # fmt: skip
-
-
-def reason_of(operator: Operator) -> str:
-    """Return why a custom operation without an entry is refused; "" if only its name is known."""
-    name = operator.name.removeprefix(CUSTOM)
-    if name.startswith("Flex"):
-        return "is computed by TensorFlow itself"
-    if name in MEDIAPIPE:
-        return "is an operation of MediaPipe, which nnhal does not support yet"
-    return f"is unknown; nnhal.register_custom_operator({name!r}, ...) defines it"
 
 
 class CustomTask(OperatorTask):

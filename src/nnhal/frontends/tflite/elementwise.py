@@ -15,7 +15,7 @@ from nnhal.frontends.common.functions import floor_remainder, modulo, power, tru
 from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.terms import PLAIN_SCALE, UNTYPED, Term, constant, stored
 from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, MOST_DIMENSIONS, broadcast_shapes, filled, number
-from nnhal.frontends.tflite.file import DTYPES, Options
+from nnhal.frontends.tflite.file import DTYPES
 from nnhal.frontends.tflite.task import FUSED, MOST_FOLDED, OperatorTask, operator
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
 
@@ -27,9 +27,9 @@ SMALL = 4096  # elements of a constant that is repeated at import, not at execut
 def plain(function: Callable[..., Any], options: str = "") -> Fold:
     """Wrap a function of the arrays alone. options: those that may fuse an activation."""
 
-    def folded(o: Options, *xs: Array) -> Any:
-        require_foldable(not options or o.read(options)("FusedActivationFunction") == 0)
-        return elementwise(function, MOST_FOLDED)(o, *xs)
+    def folded(t: OperatorTask, *xs: Array) -> Any:
+        require_foldable(not options or t.options(options)("FusedActivationFunction") == 0)
+        return elementwise(function, MOST_FOLDED)(t, *xs)
 
     return folded
 
@@ -106,7 +106,7 @@ def floor_modulo(t: OperatorTask) -> None:
     t.give("SUB", x, product, activation=0)
 
 
-def folded_sum(_: Options, *xs: Array) -> Any:
+def folded_sum(_: OperatorTask, *xs: Array) -> Any:
     return sum(x.astype(object) if x.dtype.kind in "iu" else x for x in xs)
 
 
@@ -225,8 +225,9 @@ def leaky_relu(t: OperatorTask) -> None:
 # ----------------------------------------------------------------------------------------------------------- conversions
 
 
-def folded_cast(kind: str, x: Array) -> Any:
+def folded_cast(t: OperatorTask, x: Array) -> Any:
     """Cast: floats to integers towards 0, numbers to whether they are not 0."""
+    kind = t.kind()
     if kind in ("FLOAT32", "BOOL"):
         return x.astype(DTYPES[kind])
     require_foldable(x.dtype.kind != "f" or (np.isfinite(x).all() and np.abs(x).max(initial=0) < 2**31))
@@ -237,7 +238,8 @@ def folded_cast(kind: str, x: Array) -> Any:
           becomes="CAST; of booleans NOT_EQUAL and SELECT; of integers to UINT8 their last byte, by DIV")  # fmt: skip
 def cast(t: OperatorTask) -> None:
     """Convert stored values. Conversions that NNAPI lacks use comparison, selection, or a scale of 1."""
-    x, value = t.x(0), t.declared()
+    parts, value = t.raw(0).parts, t.declared()
+    x = parts[0] if parts else t.x(0)
     kind, to = x.value.type, value.type
     plain = (x.value.scale, x.value.zero_point) == (PLAIN_SCALE, 0)
     if to == B8 and kind in (*FLOATS, I32):
@@ -301,10 +303,10 @@ def saturated(t: OperatorTask, x: Term, step: float) -> Term:
 # ---------------------------------------------------------------------------------------------------------------- choices
 
 
-def folded_select(o: Options, condition: Array, x: Array, y: Array) -> Any:
+def folded_select(t: OperatorTask, condition: Array, x: Array, y: Array) -> Any:
     """Select; a vector of conditions has one for each row of the others."""
     rows_of = condition.ndim == 1 and x.ndim > 1
-    return plain(np.where)(o, condition.reshape(-1, *[1] * (x.ndim - 1)) if rows_of else condition, x, y)
+    return plain(np.where)(t, condition.reshape(-1, *[1] * (x.ndim - 1)) if rows_of else condition, x, y)
 
 
 @operator("SELECT", inputs=3, becomes="SELECT; of booleans LOGICAL_AND, LOGICAL_OR", fold=folded_select,
@@ -330,7 +332,7 @@ def select(t: OperatorTask) -> None:
         t.give("SELECT", *terms)
 
 
-def broadcast_to_moves(_: Options, x: Array, shape: Array) -> Any:
+def broadcast_to_moves(_: OperatorTask, x: Array, shape: Array) -> Any:
     return np.broadcast_to(x, numbers(shape))
 
 
@@ -344,7 +346,7 @@ def broadcast_to(t: OperatorTask) -> None:
     t.give("TILE", t.reshaped(x, sizes), t.integers([w // s if s else 1 for w, s in zip(shape, sizes, strict=True)]))
 
 
-def folded_filled(_: Options, dims: Array, value: Array) -> Any:
+def folded_filled(_: OperatorTask, dims: Array, value: Array) -> Any:
     require_foldable(min(numbers(dims), default=0) >= 0 and math.prod(numbers(dims)) <= MOST_FOLDED)
     return np.full(numbers(dims), value.reshape(()))
 

@@ -21,10 +21,10 @@ from nnhal.frontends.common.functions import (
 )
 from nnhal.frontends.common.functions import plain as combined
 from nnhal.frontends.common.integer_ranges import sign as sign_range
+from nnhal.frontends.common.operators import COUNTED
 from nnhal.frontends.common.terms import PLAIN_SCALE, Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, check_count, either
 from nnhal.frontends.tflite.elementwise import plain
-from nnhal.frontends.tflite.file import Options
 from nnhal.frontends.tflite.task import MOST_FOLDED, OperatorTask, computed, operator
 from nnhal.ops.schema import B8, F32, I32, Q8, Q8S
 
@@ -153,7 +153,7 @@ def shift_left(t: OperatorTask) -> None:
     t.result(0, combined(t, "MUL", x, t.make("GATHER", constant(Value(I32), powers), 0, y, like=Value(I32))))
 
 
-def folded_broadcast_args(_: Options, x: Array, y: Array) -> Any:
+def folded_broadcast_args(_: OperatorTask, x: Array, y: Array) -> Any:
     require_foldable(max(x.size, y.size) <= MAX_RANK)
     return np.array(np.broadcast_shapes(tuple(numbers(x)), tuple(numbers(y))), np.int64)
 
@@ -196,9 +196,8 @@ def bucketize(t: OperatorTask) -> None:
 
 
 @computed("RANGE", becomes="",
-          refused="of limits that are computed at execution has an output whose size depends on values, "
-          "which NNAPI does not support")  # fmt: skip
-def range_(_: Options, start: Array, limit: Array, delta: Array) -> Any:
+          refused=f"of limits that are computed at execution {COUNTED}")  # fmt: skip
+def range_(_: OperatorTask, start: Array, limit: Array, delta: Array) -> Any:
     first, last, step = (x.reshape(()) for x in (start, limit, delta))
     require_foldable(
         first.dtype.kind == "i" and step != 0 and abs(int(last) - int(first)) // abs(int(step)) <= MOST_FOLDED
@@ -207,7 +206,6 @@ def range_(_: Options, start: Array, limit: Array, delta: Array) -> Any:
 
 
 @computed("WHERE", becomes="",
-          refused="of a condition that is computed at execution has an output whose size depends on "
-          "values, which NNAPI does not support")  # fmt: skip
-def where(_: Options, condition: Array) -> Any:
+          refused=f"of a condition that is computed at execution {COUNTED}")  # fmt: skip
+def where(_: OperatorTask, condition: Array) -> Any:
     return np.argwhere(condition)

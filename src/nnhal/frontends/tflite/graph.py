@@ -126,7 +126,6 @@ class ImportGraph(ImportedGraph):
         self.context, self.source, self.inner, self.starts = context, source, inner, starts
         self.file = context.file
         self.operations: list[EmittedOperation] = []
-        self.terms: dict[int, Term] = {}
         self._declared: dict[int, Value] = {}
         self.read = {*source.outputs, *(i for operator in source.operators for i in operator.inputs)}
         for index, value in zip(source.inputs, given, strict=True):
@@ -139,12 +138,6 @@ class ImportGraph(ImportedGraph):
         """Return an operator's number for people."""
         return f"#{index}" + (f" of subgraph {self.source.index}" if self.source.index else "")
 
-    def term(self, index: int) -> Term:
-        """Return the term of a tensor that was written, is an input, or is constant."""
-        if index not in self.terms:
-            self.terms[index] = self._constant(index)
-        return self.terms[index]
-
     def declared(self, index: int) -> Value:
         """Return a tensor's type and quantisation in the file, with an open shape; refuse types that NNAPI lacks."""
         value = self._declared.get(index)
@@ -152,9 +145,9 @@ class ImportGraph(ImportedGraph):
             value = self._declared[index] = typed(self.source.tensors[index])
         return value
 
-    def _constant(self, index: int) -> Term:
-        tensor = self.source.tensors[index]
-        place = f"subgraph {self.source.index} tensor {index}"
+    def _read(self, key: int) -> Term:
+        tensor = self.source.tensors[key]
+        place = f"subgraph {self.source.index} tensor {key}"
         data, blob = None, tensor.blob
         if tensor.stored in BITS and blob is not None:
             data, blob = self._unpacked(tensor, blob, place), None
@@ -182,7 +175,7 @@ class ImportGraph(ImportedGraph):
             self.file.budget.spend(Cost.MEMORY, data.size * np.dtype(np.float32).itemsize, place)
             data, blob = tensor.quant.real(data), None
         try:
-            value = self.declared(index)
+            value = self.declared(key)
         except UnsupportedOperator:
             return Term(Value(UNTYPED, tensor.shape), tensor.type, data)
         return constant(value, data, tensor.type, blob)

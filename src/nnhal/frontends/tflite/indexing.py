@@ -16,7 +16,6 @@ from nnhal.frontends.common.reductions import halved
 from nnhal.frontends.common.row_gathers import added, batched, count_below, index_offsets, row_numbers, rows_at
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import check_count, filled, nonzero_mask, ones
-from nnhal.frontends.tflite.file import Options
 from nnhal.frontends.tflite.task import MOST_FOLDED, OperatorTask, operator
 from nnhal.ops.schema import B8, F32, I32
 
@@ -34,8 +33,8 @@ def rows(x: Array, count: int) -> Array:
     return x.reshape(-1, *x.shape[count:])
 
 
-def gather_moves(o: Options, x: Array, indices: Array) -> Any:
-    fields = o.read("GatherOptions")
+def gather_moves(t: OperatorTask, x: Array, indices: Array) -> Any:
+    fields = t.options("GatherOptions")
     batches, axis = fields("BatchDims"), fields("Axis") % x.ndim
     batches += indices.ndim if batches < 0 else 0
     require_foldable(
@@ -70,7 +69,7 @@ def gather(t: OperatorTask) -> None:
     t.reshaped(t.make("GATHER", x, axis, indices), left or (1,), out=True)
 
 
-def gather_nd_moves(_: Options, x: Array, indices: Array) -> Any:
+def gather_nd_moves(_: OperatorTask, x: Array, indices: Array) -> Any:
     depth = indices.shape[-1]
     require_foldable((indices >= 0).all() and (indices < x.shape[:depth]).all())
     require_foldable(math.prod(indices.shape[:-1]) * math.prod(x.shape[depth:]) <= MOST_FOLDED)
@@ -89,8 +88,8 @@ def gather_nd(t: OperatorTask) -> None:
     t.result(0, rows_at(t, x, flat, places[:-1], depth))
 
 
-def reverse_sequence_moves(o: Options, x: Array, lengths: Array) -> Any:
-    fields = o.read("ReverseSequenceOptions")
+def reverse_sequence_moves(t: OperatorTask, x: Array, lengths: Array) -> Any:
+    fields = t.options("ReverseSequenceOptions")
     batch, steps = fields("BatchDim") % x.ndim, fields("SeqDim") % x.ndim
     require_foldable(batch != steps and lengths.shape == (x.shape[batch],))
     moved = np.moveaxis(x, (batch, steps), (0, 1)).copy()

@@ -11,7 +11,6 @@ from nnhal.frontends.common.folding import numbers, require_foldable
 from nnhal.frontends.common.integer_ranges import of_all
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import MOST_DIMENSIONS
-from nnhal.frontends.tflite.file import Options
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.shapes import axis_of
 from nnhal.frontends.tflite.task import MOST_FOLDED, OperatorTask, operator
@@ -20,8 +19,8 @@ from nnhal.ops.schema import B8, I32
 # ------------------------------------------------------------------------------------------------- joining and splitting
 
 
-def concatenate_moves(o: Options, *xs: Array) -> Any:
-    fields = o.read("ConcatenationOptions")
+def concatenate_moves(t: OperatorTask, *xs: Array) -> Any:
+    fields = t.options("ConcatenationOptions")
     require_foldable(fields("FusedActivationFunction") == 0)
     return np.concatenate([x.astype(object) for x in xs], fields("Axis"))
 
@@ -40,8 +39,8 @@ def concatenate(t: OperatorTask) -> None:
         t.give("CONCATENATION", *terms, axis)
 
 
-def pack_moves(o: Options, *xs: Array) -> Any:
-    return np.stack([x.astype(object) for x in xs], o.read("PackOptions")("Axis"))
+def pack_moves(t: OperatorTask, *xs: Array) -> Any:
+    return np.stack([x.astype(object) for x in xs], t.options("PackOptions")("Axis"))
 
 
 @operator("PACK", inputs=(1, None), moves=pack_moves, joins=True, span=of_all)
@@ -56,8 +55,8 @@ def pack(t: OperatorTask) -> None:
         t.reshaped(t.make("PACK", 0, *terms, like=terms[0]), [len(terms)], out=True)
 
 
-def unpack_moves(o: Options, x: Array) -> Any:
-    axis = o.read("UnpackOptions")("Axis")
+def unpack_moves(t: OperatorTask, x: Array) -> Any:
+    axis = t.options("UnpackOptions")("Axis")
     require_foldable(x.shape[axis] <= MOST_FOLDED)
     return list(np.moveaxis(x, axis, 0))
 
@@ -82,8 +81,8 @@ def unpack(t: OperatorTask) -> None:
             t.result(number, t.run("SQUEEZE", part, t.integers([axis]), outs=[t.out(number)])[0])
 
 
-def split_moves(o: Options, axis: Array, x: Array) -> Any:
-    count = o.read("SplitOptions")("NumSplits")
+def split_moves(t: OperatorTask, axis: Array, x: Array) -> Any:
+    count = t.options("SplitOptions")("NumSplits")
     require_foldable(0 < count <= MOST_FOLDED)
     return np.split(x, count, axis_of(axis))
 
@@ -95,7 +94,7 @@ def split(t: OperatorTask) -> None:
     t.give("SPLIT", x, t.axis(t.integer(0, "axis"), t.rank(x)), count)
 
 
-def split_sizes_moves(_: Options, x: Array, sizes: Array, axis: Array) -> Any:
+def split_sizes_moves(_: OperatorTask, x: Array, sizes: Array, axis: Array) -> Any:
     require_foldable(min(numbers(sizes), default=0) >= 0 and sum(numbers(sizes)) == x.shape[axis_of(axis)])
     return np.split(x, np.cumsum(sizes)[:-1].astype(np.int64), axis_of(axis))
 
@@ -124,7 +123,7 @@ def split_sizes(t: OperatorTask) -> None:
 # ---------------------------------------------------------------------------------------------------------------- slices
 
 
-def slice_moves(_: Options, x: Array, begin: Array, size: Array) -> Any:
+def slice_moves(_: OperatorTask, x: Array, begin: Array, size: Array) -> Any:
     starts, sizes = numbers(begin), numbers(size)
     require_foldable(len(starts) == len(sizes) == x.ndim)
     for start, count, room in zip(starts, sizes, x.shape, strict=True):
@@ -149,8 +148,8 @@ class Range(NamedTuple):
     shrinks: bool = False
 
 
-def strided_slice_moves(o: Options, x: Array, begin: Array, end: Array, strides: Array) -> Any:
-    fields = o.read("StridedSliceOptions")
+def strided_slice_moves(t: OperatorTask, x: Array, begin: Array, end: Array, strides: Array) -> Any:
+    fields = t.options("StridedSliceOptions")
     masks = [fields(n) for n in ("EllipsisMask", "NewAxisMask", "ShrinkAxisMask", "BeginMask", "EndMask")]
     require_foldable(not fields("Offset"))
     index: list[Any] = []
@@ -247,7 +246,7 @@ def written_out(t: OperatorTask, o: Fields, rank: int) -> tuple[list[Range], lis
     return ranges + ([] if ellipsis else [Range()] * missing), added
 
 
-def tile_moves(_: Options, x: Array, times: Array) -> Any:
+def tile_moves(_: OperatorTask, x: Array, times: Array) -> Any:
     require_foldable(min(numbers(times), default=1) >= 0 and x.size * math.prod(numbers(times)) <= MOST_FOLDED)
     return np.tile(x, numbers(times))
 
@@ -257,7 +256,7 @@ def tile(t: OperatorTask) -> None:
     t.give("TILE", t.x(0), t.index(1, "multiples"))
 
 
-def reverse_moves(_: Options, x: Array, axes: Array) -> Any:
+def reverse_moves(_: OperatorTask, x: Array, axes: Array) -> Any:
     return np.flip(x, tuple(numbers(axes)))
 
 

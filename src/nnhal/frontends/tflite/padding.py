@@ -11,7 +11,6 @@ from nnhal.frontends.common.element_moves import NOWHERE
 from nnhal.frontends.common.folding import numbers, require_foldable
 from nnhal.frontends.common.integer_ranges import of_all
 from nnhal.frontends.common.writing import MOST_PLACES
-from nnhal.frontends.tflite.file import Options
 from nnhal.frontends.tflite.task import MOST_FOLDED, OperatorTask, lower_by_places, operator
 
 
@@ -20,7 +19,7 @@ def with_fill(x: Array, widths: Sequence[Sequence[int]]) -> Array:
     return np.pad(x, widths, constant_values=NOWHERE)
 
 
-def pad_moves(_: Options, x: Array, paddings: Array) -> Any:
+def pad_moves(_: OperatorTask, x: Array, paddings: Array) -> Any:
     return with_fill(x, paddings.astype(np.int64).reshape(x.ndim, 2).tolist())
 
 
@@ -39,8 +38,8 @@ def pad_value(t: OperatorTask) -> None:
     t.give("PAD_V2", x, t.index(1, "paddings"), t.number(2, "value"))
 
 
-def mirror_moves(o: Options, x: Array, paddings: Array) -> Any:
-    mode = ("reflect", "symmetric")[o.read("MirrorPadOptions")("Mode")]
+def mirror_moves(t: OperatorTask, x: Array, paddings: Array) -> Any:
+    mode = ("reflect", "symmetric")[t.options("MirrorPadOptions")("Mode")]
     widths = paddings.astype(np.int64).reshape(x.ndim, 2).tolist()
     require_foldable(all(0 <= n <= size for pair, size in zip(widths, x.shape, strict=True) for n in pair))
     require_foldable(math.prod(size + sum(pair) for pair, size in zip(widths, x.shape, strict=True)) <= MOST_FOLDED)
@@ -56,15 +55,15 @@ def mirror_pad(t: OperatorTask) -> None:
 # ---------------------------------------------------------------------------------------------------------------- blocks
 
 
-def space_to_depth_moves(o: Options, x: Array) -> Any:
-    side = o.read("SpaceToDepthOptions")("BlockSize")
+def space_to_depth_moves(t: OperatorTask, x: Array) -> Any:
+    side = t.options("SpaceToDepthOptions")("BlockSize")
     batch, height, width, depth = x.shape
     blocks = x.reshape(batch, height // side, side, width // side, side, depth).transpose(0, 1, 3, 2, 4, 5)
     return blocks.reshape(batch, height // side, width // side, side * side * depth)
 
 
-def depth_to_space_moves(o: Options, x: Array) -> Any:
-    side = o.read("DepthToSpaceOptions")("BlockSize")
+def depth_to_space_moves(t: OperatorTask, x: Array) -> Any:
+    side = t.options("DepthToSpaceOptions")("BlockSize")
     batch, height, width, depth = x.shape
     blocks = x.reshape(batch, height, width, side, side, depth // side**2).transpose(0, 1, 3, 2, 4, 5)
     return blocks.reshape(batch, height * side, width * side, depth // side**2)
@@ -77,7 +76,7 @@ def blocks(t: OperatorTask) -> None:
     t.give(t.name, t.x(0), t.options(kind)("BlockSize"))
 
 
-def space_to_batch_moves(_: Options, x: Array, block: Array, paddings: Array) -> Any:
+def space_to_batch_moves(_: OperatorTask, x: Array, block: Array, paddings: Array) -> Any:
     sides = numbers(block)
     widths = [(0, 0), *paddings.astype(np.int64).reshape(-1, 2).tolist()]
     padded = with_fill(x, widths + [(0, 0)] * (x.ndim - len(widths)))
@@ -96,7 +95,7 @@ def space_to_batch(t: OperatorTask) -> None:
     t.give(t.name, t.x(0), t.index(1, "block_shape"), t.index(2, "paddings"))
 
 
-def batch_to_space_moves(_: Options, x: Array, block: Array, crops: Array) -> Any:
+def batch_to_space_moves(_: OperatorTask, x: Array, block: Array, crops: Array) -> Any:
     sides, count = numbers(block), block.size
     batch = x.shape[0] // math.prod(sides)
     split = x.reshape(*sides, batch, *x.shape[1:])
@@ -130,13 +129,13 @@ def batch_to_space(t: OperatorTask) -> None:
 # ---------------------------------------------------------------------------------------------- diagonals, gaps, edges
 
 
-def diagonal_moves(_: Options, x: Array) -> Any:
+def diagonal_moves(_: OperatorTask, x: Array) -> Any:
     size = x.shape[-1]
     require_foldable(x.size * size <= MOST_PLACES)
     return np.where(np.eye(size, dtype=bool), x[..., None], NOWHERE)
 
 
-def set_diagonal_moves(_: Options, x: Array, diagonal: Array) -> Any:
+def set_diagonal_moves(_: OperatorTask, x: Array, diagonal: Array) -> Any:
     i = np.arange(diagonal.shape[-1])
     result = x.copy()
     result[..., i, i] = diagonal
@@ -153,7 +152,7 @@ def dilate(x: Array, steps: Sequence[int]) -> Array:
     return result
 
 
-def dilated_moves(_: Options, x: Array, dilations: Array) -> Any:
+def dilated_moves(_: OperatorTask, x: Array, dilations: Array) -> Any:
     return dilate(x, numbers(dilations))
 
 
@@ -165,8 +164,8 @@ def pad_edges(x: Array, widths: Sequence[tuple[int, int]]) -> Array:
     return x[tuple(cuts)]
 
 
-def edged_moves(o: Options, x: Array) -> Any:
-    fields = o.read("StablehloPadOptions")
+def edged_moves(t: OperatorTask, x: Array) -> Any:
+    fields = t.options("StablehloPadOptions")
     low, high, inner = (fields.numbers(n) or () for n in ("EdgePaddingLow", "EdgePaddingHigh", "InteriorPadding"))
     return pad_edges(dilate(x, [n + 1 for n in inner]), list(zip(low, high, strict=True)))
 

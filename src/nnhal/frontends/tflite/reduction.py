@@ -17,7 +17,6 @@ from nnhal.frontends.common.reductions import BOTH, PAIRWISE, cumulated, grouped
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.windows import LayerWindow
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, check_count, filled, ones
-from nnhal.frontends.tflite.file import Options
 from nnhal.frontends.tflite.padding import dilate, pad_edges
 from nnhal.frontends.tflite.task import MOST_FOLDED, OperatorTask, operator
 from nnhal.ops.schema import B8, F32, I32
@@ -28,8 +27,8 @@ MOST_AVERAGED = 46_340  # remainders, each below their number, whose sum fits 32
 def reduces(function: Callable[..., Any]) -> Fold:
     """Wrap a reduction over axes."""
 
-    def folded(o: Options, x: Array, axes: Array) -> Any:
-        keep, over = bool(o.read("ReducerOptions")("KeepDims")), {axis % x.ndim for axis in numbers(axes)}
+    def folded(t: OperatorTask, x: Array, axes: Array) -> Any:
+        keep, over = bool(t.options("ReducerOptions")("KeepDims")), {axis % x.ndim for axis in numbers(axes)}
         require_foldable(math.prod(n for i, n in enumerate(x.shape) if i not in over) <= MOST_FOLDED)
         return function(x, axis=tuple(over), keepdims=keep)
 

@@ -9,13 +9,12 @@ from nnhal.frontends.common.element_moves import transposed
 from nnhal.frontends.common.folding import numbers, require_foldable
 from nnhal.frontends.common.integer_ranges import of_all
 from nnhal.frontends.common.writing import MOST_DIMENSIONS
-from nnhal.frontends.tflite.file import Options
 from nnhal.frontends.tflite.task import OperatorTask, operator
 from nnhal.ops.schema import I32
 
 
-def reshape_moves(o: Options, x: Array, *shape: Array) -> Any:
-    wanted = numbers(shape[0]) if shape else list(o.read("ReshapeOptions").numbers("NewShape") or ())
+def reshape_moves(t: OperatorTask, x: Array, *shape: Array) -> Any:
+    wanted = numbers(shape[0]) if shape else list(t.options("ReshapeOptions").numbers("NewShape") or ())
     return x.reshape([] if wanted == [0] and x.size == 1 else wanted)
 
 
@@ -32,8 +31,8 @@ def reshape(t: OperatorTask) -> None:
     t.reshaped(x, [None if n == -1 else n for n in wanted] or [1], out=True)
 
 
-def squeeze_moves(o: Options, x: Array) -> Any:
-    return x.squeeze(o.read("SqueezeOptions").numbers("SqueezeDims") or None)
+def squeeze_moves(t: OperatorTask, x: Array) -> Any:
+    return x.squeeze(t.options("SqueezeOptions").numbers("SqueezeDims") or None)
 
 
 @operator("SQUEEZE", moves=squeeze_moves, span=of_all)
@@ -60,7 +59,7 @@ def axis_of(axis: Array) -> int:
     return int(axis.item())
 
 
-def expand_dims_moves(_: Options, x: Array, axis: Array) -> Any:
+def expand_dims_moves(_: OperatorTask, x: Array, axis: Array) -> Any:
     return np.expand_dims(x, axis_of(axis))
 
 
@@ -88,7 +87,7 @@ def rank_of(t: OperatorTask) -> None:
     t.known_result(np.array(t.rank(t.raw(0))))
 
 
-def transpose_moves(_: Options, x: Array, order: Array) -> Any:
+def transpose_moves(_: OperatorTask, x: Array, order: Array) -> Any:
     return x.transpose(numbers(order))
 
 

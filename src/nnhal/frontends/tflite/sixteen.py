@@ -3,7 +3,7 @@
 from nnhal.base.records import replace
 from nnhal.frontends.tflite.file import OMITTED, FileSubgraph, FileTensor, Operator
 from nnhal.frontends.tflite.reader import BIASES
-from nnhal.frontends.tflite.task import OPERATORS, UNKNOWN
+from nnhal.frontends.tflite.task import OPERATORS
 
 
 def with_real_values(source: FileSubgraph) -> FileSubgraph:
@@ -28,7 +28,7 @@ def _tensors_of(operator: Operator) -> list[int]:
 
 def _keeps(tensors: tuple[FileTensor, ...], operator: Operator) -> bool:
     """Whether an operator has tensors of INT16 in NNAPI, beside an input of 8 bits, or needs the stored integers."""
-    facts, first = OPERATORS.get(operator.name, UNKNOWN), next(iter(operator.inputs), OMITTED)
+    facts, first = OPERATORS[operator.name], next(iter(operator.inputs), OMITTED)
     return facts.integral or (facts.sixteen and first != OMITTED and tensors[first].type != "INT16")
 
 

@@ -10,7 +10,7 @@ from nnhal.base.codes import Activation
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.integer_ranges import ANY, EVERY, Span, Spans, span_of
 from nnhal.frontends.common.lowering import flattened, moved_by
-from nnhal.frontends.common.operators import Fold, OperatorFacts, OperatorTable
+from nnhal.frontends.common.operators import COUNTED, Fold, OperatorFacts, OperatorTable
 from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator, constant, stored
 from nnhal.frontends.common.writing import (
     ASYMMETRIC,
@@ -30,6 +30,8 @@ KINDS: dict[str, Span] = {
     "BOOL": (0, 1), "UINT8": (0, 255),  # NNAPI's CAST makes no int32 of other small ones
     **dict.fromkeys(("FLOAT16", "FLOAT32", "FLOAT64", "UINT32", "UINT64"), EVERY),
 }  # fmt: skip
+CUSTOM = "custom operation "  # before the name of such an operator
+UNRUN = "has no kernel in LiteRT, which does not run files with it either"
 MOST_FOLDED = 4096  # elements of a result at import, or results of an operator
 TANH = 4  # TFLite's fused activations; lower ones are NNAPI's
 FUSED = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH", 5: "SIGN_BIT"}
@@ -63,9 +65,38 @@ class TfliteFacts(OperatorFacts, frozen=True):
     integral: bool = False
 
 
-OPERATORS = OperatorTable(TfliteFacts)
+def why_unknown(name: str) -> str:
+    """Return why an operator that is not in the table is refused."""
+    custom = name.removeprefix(CUSTOM)
+    if custom == name:
+        return UNRUN
+    if custom.startswith("Flex"):
+        return "is computed by TensorFlow itself"
+    return f"is unknown; nnhal.register_custom_operator({custom!r}, ...) defines it"
+
+
+OPERATORS = OperatorTable(TfliteFacts, why_unknown)
 operator, computed = OPERATORS.operator, OPERATORS.computed
-UNKNOWN = TfliteFacts(None, (0, None), (0, None))
+OPERATORS.refuse("reads the bits of a number as another type, which no operation of NNAPI does", "BITCAST")
+OPERATORS.refuse("is defined by its author: NNAPI has no operation of that name", "CUSTOM", "STABLEHLO_CUSTOM_CALL")
+OPERATORS.refuse("belongs to another engine's delegate, which only that engine can read", "DELEGATE")
+OPERATORS.refuse(
+    "works on strings or tables of them, for which NNAPI has no type",
+    "HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT", "HASHTABLE_SIZE", "SKIP_GRAM",
+)  # fmt: skip
+OPERATORS.refuse(
+    "draws random numbers from LiteRT's generator, which NNAPI's only random operation lacks",
+    "MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM", "STABLEHLO_RNG_BIT_GENERATOR",
+)  # fmt: skip
+OPERATORS.refuse(
+    "is not an operator: files use it if the number of one does not fit a byte", "PLACEHOLDER_FOR_GREATER_OP_CODES"
+)
+OPERATORS.refuse(COUNTED, "UNIQUE")
+OPERATORS.refuse(
+    "is an operation of MediaPipe, which nnhal does not support yet",
+    *(CUSTOM + name for name in ("Landmarks2TransformMatrix", "MaxPoolingWithArgmax2D", "MaxUnpooling2D", "Resampler",
+                                 "TransformLandmarks", "TransformTensorBilinear")),
+)  # fmt: skip
 
 
 class OperatorTask(OperationWriter):
@@ -74,7 +105,7 @@ class OperatorTask(OperationWriter):
     def __init__(self, graph: ImportGraph, operator: Operator, *, reals: bool = False) -> None:
         super().__init__(graph.file.budget, f"{operator.name} {graph.place(operator.index)}")
         self.graph, self.operator, self.reals, self.name = graph, operator, reals, operator.name
-        self.facts = OPERATORS.get(self.name, UNKNOWN)
+        self.facts = OPERATORS[self.name]
         self.results: dict[int, Term] = {}
         self.later: list[Callable[[], None]] = []
 
@@ -199,6 +230,10 @@ class OperatorTask(OperationWriter):
         except UnsupportedOperator as error:
             raise UnsupportedOperator(f"output {number}, {error}") from error
 
+    def kind(self, number: int = 0) -> str:
+        """Return the type of output `number` in the file."""
+        return self.graph.source.tensors[self.operator.outputs[number]].type
+
     def out(self, number: int = 0) -> Value:
         """Return the type and quantisation of output `number` that this task must write."""
         value = self.declared(number)
@@ -219,15 +254,13 @@ class OperatorTask(OperationWriter):
         """Set output `number` to an input or a constant."""
         self.results[number] = term
 
-    def known_result(self, data: Array, number: int = 0) -> None:
-        """Set output `number` to a value known at import."""
-        index = self.operator.outputs[number]
-        kind = self.graph.source.tensors[index].type
+    def known_result(self, data: Array, number: int = 0, kind: str = "") -> None:
+        """Set output `number` to a value known at import. kind: its type, if not that in the file."""
         try:
-            value = self.graph.declared(index)
+            value = self.graph.declared(self.operator.outputs[number])
         except UnsupportedOperator:
             value = Value(UNTYPED)
-        self.results[number] = constant(value, data, kind)
+        self.results[number] = constant(value, data, kind or self.kind(number))
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -316,7 +349,7 @@ def lower_by_places(t: OperatorTask) -> None:
         given = [t.data(n, f"input {n}") for n in range(count - facts.valued) if not first <= n < last]
         small = facts.indexed or all(each.size <= MOST_FOLDED for each in given)
         t.require(small, "has more arguments than dimensions")
-        return moves(t.operator.options, *given[:first], *arrays, *given[first:])
+        return moves(t, *given[:first], *arrays, *given[first:])
 
     def fill() -> Any:
         if not facts.valued:

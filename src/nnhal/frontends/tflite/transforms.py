@@ -10,7 +10,7 @@ from nnhal.frontends.common.functions import cosines_and_sines
 from nnhal.frontends.common.terms import UNTYPED, Term, constant
 from nnhal.frontends.common.writing import check_count, filled
 from nnhal.frontends.tflite.layers import scheme
-from nnhal.frontends.tflite.task import OPERATORS, OperatorTask, operator
+from nnhal.frontends.tflite.task import OperatorTask, operator
 from nnhal.ops.schema import F32, I32
 
 MOST_WAVES = 1 << 22  # elements of a constant matrix of sines and cosines
@@ -89,15 +89,11 @@ def parts_of(t: OperatorTask) -> tuple[Term, Term]:
 
 
 def lower_in_parts(t: OperatorTask) -> None:
-    """Lower a move of complex numbers as two moves, of the real and imaginary parts; a cast uses the real ones."""
-    lower = OPERATORS[t.name].lower
-    assert lower is not None
+    """Lower a move of complex numbers as two moves, of the real and imaginary parts."""
+    assert t.facts.lower is not None
     real, imaginary = PartTask(t, 0), PartTask(t, 1)
-    lower(real)
-    if t.name == "CAST":
-        t.results |= real.results
-        return
-    lower(imaginary)
+    for task in (real, imaginary):
+        t.facts.lower(task)
     for number, index in enumerate(t.operator.outputs):
         kind = t.graph.source.tensors[index].type
         parts = real.ranked(number), imaginary.ranked(number)
