@@ -37,7 +37,7 @@ def computed(content: bytes, arrays: list[Any], budget: Budget | None = None) ->
     graph = ImportGraph(ImportContext(file, lower), source, [typed(source.tensors[n]) for n in source.inputs])
     operator = TfliteImport(graph, source.operators[0])
     try:
-        return [data for data, _ in operator.computed(operator.task(), arrays, operator.kinds([]))]
+        return [data for data, _ in operator.computed(operator.task(), arrays)]
     except CannotFold:
         return None
 

@@ -1,7 +1,8 @@
 """Imports one operator of a file, for both formats: computes it, lowers it, or records why it is refused."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -11,22 +12,12 @@ from nnhal.base.names import short
 from nnhal.base.operands import Array, Shape, Value
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.element_moves import broadcast, merged, moved, numbered
-from nnhal.frontends.common.folding import FAILURES, CannotFold, as_stored, require_foldable
+from nnhal.frontends.common.folding import FAILURES, CannotFold, as_stored
 from nnhal.frontends.common.operators import OperatorFacts
 from nnhal.frontends.common.terms import Term, UnsupportedOperator, WrittenGraph
 from nnhal.frontends.common.writing import MOST_DIMENSIONS, ImportedGraph, OperationWriter, broadcast_shapes
 
 LONGEST_REASON = 400  # characters; a longer one is cut
-
-
-class FileOperator(Protocol):
-    """An operator of a file: the keys of its inputs and outputs in its graph."""
-
-    @property
-    def inputs(self) -> Sequence[Any]: ...
-
-    @property
-    def outputs(self) -> Sequence[Any]: ...
 
 
 Lower = Callable[[Any], None]  # writes the operations of a task
@@ -35,27 +26,42 @@ Lower = Callable[[Any], None]  # writes the operations of a task
 class OperatorImport:
     """The import of one operator of a file: it is computed if its inputs are known; otherwise lowered, or refused.
 
-    graph: gets its operations. name, place: for refusals. label: for errors of the file.
+    Args:
+        graph: The graph that gets its operations.
+        operator: Its record in the file. `inputs` and `outputs` are keys of the graph's terms.
+        task: Returns the task that reads it as it is.
+        facts: The facts about it.
+        name: Its name, for refusals.
+        place: Its place, for refusals.
+        label: Its place, for errors of the file.
     """
 
-    omitted: Any  # the key of an input that is left out
-    dtypes: Mapping[str, str]  # of numpy, by the format's types
     unfit: tuple[type[Exception], ...] = ()  # errors of numpy about arrays of a malformed file
 
     def __init__(
-        self, graph: ImportedGraph, operator: FileOperator, facts: OperatorFacts, name: str, place: str, label: str
+        self,
+        graph: ImportedGraph,
+        operator: Any,
+        task: Callable[[], Any],
+        facts: OperatorFacts,
+        name: str,
+        place: str,
+        label: str,
     ) -> None:
-        self.graph, self.operator, self.facts = graph, operator, facts
+        self.graph, self.operator, self.task, self.facts = graph, operator, task, facts
         self.name, self.place, self.label, self.budget = name, place, label, graph.budget
-
-    def task(self) -> Any:
-        """Return the task that reads the operator as it is."""
-        raise NotImplementedError
 
     def ways(self, lower: Lower, terms: Sequence[Term]) -> Iterator[tuple[Callable[[], Any], Lower]]:
         """Yield the ways to lower it: what makes the task, and what lowers it. The first successful one counts.
 
         lower: the operator's own way. terms: its inputs.
+        """
+        raise NotImplementedError
+
+    def results(self, function: Callable[..., Any], arrays: Sequence[Array]) -> Iterable[tuple[Any, str]]:
+        """Pay for a function of known inputs, and return its results with their types in the file.
+
+        Raises CannotFold for too large ones, and for others than the outputs.
         """
         raise NotImplementedError
 
@@ -68,8 +74,6 @@ class OperatorImport:
         if not self.fold():
             self.lower()
 
-    # ------------------------------------------------------------------------------------------------------------ folding
-
     def fold(self) -> bool:
         """Compute the outputs, if all inputs are known; return whether that is done."""
         try:
@@ -80,55 +84,31 @@ class OperatorImport:
             return False
         return bool(terms)
 
+    def known_inputs(self) -> list[Term]:
+        """Return the inputs if all of them are given and known, otherwise none."""
+        terms = [self.graph.term(key) for key in self.operator.inputs if key != self.graph.omitted]
+        return terms if sum(term.data is not None for term in terms) == len(self.operator.inputs) else []
+
     def fold_from(self, terms: Sequence[Term]) -> None:
         """Compute the outputs from known inputs; raise CannotFold if they are left to execution."""
         task = self.task()
-        arrays = [term.data for term in terms if term.data is not None]
-        for number, (data, kind) in enumerate(self.computed(task, arrays, self.kinds(terms))):
+        for number, (data, kind) in enumerate(self.computed(task, [x.data for x in terms if x.data is not None])):
             task.known_result(data, number, kind)
         task.commit()
 
-    def known_inputs(self) -> list[Term]:
-        """Return the inputs if all of them are given and known, otherwise none."""
-        terms = [self.graph.term(key) for key in self.operator.inputs if key != self.omitted]
-        return terms if sum(term.data is not None for term in terms) == len(self.operator.inputs) else []
-
-    def kinds(self, terms: Sequence[Term]) -> Sequence[str]:
-        """Return the types of the outputs, if the computation does not determine them."""
-        raise NotImplementedError
-
-    def charge(self, arrays: Sequence[Array], kinds: Sequence[str]) -> None:
-        """Charge the file for a computation; raise CannotFold if it is too large."""
-        raise NotImplementedError
-
-    def moving(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        """Return the inputs that the operator's function on arrays gets."""
-        return arrays
-
-    def check(self, results: Sequence[Array]) -> None:
-        """Raise CannotFold for results that do not fit the operator."""
-        require_foldable(len(results) >= len(self.operator.outputs))
-
-    def computed(self, task: Any, arrays: Sequence[Array], kinds: Sequence[str]) -> list[tuple[Array, str]]:
-        """Return the outputs and their types for known inputs; raise CannotFold if they are left to execution."""
+    def computed(self, task: Any, arrays: Sequence[Array]) -> list[tuple[Array, str]]:
+        """Return the outputs for known inputs, and their types; raise CannotFold if they are left to execution."""
         function = self.facts.moves or self.facts.fold
         if function is None or (self.facts.moves is None and any(a.dtype == object for a in arrays)):
             raise CannotFold
-        self.charge(arrays, kinds)
         try:
             with np.errstate(all="ignore"):
-                found = function(task, *self.moving(arrays))
-                if isinstance(found, tuple):
-                    found, kind = found
-                    kinds = [kind] * len(kinds)
-                results = [np.asarray(each) for each in (found if isinstance(found, list) else [found])]
-                self.check(results)
-                pairs = list(zip(results, kinds, strict=False))
-                return [(as_stored(each, np.dtype(self.dtypes[kind])), kind) for each, kind in pairs]
+                results = self.results(partial(function, task), arrays)
+                return [(as_stored(np.asarray(x), np.dtype(self.graph.dtypes[kind])), kind) for x, kind in results]
+        except NnhalError:
+            raise
         except FAILURES as error:
             raise CannotFold from error
-
-    # ----------------------------------------------------------------------------------------------------------- lowering
 
     def lower(self) -> None:
         """Write its operations, in the first way that succeeds."""
@@ -146,26 +126,13 @@ class OperatorImport:
             reasons.append(why)
         self.give_up(self.reason(reasons, terms))
 
-    def reason(self, reasons: Sequence[str], terms: Sequence[Term]) -> str:
-        """Return the reason of a refusal from those of all ways, and the inputs."""
-        return next(filter(None, reasons), "")
-
-    def give_up(self, reason: str) -> None:
-        """Record a refusal. reason: "" if it follows from that of another operator."""
-        self.graph.failed = True
-        if reason:
-            self.graph.problem(self.name, short(reason) if len(reason) > LONGEST_REASON else reason, self.place)
-        self.graph.terms.update({key: self.unknown(key) for key in self.operator.outputs})
-
     def _check_counts(self) -> None:
         """Raise BadFile for an operator with too few or too many inputs or outputs."""
-        for what, keys, (least, most) in (
-            ("inputs", self.operator.inputs, self.facts.inputs),
-            ("outputs", self.operator.outputs, self.facts.outputs),
-        ):
-            if len(keys) < least or (most is not None and len(keys) > most):
+        for what, (least, most) in (("inputs", self.facts.inputs), ("outputs", self.facts.outputs)):
+            count = len(getattr(self.operator, what))
+            if count < least or (most is not None and count > most):
                 must = f"{least} or more" if most is None else f"{least} to {most}" if most > least else f"{least}"
-                raise BadFile(f"{self.label}: has {len(keys)} {what}, must have {must}")
+                raise BadFile(f"{self.label}: has {count} {what}, must have {must}")
 
     def _attempt(self, task: Callable[[], Any], lower: Lower) -> str | None:
         """Lower it in one way. Return None for success, otherwise the reason; "" if that is another operator's."""
@@ -180,6 +147,17 @@ class OperatorImport:
         except self.unfit as error:
             return f"its arguments do not fit one another: {bounded_text(str(error), 200)}"
         return None
+
+    def reason(self, reasons: Sequence[str], terms: Sequence[Term]) -> str:
+        """Return the reason of a refusal from those of all ways, and the inputs."""
+        return next(filter(None, reasons), "")
+
+    def give_up(self, reason: str) -> None:
+        """Record a refusal. reason: "" if it follows from that of another operator."""
+        self.graph.failed = True
+        if reason:
+            self.graph.problem(self.name, short(reason) if len(reason) > LONGEST_REASON else reason, self.place)
+        self.graph.terms.update({key: self.unknown(key) for key in self.operator.outputs})
 
 
 def is_deep(terms: Sequence[Term]) -> bool:

@@ -1,17 +1,18 @@
 """Writes NNAPI operations for one operator of a file; the base of every importer's entries."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from nnhal.base.answers import safe_repr
 from nnhal.base.codes import OperandType, type_name
-from nnhal.base.errors import InvalidArgument
+from nnhal.base.errors import InvalidArgument, InvalidModel
 from nnhal.base.operands import Array, Shape, Value, dtype_of
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Budget, Cost
+from nnhal.frontends.common.operators import OperatorFacts
 from nnhal.frontends.common.terms import (
     UNTYPED,
     EmittedOperation,
@@ -38,6 +39,9 @@ ARGUMENTS = (Term, int, float, str, np.generic)
 
 class ImportedGraph(WrittenGraph):
     """A graph during import. problems: what cannot be expressed in any graph of the file, with the places."""
+
+    omitted: Any  # the key of an input that an operator leaves out
+    dtypes: Mapping[str, str]  # of numpy, by the types in the file
 
     def __init__(self, budget: Budget, problems: dict[tuple[str, str], list[str]]) -> None:
         self.budget, self._problems = budget, problems
@@ -71,6 +75,16 @@ class ImportedGraph(WrittenGraph):
             self.problem(f"output {name!r}", why)
         return bool(why)
 
+    def own(self, term: Term, taken: set[int], name: str, *, foreign: bool = False) -> Term:
+        """Return the term, or a copy if it cannot be the named output: if it is `taken`, constant or `foreign`."""
+        if foreign or id(term) in taken or term.value.data is not None:
+            try:
+                term = self.emit_copy(term)
+            except InvalidModel as error:
+                self.problem(f"output {name!r}", f"must be copied: {error}")
+        taken.add(id(term))
+        return term
+
     def emit_copy(self, term: Term) -> Term:
         """Return a copy of a term, if a model may not have it as an output itself."""
         self.budget.spend(Cost.OPERATIONS, 1)
@@ -82,15 +96,17 @@ class ImportedGraph(WrittenGraph):
 
 
 class OperationWriter:
-    """Lowers one operator: writes NNAPI operations, and queries terms.
+    """The task of one operator: writes NNAPI operations, and queries terms. `commit` adds them to the graph.
 
-    budget: pays for them. label: the operator, for messages. The graph is unchanged until it gets `emitted`. A subclass
-    knows the inputs and outputs of the operator (`raw`, `out`, `result`).
+    keys: of its inputs in the graph. label: the operator, for messages. A subclass knows the inputs and outputs (`raw`,
+    `out`, `result`).
     """
 
-    def __init__(self, budget: Budget, label: str) -> None:
-        self.budget, self.label = budget, label
+    def __init__(self, graph: ImportedGraph, keys: Sequence[Any], facts: OperatorFacts, label: str) -> None:
+        self.graph, self.keys, self.facts, self.label, self.budget = graph, keys, facts, label, graph.budget
         self.emitted: list[EmittedOperation] = []
+        self.results: dict[int, Term] = {}
+        self.later: list[Callable[[], None]] = []  # what follows when the operations are in the graph
         self._real: dict[int, Term] = {}
 
     def out(self, number: int = 0) -> Value:
@@ -105,13 +121,21 @@ class OperationWriter:
         """Return input `place` as it is in the file."""
         raise NotImplementedError
 
+    def same(self, term: Term, number: int = 0) -> None:
+        """Set output `number` to an input or a constant, unchanged."""
+        self.results[number] = term
+
     def given(self, place: int) -> bool:
         """Whether input `place` is given."""
-        raise NotImplementedError
+        return place < len(self.keys) and self.keys[place] != self.graph.omitted
 
     def x(self, place: int) -> Term:
         """Return input `place` as an NNAPI tensor."""
         raise NotImplementedError
+
+    def xs(self, start: int = 0) -> list[Term]:
+        """Return all inputs from a place on."""
+        return [self.x(place) for place in range(start, len(self.keys))]
 
     def maybe(self, place: int) -> Term | None:
         """Return input `place`, None if it is omitted."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.errors import InvalidModel
 from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import Struct, field, replace
@@ -127,6 +126,8 @@ class OperationList(list[EmittedOperation]):
 class NodeGraph(ImportedGraph):
     """One graph: terms by name, and the operations in order. outer: the enclosing graph."""
 
+    omitted, dtypes = "", DTYPES
+
     def __init__(self, context: FileContext, source: OnnxFileGraph, outer: "NodeGraph | None" = None) -> None:
         super().__init__(context.file.budget, context.problems)
         self.context, self.source, self.outer, self.file = context, source, outer, context.file
@@ -237,15 +238,8 @@ class NodeGraph(ImportedGraph):
                     f"output {short(name)!r}", f"is {kind} in the file, must be {term.kind}, which is computed"
                 )
                 continue
-            if id(term) in taken or id(term) not in made or term.value.data is not None:
-                source = term
-                try:
-                    term = self.emit_copy(source)
-                except InvalidModel as error:
-                    self.problem(f"output {short(name)!r}", f"must be copied: {error}")
-                    continue
-                self.context.copy_labels(term, source)
-            taken.add(id(term))
+            source, term = term, self.own(term, taken, short(name), foreign=id(term) not in made)
+            self.context.copy_labels(term, source)
             self.forms.append(EdgeForm(term.scalar, term.kind in WIDE_KINDS))
             self.outputs.append(term)
 

@@ -1,6 +1,6 @@
 """Converts a file's graph to NNAPI operations, node by node: computes known values, and lowers the rest."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 from nnhal.base.errors import BadFile
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.folding import require_foldable
 from nnhal.frontends.common.lowering import Lower, OperatorImport, is_deep
 from nnhal.frontends.common.terms import UNTYPED, Term
 from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table)
@@ -35,7 +36,7 @@ from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table
     trees,
 )
 from nnhal.frontends.onnx.expanded import VERSION, ExpandedNode
-from nnhal.frontends.onnx.file import DTYPES, OWN_DOMAINS, AttributeReference, OnnxFunction, OnnxNode, OnnxTensor
+from nnhal.frontends.onnx.file import OWN_DOMAINS, AttributeReference, OnnxFunction, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.graph import TYPES, NodeGraph
 from nnhal.frontends.onnx.node_order import inner_graphs
 from nnhal.frontends.onnx.task import OPERATORS, FlatNode, NodeFacts, NodeTask, RowNode, lower_by_places
@@ -77,12 +78,12 @@ class NodeImport(OperatorImport):
     graph: NodeGraph
     operator: OnnxNode
     facts: NodeFacts
-    omitted, dtypes = "", DTYPES
     unfit = (ValueError, IndexError, OverflowError, ZeroDivisionError)
 
     def __init__(self, graph: NodeGraph, node: OnnxNode, version: int, depth: int) -> None:
         name = f"{node.domain}.{node.op}" if node.domain else node.op
-        super().__init__(graph, node, OPERATORS[name], name, node.place, f"{graph.file.label}: {node.label}")
+        task, label = partial(NodeTask, graph, node, version), f"{graph.file.label}: {node.label}"
+        super().__init__(graph, node, task, OPERATORS[name], name, node.place, label)
         self.version, self.depth = version, depth
 
     def run(self) -> None:
@@ -123,8 +124,6 @@ class NodeImport(OperatorImport):
             place = f"{node.place}/{each.place.split(' ')[0]}"
             made.append(OnnxNode(place, each.name, each.op, each.domain, inputs, outputs, found, each.overload))
         _lower_in_place(self.graph, made, function.opsets, self.depth)
-
-    # ------------------------------------------------------------------------------------------------------------ folding
 
     def fold_from(self, terms: Sequence[Term]) -> None:
         """Compute the outputs from known inputs. Nodes that give the same results from constants share them."""
@@ -172,27 +171,18 @@ class NodeImport(OperatorImport):
         )
         return (self.name, tuple(map(id, terms)), tuple(attributes), len(node.outputs)) if plain else None
 
-    def kinds(self, terms: Sequence[Term]) -> Sequence[str]:
-        """Return the type of the first input for each output."""
-        return [terms[0].kind] * len(self.operator.outputs)
-
-    def charge(self, arrays: Sequence[Array], kinds: Sequence[str]) -> None:
-        """Charge the file for a computation."""
+    def results(self, function: Callable[..., Any], arrays: Sequence[Array]) -> Iterable[tuple[Any, str]]:
+        """Pay for a function of known inputs; its results have the type of the first input, or that which it names."""
         size, label = sum(a.size for a in arrays), self.operator.label
         if size > SMALL:
             self.budget.spend(Cost.MEMORY, 2 * sum(a.nbytes for a in arrays), label)
         self.budget.spend(Cost.OPERATIONS, 1, label)
         self.budget.spend(Cost.ELEMENTS, min(size, SMALL) + len(arrays) + 8, label)
-
-    def moving(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        """Return the inputs whose elements move, or all."""
-        return arrays[:1] if self.facts.moves_one else arrays
-
-    # ----------------------------------------------------------------------------------------------------------- lowering
-
-    def task(self) -> NodeTask:
-        """Return the task that reads the node as it is."""
-        return NodeTask(self.graph, self.operator, self.version)
+        found = function(*(arrays[:1] if self.facts.moves_one else arrays))
+        found, kind = found if isinstance(found, tuple) else (found, self.graph.terms[self.operator.inputs[0]].kind)
+        made = found if isinstance(found, list) else [found]
+        require_foldable(len(made) >= len(self.operator.outputs))
+        return [(each, kind) for each, _ in zip(made, self.operator.outputs, strict=False)]
 
     def ways(self, lower: Lower, terms: Sequence[Term]) -> Iterator[tuple[Callable[[], NodeTask], Lower]]:
         """Yield the ways to lower the node."""

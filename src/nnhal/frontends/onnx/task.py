@@ -92,16 +92,15 @@ class NodeTask(OperationWriter):
     attr: its attributes. eight: whether it uses stored 8-bit values.
     """
 
+    graph: NodeGraph
+    facts: NodeFacts
     eight = False
 
     def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
-        super().__init__(graph.file.budget, node.label)
-        self.graph, self.node, self.opset = graph, node, opset
         self.name = f"{node.domain}.{node.op}" if node.domain else node.op
+        super().__init__(graph, node.inputs, OPERATORS[self.name], node.label)
+        self.node, self.opset = node, opset
         self.attr = NodeAttributes(node.attributes)
-        self.facts = OPERATORS[self.name]
-        self.results: dict[int, Term] = {}
-        self.later: list[Callable[[], None]] = []
         self.own: list[Term] = []  # results that belong to this node only
         self._steps = self._common_steps()
 
@@ -110,10 +109,6 @@ class NodeTask(OperationWriter):
         return self.ints(place, name) if self.given(place) else self.attr.ints(name)
 
     # ----------------------------------------------------------------------------------------------------------- inputs
-
-    def given(self, place: int) -> bool:
-        """Whether input `place` is given."""
-        return place < len(self.node.inputs) and bool(self.node.inputs[place])
 
     def raw(self, place: int) -> Term:
         """Return input `place`, of any type."""
@@ -152,10 +147,6 @@ class NodeTask(OperationWriter):
             self.follows(term)
         self.require(not term.partly, f"{what} is a shape known only at execution, which NNAPI has no operation for")
         return term
-
-    def xs(self, start: int = 0) -> list[Term]:
-        """Return all inputs from a place on."""
-        return [self.x(place) for place in range(start, len(self.node.inputs))]
 
     def integer_of(self, place: int, what: str) -> int:
         """Return a constant integer of any number type."""
@@ -225,10 +216,6 @@ class NodeTask(OperationWriter):
         if term.value.data is None:
             return copied(self, term)
         return Term(term.value, term.kind, term.data, term.blob, term.scalar, term.span, made=term.made)
-
-    def same(self, term: Term, number: int = 0) -> None:
-        """Set output `number` to an unchanged input."""
-        self.results[number] = term
 
     def fresh(self, term: Term) -> None:
         """Set the output to that of an earlier operation that nothing else reads."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.errors import BadFile, InvalidModel
+from nnhal.base.errors import BadFile
 from nnhal.base.operands import Array, ChannelQuant, Value
 from nnhal.base.records import Struct, field, replace
 from nnhal.frontends.common.budget import Cost
@@ -23,7 +23,7 @@ from nnhal.frontends.common.terms import (
     constant,
 )
 from nnhal.frontends.common.writing import ImportedGraph
-from nnhal.frontends.tflite.file import DTYPES, File, FileSubgraph, FileTensor
+from nnhal.frontends.tflite.file import DTYPES, OMITTED, File, FileSubgraph, FileTensor
 from nnhal.frontends.tflite.lists import with_updates
 from nnhal.frontends.tflite.packed import BITS
 from nnhal.frontends.tflite.sparse import densify
@@ -112,6 +112,8 @@ class ImportContext(Struct, eq=False):
 
 class ImportGraph(ImportedGraph):
     """One subgraph: terms by tensor, and the operations in order."""
+
+    omitted, dtypes = OMITTED, DTYPES
 
     def __init__(
         self,
@@ -213,23 +215,13 @@ class ImportGraph(ImportedGraph):
                 continue
             if not self.is_unusable(term, tensor.type, tensor.name):
                 self.forms.append(EdgeForm(term.scalar and not tensor.shape, tensor.type == "INT64", tensor.step))
-                self.outputs.append(self.own(term, taken))
+                self.outputs.append(self.own(term, taken, term.value.name))
 
     def _has(self, term: Term) -> bool:
         """Whether a term is an input, or the output of an operation."""
         return any(term is each for each in self.inputs) or any(
             term is out for o in self.operations for out in o.outputs
         )
-
-    def own(self, term: Term, taken: set[int]) -> Term:
-        """Return the term, or a copy if it cannot be an output of this graph."""
-        if id(term) in taken or term.value.data is not None:
-            try:
-                term = self.emit_copy(term)
-            except InvalidModel as error:
-                self.problem(f"output {term.value.name!r}", f"must be copied: {error}")
-        taken.add(id(term))
-        return term
 
 
 def typed(tensor: FileTensor) -> Value:

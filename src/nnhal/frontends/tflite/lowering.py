@@ -1,7 +1,10 @@
 """Converts a file's subgraph to NNAPI operations: computes known values, and lowers the other operators."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.budget import Cost
@@ -26,7 +29,7 @@ from nnhal.frontends.tflite import (  # noqa: F401 (importing them fills the tab
     suppression,
     transforms,
 )
-from nnhal.frontends.tflite.file import DTYPES, OMITTED, Operator
+from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.graph import QUANTISED, ImportGraph
 from nnhal.frontends.tflite.task import (
     MOST_FOLDED,
@@ -57,38 +60,30 @@ class TfliteImport(OperatorImport):
     graph: ImportGraph
     operator: Operator
     facts: TfliteFacts
-    omitted, dtypes = OMITTED, DTYPES
 
     def __init__(self, graph: ImportGraph, operator: Operator) -> None:
         facts = custom.registered(operator) or OPERATORS[operator.name]
         label = f"{graph.file.label}: subgraph {graph.source.index} operator {operator.index} ({operator.name})"
-        super().__init__(graph, operator, facts, operator.name, graph.place(operator.index), label)
+        task, place = partial(OperatorTask, graph, operator), graph.place(operator.index)
+        super().__init__(graph, operator, task, facts, operator.name, place, label)
 
     def known_inputs(self) -> list[Term]:
         """Return the inputs if all of them are known and not quantised, otherwise none."""
         terms = super().known_inputs() if self.operator.builtin else []
         return [] if any(term.kind in QUANTISED for term in terms) else terms
 
-    def kinds(self, terms: Sequence[Term]) -> Sequence[str]:
-        """Return the types of the outputs in the file."""
-        return [self.graph.source.tensors[index].type for index in self.operator.outputs]
-
-    def charge(self, arrays: Sequence[Array], kinds: Sequence[str]) -> None:
-        """Charge the file for a computation; raise CannotFold if it is too large."""
+    def results(self, function: Callable[..., Any], arrays: Sequence[Array]) -> Iterable[tuple[Any, str]]:
+        """Pay for a function of known inputs, and for its results, which have the types in the file."""
+        kinds = [self.graph.source.tensors[index].type for index in self.operator.outputs]
         size = sum(a.size for a in arrays)
         require_foldable(set(kinds) <= FOLDED and size <= MOST_FOLDED)
         self.budget.spend(Cost.OPERATIONS, 1)
         self.budget.spend(Cost.ELEMENTS, size + len(arrays) + len(kinds))
-
-    def check(self, results: Sequence[Array]) -> None:
-        """Charge the file for results; raise CannotFold for those that do not fit the operator."""
-        fit = len(results) == len(self.operator.outputs) and all(each.size <= MOST_FOLDED for each in results)
-        require_foldable(fit)
-        self.budget.spend(Cost.ELEMENTS, sum(each.size for each in results))
-
-    def task(self) -> OperatorTask:
-        """Return the task that reads the operator as it is."""
-        return OperatorTask(self.graph, self.operator)
+        found = function(*arrays)
+        made = [np.asarray(each) for each in (found if isinstance(found, list) else [found])]
+        require_foldable(len(made) == len(kinds) and all(each.size <= MOST_FOLDED for each in made))
+        self.budget.spend(Cost.ELEMENTS, sum(each.size for each in made))
+        return zip(made, kinds, strict=True)
 
     def ways(self, lower: Lower, terms: Sequence[Term]) -> Iterator[tuple[Callable[[], OperatorTask], Lower]]:
         """Yield the ways to lower the operator."""

@@ -146,5 +146,5 @@ def settle(graph: ImportGraph) -> list[tuple[Term, Term, Array]]:
             source.data = first
             source.value = replace(source.value, data=first)
         else:
-            states.append((source, graph.own(last, taken), first))
+            states.append((source, graph.own(last, taken, last.value.name), first))
     return states

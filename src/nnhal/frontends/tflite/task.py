@@ -1,7 +1,6 @@
 """The interface of an entry to its operator: tensors, options, and methods that write NNAPI operations."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -102,12 +101,13 @@ OPERATORS.refuse(
 class OperatorTask(OperationWriter):
     """One operator to lower. The graph is unchanged before `commit`. reals: see `TfliteFacts.real`."""
 
+    graph: ImportGraph
+    facts: TfliteFacts
+
     def __init__(self, graph: ImportGraph, operator: Operator, *, reals: bool = False) -> None:
-        super().__init__(graph.file.budget, f"{operator.name} {graph.place(operator.index)}")
-        self.graph, self.operator, self.reals, self.name = graph, operator, reals, operator.name
-        self.facts = OPERATORS[self.name]
-        self.results: dict[int, Term] = {}
-        self.later: list[Callable[[], None]] = []
+        label = f"{operator.name} {graph.place(operator.index)}"
+        super().__init__(graph, operator.inputs, OPERATORS[operator.name], label)
+        self.operator, self.reals, self.name = operator, reals, operator.name
 
     def options(self, kind: str) -> Fields:
         """Return the operator's options, such as Conv2DOptions."""
@@ -165,11 +165,6 @@ class OperatorTask(OperationWriter):
 
     # ------------------------------------------------------------------------------------------------------- inputs
 
-    def given(self, place: int) -> bool:
-        """Whether input `place` is given."""
-        inputs = self.operator.inputs
-        return place < len(inputs) and inputs[place] != OMITTED
-
     def raw(self, place: int) -> Term:
         """Return input `place`, of any type."""
         self.require(self.given(place), f"input {place} is omitted, must be given")
@@ -194,10 +189,6 @@ class OperatorTask(OperationWriter):
         """Whether a tensor has 64-bit integers in the file."""
         return self.graph.source.tensors[index].type == "INT64"
 
-    def xs(self, start: int = 0) -> list[Term]:
-        """Return all inputs from a place on."""
-        return [self.x(place) for place in range(start, len(self.operator.inputs))]
-
     def integer(self, place: int, what: str) -> int:
         """Return one constant integer."""
         numbers = self.ints(place, what)
@@ -216,8 +207,6 @@ class OperatorTask(OperationWriter):
         fits = INT32_RANGE.min <= data.min() and data.max() <= INT32_RANGE.max
         self.require(fits, f"{what} holds numbers that do not fit into 32 bits")
         return constant(Value(I32), data.astype(np.int32))
-
-    # ------------------------------------------------------------------------------------------------------- shapes
 
     # ------------------------------------------------------------------------------------------------------ outputs
 
@@ -248,10 +237,6 @@ class OperatorTask(OperationWriter):
         value = self.declared(number)
         if term.value.type != value.type and value.type in ASYMMETRIC and self.reals:
             (term,) = self.run("QUANTIZE", term, outs=[value])
-        self.results[number] = term
-
-    def same(self, term: Term, number: int = 0) -> None:
-        """Set output `number` to an input or a constant."""
         self.results[number] = term
 
     def known_result(self, data: Array, number: int = 0, kind: str = "") -> None:
