@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.terms import Term, bare, constant
 from nnhal.frontends.common.writing import (
     MOST_DIMENSIONS,
     OperationWriter,
@@ -33,7 +33,7 @@ def moved(t: OperationWriter, terms: Sequence[Term], places: Array, fill: Any = 
     places = places.reshape(shape)
     if (places == NOWHERE).any():
         value = terms[0].value
-        result = constant(Value(value.type, None, value.scale, value.zero_point), np.full(shape, fill, value.dtype))
+        result = constant(bare(value), np.full(shape, fill, value.dtype))
     for term in terms:
         size = math.prod(t.known(term))
         here = (start <= places) & (places < start + size)

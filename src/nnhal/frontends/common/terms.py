@@ -148,6 +148,11 @@ def shaped(value: Value, shape: Shape | None, data: Any = None) -> Value:
     return Value(value.type, shape, value.scale, value.zero_point, value.channel, data, value.name)
 
 
+def bare(value: Value) -> Value:
+    """Return the type and quantisation of a value alone."""
+    return Value(value.type, None, value.scale, value.zero_point, value.channel)
+
+
 def fits(span: tuple[int, int]) -> bool:
     """Whether all of these integers fit 32 bits."""
     return span[0] >= -(1 << 31) and span[1] < 1 << 31

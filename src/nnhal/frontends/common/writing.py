@@ -20,6 +20,7 @@ from nnhal.frontends.common.terms import (
     Term,
     UnsupportedOperator,
     WrittenGraph,
+    bare,
     constant,
     in_float32,
     shaped,
@@ -251,7 +252,7 @@ class OperationWriter:
         """Write an operation whose result the next one uses. like: its type, or an object with it, or the first."""
         model = next(t for t in given if isinstance(t, Term)) if like is None else like
         value = model.value if isinstance(model, Term) else model if isinstance(model, Value) else Value(model)
-        return self.run(name, *given, outs=[replace(value, shape=None, data=None, name="")], **named)[0]
+        return self.run(name, *given, outs=[bare(value)], **named)[0]
 
     def real(self, term: Term) -> Term:
         """Return the real values of a quantised or float16 term as float32."""
@@ -279,7 +280,7 @@ class OperationWriter:
             made = nonzero_mask(self, self.reshaped(ones(self, term), dims))
         else:
             shape = self.integers([-1 if d is None else d for d in dims])
-            like = self.out() if out else replace(term.value, shape=None, data=None, name="")
+            like = self.out() if out else bare(term.value)
             (made,) = self.run("RESHAPE", term, shape, outs=[like])
         if out:
             self.result(0, made)

@@ -11,7 +11,7 @@ from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.element_moves import axis_moved, joined, moved, part_of
 from nnhal.frontends.common.integer_ranges import ANY, hull
 from nnhal.frontends.common.lowering import common_shape, reference
-from nnhal.frontends.common.terms import OpenDimension, Term, UnsupportedOperator, constant
+from nnhal.frontends.common.terms import OpenDimension, Term, UnsupportedOperator, bare, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, INT32_RANGE, check_count, copied
 from nnhal.frontends.onnx.features import distances
 from nnhal.frontends.onnx.file import OnnxFileGraph
@@ -97,11 +97,6 @@ def branch(t: NodeTask) -> None:
         if same.kind == "INT64":
             term.span = hull([each.span or ANY for each in (same, other)])
         t.result(number, term, same.kind, scalar=same.scalar)
-
-
-def bare(value: Value) -> Value:
-    """Return only the type."""
-    return replace(value, shape=None, data=None, name="")
 
 
 # ------------------------------------------------------------------------------------------------------------------ loops

@@ -11,7 +11,7 @@ from nnhal.frontends.common.element_moves import NOWHERE, joined, moved, part_of
 from nnhal.frontends.common.folding import numbers, require_foldable
 from nnhal.frontends.common.integer_ranges import of_all, of_first
 from nnhal.frontends.common.operators import COUNTED
-from nnhal.frontends.common.terms import Term, constant, stored
+from nnhal.frontends.common.terms import Term, bare, constant, stored
 from nnhal.frontends.common.writing import (
     ASYMMETRIC,
     INT32_RANGE,
@@ -91,8 +91,7 @@ def equal_parts(t: NodeTask, x: Term, axis: int, count: int) -> list[Term]:
     """Split one dimension into equal parts, for at most `MOST_DIMENSIONS` dimensions."""
     if count == 1:
         return [x]
-    like = Value(x.value.type, None, x.value.scale, x.value.zero_point)
-    return t.run("SPLIT", x, axis, count, outs=[like] * count)
+    return t.run("SPLIT", x, axis, count, outs=[bare(x.value)] * count)
 
 
 class SliceBounds(NamedTuple):

@@ -14,7 +14,7 @@ from nnhal.frontends.common.functions import RealArithmetic, modulo, plain, towa
 from nnhal.frontends.common.integer_ranges import Span, Spans, of_all, of_indices, of_sum, power
 from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.reductions import PAIRWISE, cumulated, grouped, halved
-from nnhal.frontends.common.terms import Term
+from nnhal.frontends.common.terms import Term, bare
 from nnhal.frontends.common.writing import MOST_DIMENSIONS, check_count, copied, filled
 from nnhal.frontends.onnx.elementwise import in_own_type, single_floats
 from nnhal.frontends.onnx.indexing import reversed_along
@@ -255,7 +255,9 @@ def top(t: NodeTask) -> None:
         turned = t.reshaped(turned, (math.prod(t.known(turned)[:-1]), size))
     if counted:
         turned = reversed_along(t, turned, len(t.shape(turned)) - 1)
-    found, places = t.run("TOPK_V2", negated(t, turned) if least else turned, k, outs=[bare(turned), Value(I32, None)])
+    found, places = t.run(
+        "TOPK_V2", negated(t, turned) if least else turned, k, outs=[bare(turned.value), Value(I32, None)]
+    )
     if least:
         found = negated(t, found)
     if counted:
@@ -271,7 +273,3 @@ def negated(t: NodeTask, x: Term) -> Term:
     if x.value.type != I32:
         return t.make("NEG", x)
     return t.make("SUB", t.scalar(-1, x), x, like=x, activation=0)
-
-
-def bare(x: Term) -> Value:
-    return Value(x.value.type, None, x.value.scale, x.value.zero_point)

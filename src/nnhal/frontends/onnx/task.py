@@ -11,7 +11,7 @@ from nnhal.base.records import field, replace
 from nnhal.frontends.common.integer_ranges import ANY, Span, Spans, span_of
 from nnhal.frontends.common.lowering import flattened, moved_by
 from nnhal.frontends.common.operators import COUNTED, OperatorFacts, OperatorTable
-from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator, constant
+from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator, bare, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, OperationWriter, copied, reshaped_constant
 from nnhal.frontends.onnx.attributes import NodeAttributes
 from nnhal.frontends.onnx.file import OnnxNode
@@ -171,9 +171,7 @@ class NodeTask(OperationWriter):
         """Return a constant derived from another one, shared by all readers. how: distinguishes the derivation."""
         context, key = self.graph.context, (id(source), how)
         if key not in context.derived:
-            value = source.value
-            kind = Value(value.type, None, value.scale, value.zero_point, value.channel)
-            context.derived[key] = constant(kind, np.ascontiguousarray(make()))
+            context.derived[key] = constant(bare(source.value), np.ascontiguousarray(make()))
             context.kept.append(source)
         made: Term = context.derived[key]
         return made
@@ -188,7 +186,7 @@ class NodeTask(OperationWriter):
     def out(self, number: int = 0) -> Value:
         """Return the type of the output: that of the current result, or of the first input."""
         found = self.results.get(number)
-        return replace((found or self.x(0)).value, shape=None, data=None, name="")
+        return bare((found or self.x(0)).value)
 
     def is_scalar(self, said: bool | None = None) -> bool:
         """Whether the output has rank 0. said: None for an elementwise operator, whose inputs determine it."""

@@ -9,7 +9,7 @@ from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.element_moves import joined
 from nnhal.frontends.common.folding import numbers, require_foldable
 from nnhal.frontends.common.integer_ranges import of_all
-from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.terms import Term, bare, constant
 from nnhal.frontends.common.writing import MOST_DIMENSIONS
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.shapes import axis_of
@@ -71,7 +71,7 @@ def unpack(t: OperatorTask) -> None:
         shape[axis] in (count, None), f"dimension {axis} is {shape[axis]}, must be {count}, the number of outputs"
     )
     left = (*shape[:axis], *shape[axis + 1 :])
-    parts = [x] if count == 1 else t.run("SPLIT", x, axis, count, outs=[bare(x)] * count)
+    parts = [x] if count == 1 else t.run("SPLIT", x, axis, count, outs=[bare(x.value)] * count)
     for number, part in enumerate(parts):
         if x.value.type == I32 or not left:
             like = t.out(number)
@@ -268,9 +268,3 @@ def reverse(t: OperatorTask) -> None:
     for axis in axes[:-1]:
         x = t.make("REVERSE", x, t.integers([axis]))
     t.give("REVERSE", x, t.integers(axes[-1:]))
-
-
-def bare(term: Term) -> Value:
-    """Return the type and quantisation of a term, for another one."""
-    value = term.value
-    return Value(value.type, None, value.scale, value.zero_point)

@@ -7,7 +7,7 @@ import numpy as np
 from nnhal.base.operands import Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.functions import RealArithmetic
-from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.terms import Term, bare, constant
 from nnhal.frontends.tflite.file import TensorQuant
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.state import read_tensor, variable_of, write_tensor
@@ -60,7 +60,7 @@ class QuantisedCell:
 
     def step(self, x: Term, states: Sequence[Term]) -> list[Term]:
         """Return the output's state, the cell's, and the output."""
-        outs = [Value(s.value.type, None, s.value.scale, s.value.zero_point) for s in (*states, states[0])]
+        outs = [bare(s.value) for s in (*states, states[0])]
         return self.t.run("QUANTIZED_LSTM", x, *self._before, *states, *self._behind, outs=outs)
 
     def _quant(self, quant: TensorQuant | None, what: str) -> TensorQuant:

@@ -7,7 +7,7 @@ import numpy as np
 
 from nnhal.base.operands import Value
 from nnhal.base.records import replace
-from nnhal.frontends.common.terms import UNTYPED, Term, constant
+from nnhal.frontends.common.terms import UNTYPED, Term, bare, constant
 from nnhal.frontends.tflite.quantised import quantised_sequence, quantised_step, quantised_svdf
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.state import read_tensor, write_tensor
@@ -53,17 +53,12 @@ def stepped(
     for number in outs:
         place = None if number is not None else next(keys)
         targets.append((number, place))
-        values.append(t.out(number or 0) if place is None else bare(read_tensor(t, place)))
+        values.append(t.out(number or 0) if place is None else bare(read_tensor(t, place).value))
     for (number, place), term in zip(targets, t.run(name, *given, outs=values), strict=True):
         if place is not None:
             write_tensor(t, place, term)
         elif number is not None and number >= 0:
             t.result(number, term)
-
-
-def bare(term: Term) -> Value:
-    """Return a state's type, with the shape that the operation infers."""
-    return replace(term.value, shape=None, data=None, name="")
 
 
 # ------------------------------------------------------------------------------------------------------------------ LSTM
@@ -100,7 +95,7 @@ def lstm(t: OperatorTask) -> None:
     units = t.known(read_tensor(t, 19))
     scratch = Value(F32, (units[0], units[1] * gates) if len(units) == 2 else None)
     places = [read_tensor(t, 18), read_tensor(t, 19)]
-    outs = [scratch, *map(bare, places), t.out()]
+    outs = [scratch, *(bare(each.value) for each in places), t.out()]
     _, state, cell, output = t.run("LSTM", *given, outs=outs)
     write_tensor(t, 18, state)
     write_tensor(t, 19, cell)
@@ -134,7 +129,7 @@ def float_cell(t: OperatorTask, x: Term, last: Term, cell: Term) -> tuple[Term, 
     """Return the output and the cell's state."""
     joined = t.make("CONCATENATION", x, last, 1)
     sums = t.make("FULLY_CONNECTED", joined, t.real(t.x(2)), t.x(3), like=x, activation=0)
-    parts = dict(zip(BASIC_GATES, t.run("SPLIT", sums, 1, 4, outs=[bare(x)] * 4), strict=True))
+    parts = dict(zip(BASIC_GATES, t.run("SPLIT", sums, 1, 4, outs=[bare(x.value)] * 4), strict=True))
     gates = {name: t.make("TANH" if name == "cell" else "LOGISTIC", part) for name, part in parts.items()}
     fresh = t.make("MUL", gates["input"], gates["cell"], activation=0)
     kept = t.make("ADD", t.make("MUL", gates["forget"], cell, activation=0), fresh, activation=0)
@@ -152,7 +147,7 @@ def quantised_cell(t: OperatorTask, x: Term, last: Term, cell: Term) -> tuple[Te
     scale = float(np.float32(x.value.scale) * np.float32(w.value.scale))
     matrices = [constant(w.value, np.ascontiguousarray(whole[rows[n], side])) for side in sides for n in GATES]
     offsets = [constant(replace(b.value, scale=scale), np.ascontiguousarray(biases[rows[n]])) for n in GATES]
-    outs = [replace(bare(cell), name=""), replace(bare(last), name="")]
+    outs = [bare(cell.value), bare(last.value)]
     kept, output = t.run("QUANTIZED_16BIT_LSTM", x, *matrices, *offsets, cell, last, outs=outs)
     return output, kept
 
