@@ -37,7 +37,9 @@ class Spans(NamedTuple):
 SpanRule = Callable[[Spans], Span]  # the range of an output
 
 
-def span_of(rule: SpanRule | None, result: Term, terms: Sequence[Term], spans: Spans, otherwise: Span) -> Span:
+def span_of(
+    rule: SpanRule | None, result: Term, number: int, terms: Sequence[Term], inputs: Sequence[Span], otherwise: Span
+) -> Span:
     """Return the range of an output; raise UnsupportedOperator if 64-bit integers of the file may exceed 32 bits.
 
     Those of 32 bits wrap in the file too.
@@ -45,11 +47,13 @@ def span_of(rule: SpanRule | None, result: Term, terms: Sequence[Term], spans: S
     Args:
         rule: The operator's, if it has one.
         result: The output.
-        terms: Its sources.
-        spans: Their ranges.
+        number: Its number.
+        terms: The inputs.
+        inputs: Their ranges.
         otherwise: The range of what has no rule.
     """
-    found = rule(spans) if rule else spans.inputs[0] if result.value.data is not None else otherwise
+    shape = terms[0].value.shape if terms else None
+    found = rule(Spans(inputs, shape, number)) if rule else inputs[0] if result.value.data is not None else otherwise
     if not fits(found):
         if result.kind == "INT32":
             return ANY

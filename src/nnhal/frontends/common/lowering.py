@@ -24,32 +24,16 @@ Lower = Callable[[Any], None]  # writes the operations of a task
 
 
 class OperatorImport:
-    """The import of one operator of a file: it is computed if its inputs are known; otherwise lowered, or refused.
+    """The import of one operator of a file: it is computed if its inputs are known; otherwise lowered, or refused."""
 
-    Args:
-        graph: The graph that gets its operations.
-        operator: Its record in the file. `inputs` and `outputs` are keys of the graph's terms.
-        task: Returns the task that reads it as it is.
-        facts: The facts about it.
-        name: Its name, for refusals.
-        place: Its place, for refusals.
-        label: Its place, for errors of the file.
-    """
-
+    graph: ImportedGraph  # gets its operations
+    operator: Any  # its record in the file: `inputs` and `outputs` are keys of the graph's terms
+    facts: OperatorFacts
+    task: Callable[[], Any]  # returns the task that reads it as it is
+    name: str  # for refusals, as its place is
+    place: str
+    label: str  # its place, for errors of the file
     unfit: tuple[type[Exception], ...] = ()  # errors of numpy about arrays of a malformed file
-
-    def __init__(
-        self,
-        graph: ImportedGraph,
-        operator: Any,
-        task: Callable[[], Any],
-        facts: OperatorFacts,
-        name: str,
-        place: str,
-        label: str,
-    ) -> None:
-        self.graph, self.operator, self.task, self.facts = graph, operator, task, facts
-        self.name, self.place, self.label, self.budget = name, place, label, graph.budget
 
     def ways(self, lower: Lower, terms: Sequence[Term]) -> Iterator[tuple[Callable[[], Any], Lower]]:
         """Yield the ways to lower it: what makes the task, and what lowers it. The first successful one counts.
@@ -116,7 +100,7 @@ class OperatorImport:
             self.give_up(self.facts.refused)
             return
         self._check_counts()
-        self.budget.spend(Cost.OPERATIONS, 1, self.place)
+        self.graph.budget.spend(Cost.OPERATIONS, 1, self.place)
         terms = [self.graph.terms[key] for key in self.operator.inputs if key in self.graph.terms]
         reasons = []
         for task, lower in self.ways(self.facts.lower, terms):

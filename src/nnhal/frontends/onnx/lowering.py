@@ -81,10 +81,10 @@ class NodeImport(OperatorImport):
     unfit = (ValueError, IndexError, OverflowError, ZeroDivisionError)
 
     def __init__(self, graph: NodeGraph, node: OnnxNode, version: int, depth: int) -> None:
-        name = f"{node.domain}.{node.op}" if node.domain else node.op
-        task, label = partial(NodeTask, graph, node, version), f"{graph.file.label}: {node.label}"
-        super().__init__(graph, node, task, OPERATORS[name], name, node.place, label)
-        self.version, self.depth = version, depth
+        self.graph, self.operator, self.version, self.depth = graph, node, version, depth
+        self.task = partial(NodeTask, graph, node, version)
+        self.name = f"{node.domain}.{node.op}" if node.domain else node.op
+        self.facts, self.place, self.label = OPERATORS[self.name], node.place, f"{graph.file.label}: {node.label}"
 
     def run(self) -> None:
         """Import the node, or those of the function that it calls."""
@@ -103,7 +103,7 @@ class NodeImport(OperatorImport):
         if any(True for each in function.nodes for _ in inner_graphs(each)):
             self.give_up("is a function with inner graphs, which cannot be inlined")
             return
-        self.budget.spend(Cost.OPERATIONS, 1 + len(function.nodes), node.place)
+        self.graph.budget.spend(Cost.OPERATIONS, 1 + len(function.nodes), node.place)
         names = dict(zip(function.inputs, node.inputs, strict=False))
         names |= dict.fromkeys(function.inputs[len(node.inputs) :], "")
         names |= {inner: outer for inner, outer in zip(function.outputs, node.outputs, strict=False) if outer}
@@ -175,9 +175,9 @@ class NodeImport(OperatorImport):
         """Pay for a function of known inputs; its results have the type of the first input, or that which it names."""
         size, label = sum(a.size for a in arrays), self.operator.label
         if size > SMALL:
-            self.budget.spend(Cost.MEMORY, 2 * sum(a.nbytes for a in arrays), label)
-        self.budget.spend(Cost.OPERATIONS, 1, label)
-        self.budget.spend(Cost.ELEMENTS, min(size, SMALL) + len(arrays) + 8, label)
+            self.graph.budget.spend(Cost.MEMORY, 2 * sum(a.nbytes for a in arrays), label)
+        self.graph.budget.spend(Cost.OPERATIONS, 1, label)
+        self.graph.budget.spend(Cost.ELEMENTS, min(size, SMALL) + len(arrays) + 8, label)
         found = function(*(arrays[:1] if self.facts.moves_one else arrays))
         found, kind = found if isinstance(found, tuple) else (found, self.graph.terms[self.operator.inputs[0]].kind)
         made = found if isinstance(found, list) else [found]

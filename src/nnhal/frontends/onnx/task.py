@@ -8,7 +8,7 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import field, replace
-from nnhal.frontends.common.integer_ranges import ANY, Span, Spans, span_of
+from nnhal.frontends.common.integer_ranges import ANY, Span, span_of
 from nnhal.frontends.common.lowering import flattened, moved_by
 from nnhal.frontends.common.operators import COUNTED, OperatorFacts, OperatorTable
 from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator, bare, constant
@@ -58,31 +58,23 @@ def why_unknown(name: str) -> str:
 
 OPERATORS = OperatorTable(NodeFacts, why_unknown)
 operator, computed = OPERATORS.operator, OPERATORS.computed
-OPERATORS.refuse(
-    "works on texts or lists of them, for which NNAPI has no type",
-    "StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer",
-)  # fmt: skip
-OPERATORS.refuse(
-    "works on sequences, maps or optional values, for which NNAPI has no type",
-    "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength",
-    "SequenceMap", "SplitToSequence", "ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement",
-)  # fmt: skip
-OPERATORS.refuse(
-    "draws random numbers from another generator than NNAPI's only random operation",
-    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
-)  # fmt: skip
-OPERATORS.refuse(
-    "is for training, which NNAPI does not support",
-    "Adagrad", "Adam", "Momentum", "Gradient", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss",
-)  # fmt: skip
+OPERATORS.refuse("works on texts or lists of them, for which NNAPI has no type",
+                 "StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer")  # fmt: skip
+OPERATORS.refuse("works on sequences, maps or optional values, for which NNAPI has no type",
+                 "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength",
+                 "SequenceMap", "SplitToSequence", "ConcatFromSequence", "Optional", "OptionalGetElement",
+                 "OptionalHasElement")  # fmt: skip
+OPERATORS.refuse("draws random numbers from another generator than NNAPI's only random operation",
+                 "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+                 "RandomUniformLike")  # fmt: skip
+OPERATORS.refuse("is for training, which NNAPI does not support",
+                 "Adagrad", "Adam", "Momentum", "Gradient", "NegativeLogLikelihoodLoss",
+                 "SoftmaxCrossEntropyLoss")  # fmt: skip
 OPERATORS.refuse(f"of values that are computed at execution {COUNTED}", "Unique", "Compress")
-OPERATORS.refuse(
-    f"{COUNTED}: export the detector without it, and select boxes from the model's outputs", "NonMaxSuppression"
-)
-OPERATORS.refuse(
-    "works on the bits of integers, for which NNAPI has no operation",
-    "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "BitCast",
-)  # fmt: skip
+OPERATORS.refuse(f"{COUNTED}: export the detector without it, and select boxes from the model's outputs",
+                 "NonMaxSuppression")  # fmt: skip
+OPERATORS.refuse("works on the bits of integers, for which NNAPI has no operation",
+                 "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "BitCast")  # fmt: skip
 OPERATORS.refuse("decodes picture files, which no operation of NNAPI does", "ImageDecoder")
 
 
@@ -286,8 +278,7 @@ class NodeTask(OperationWriter):
     def _span(self, result: Term, number: int) -> Span:
         terms = [self.raw(place) for place in range(len(self.node.inputs)) if self.given(place)]
         spans = [term.span or KINDS.get(term.kind, ANY) for term in terms if term.kind in ("INT64", "INT32", *KINDS)]
-        shape = terms[0].value.shape if terms else None
-        return span_of(self.facts.span, result, terms, Spans(spans, shape, number), ANY)
+        return span_of(self.facts.span, result, number, terms, spans, ANY)
 
 
 class FlatNode(NodeTask):

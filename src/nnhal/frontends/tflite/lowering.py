@@ -62,10 +62,10 @@ class TfliteImport(OperatorImport):
     facts: TfliteFacts
 
     def __init__(self, graph: ImportGraph, operator: Operator) -> None:
-        facts = custom.registered(operator) or OPERATORS[operator.name]
-        label = f"{graph.file.label}: subgraph {graph.source.index} operator {operator.index} ({operator.name})"
-        task, place = partial(OperatorTask, graph, operator), graph.place(operator.index)
-        super().__init__(graph, operator, task, facts, operator.name, place, label)
+        self.graph, self.operator, self.name = graph, operator, operator.name
+        self.facts = custom.registered(operator) or OPERATORS[operator.name]
+        self.task, self.place = partial(OperatorTask, graph, operator), graph.place(operator.index)
+        self.label = f"{graph.file.label}: subgraph {graph.source.index} operator {operator.index} ({operator.name})"
 
     def known_inputs(self) -> list[Term]:
         """Return the inputs if all of them are known and not quantised, otherwise none."""
@@ -77,12 +77,12 @@ class TfliteImport(OperatorImport):
         kinds = [self.graph.source.tensors[index].type for index in self.operator.outputs]
         size = sum(a.size for a in arrays)
         require_foldable(set(kinds) <= FOLDED and size <= MOST_FOLDED)
-        self.budget.spend(Cost.OPERATIONS, 1)
-        self.budget.spend(Cost.ELEMENTS, size + len(arrays) + len(kinds))
+        self.graph.budget.spend(Cost.OPERATIONS, 1)
+        self.graph.budget.spend(Cost.ELEMENTS, size + len(arrays) + len(kinds))
         found = function(*arrays)
         made = [np.asarray(each) for each in (found if isinstance(found, list) else [found])]
         require_foldable(len(made) == len(kinds) and all(each.size <= MOST_FOLDED for each in made))
-        self.budget.spend(Cost.ELEMENTS, sum(each.size for each in made))
+        self.graph.budget.spend(Cost.ELEMENTS, sum(each.size for each in made))
         return zip(made, kinds, strict=True)
 
     def ways(self, lower: Lower, terms: Sequence[Term]) -> Iterator[tuple[Callable[[], OperatorTask], Lower]]:

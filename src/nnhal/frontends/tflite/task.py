@@ -7,7 +7,7 @@ import numpy as np
 
 from nnhal.base.codes import Activation
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.common.integer_ranges import ANY, EVERY, Span, Spans, span_of
+from nnhal.frontends.common.integer_ranges import ANY, EVERY, Span, span_of
 from nnhal.frontends.common.lowering import flattened, moved_by
 from nnhal.frontends.common.operators import COUNTED, Fold, OperatorFacts, OperatorTable
 from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator, constant, stored
@@ -79,23 +79,17 @@ operator, computed = OPERATORS.operator, OPERATORS.computed
 OPERATORS.refuse("reads the bits of a number as another type, which no operation of NNAPI does", "BITCAST")
 OPERATORS.refuse("is defined by its author: NNAPI has no operation of that name", "CUSTOM", "STABLEHLO_CUSTOM_CALL")
 OPERATORS.refuse("belongs to another engine's delegate, which only that engine can read", "DELEGATE")
-OPERATORS.refuse(
-    "works on strings or tables of them, for which NNAPI has no type",
-    "HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT", "HASHTABLE_SIZE", "SKIP_GRAM",
-)  # fmt: skip
-OPERATORS.refuse(
-    "draws random numbers from LiteRT's generator, which NNAPI's only random operation lacks",
-    "MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM", "STABLEHLO_RNG_BIT_GENERATOR",
-)  # fmt: skip
-OPERATORS.refuse(
-    "is not an operator: files use it if the number of one does not fit a byte", "PLACEHOLDER_FOR_GREATER_OP_CODES"
-)
+OPERATORS.refuse("works on strings or tables of them, for which NNAPI has no type",
+                 "HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT", "HASHTABLE_SIZE", "SKIP_GRAM")  # fmt: skip
+OPERATORS.refuse("draws random numbers from LiteRT's generator, which NNAPI's only random operation lacks",
+                 "MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM", "STABLEHLO_RNG_BIT_GENERATOR")  # fmt: skip
+OPERATORS.refuse("is not an operator: files use it if the number of one does not fit a byte",
+                 "PLACEHOLDER_FOR_GREATER_OP_CODES")  # fmt: skip
 OPERATORS.refuse(COUNTED, "UNIQUE")
-OPERATORS.refuse(
-    "is an operation of MediaPipe, which nnhal does not support yet",
-    *(CUSTOM + name for name in ("Landmarks2TransformMatrix", "MaxPoolingWithArgmax2D", "MaxUnpooling2D", "Resampler",
-                                 "TransformLandmarks", "TransformTensorBilinear")),
-)  # fmt: skip
+OPERATORS.refuse("is an operation of MediaPipe, which nnhal does not support yet",
+                 *(CUSTOM + name for name in (
+                     "Landmarks2TransformMatrix", "MaxPoolingWithArgmax2D", "MaxUnpooling2D", "Resampler",
+                     "TransformLandmarks", "TransformTensorBilinear")))  # fmt: skip
 
 
 class OperatorTask(OperationWriter):
@@ -138,8 +132,7 @@ class OperatorTask(OperationWriter):
         terms = [self.graph.terms[i] for i in there]
         kinds = [self.graph.source.tensors[i].type for i in there]
         spans = [term.span or KINDS.get(kind, ANY) for term, kind in zip(terms, kinds, strict=True)]
-        shape = terms[0].value.shape if terms else None
-        return span_of(self.facts.span, result, terms, Spans(spans, shape, number), EVERY)
+        return span_of(self.facts.span, result, number, terms, spans, EVERY)
 
     def ranked(self, number: int) -> Term:
         """Return the term of output `number`, with rank 0 if the file's has; an input with another rank is copied."""
