@@ -12,7 +12,7 @@ from nnhal.frontends.common.element_moves import axis_moved, broadcast
 from nnhal.frontends.common.folding import numbers, require_foldable, taken
 from nnhal.frontends.common.functions import lowest
 from nnhal.frontends.common.integer_ranges import of_all
-from nnhal.frontends.common.reductions import halved
+from nnhal.frontends.common.reductions import PAIRWISE, halved
 from nnhal.frontends.common.row_gathers import added, batched, count_below, index_offsets, row_numbers, rows_at
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import check_count, filled, nonzero_mask, ones
@@ -20,12 +20,6 @@ from nnhal.frontends.tflite.task import MOST_FOLDED, OperatorTask, operator
 from nnhal.ops.schema import B8, F32, I32
 
 MOST_CHOICES = 1 << 24  # elements of all candidates for each place
-COMBINED = {
-    "SUM": ("ADD", "REDUCE_SUM"),
-    "PROD": ("MUL", "REDUCE_PROD"),
-    "MAX": ("MAXIMUM", "REDUCE_MAX"),
-    "MIN": ("MINIMUM", "REDUCE_MIN"),
-}
 
 
 def rows(x: Array, count: int) -> Array:
@@ -128,13 +122,13 @@ def reverse_sequence(t: OperatorTask) -> None:
 
 def neutral(kind: str, type: OperandType) -> float | int:
     """Return the neutral value, which a segment without elements gets."""
-    if kind in ("MAX", "MIN"):
+    if kind in ("REDUCE_MAX", "REDUCE_MIN"):
         return (
-            float(np.finfo(np.float32).min) * (1 if kind == "MAX" else -1)
+            float(np.finfo(np.float32).min) * (1 if kind == "REDUCE_MAX" else -1)
             if type == F32
-            else lowest(type, highest=kind == "MIN")
+            else lowest(type, highest=kind == "REDUCE_MIN")
         )
-    return 1 if kind == "PROD" else 0
+    return 1 if kind == "REDUCE_PROD" else 0
 
 
 def combined(t: OperatorTask, kind: str, rows: Term, ids: Term, count: int) -> Term:
@@ -164,10 +158,9 @@ def combined(t: OperatorTask, kind: str, rows: Term, ids: Term, count: int) -> T
         whole = t.make("EQUAL", wide, constant(Value(I32), places), like=Value(B8))
         choices = broadcast(t, t.reshaped(rows, (1, n, inner)), (count, n, inner))
     chosen = t.make("SELECT", whole, choices, filled(t, (count, n, inner), neutral(kind, type), type), like=choices)
-    name, reduction = COMBINED[kind]
     if type == I32:
-        return t.reshaped(halved(t, name, chosen), (count, inner))
-    return t.make(reduction, chosen, t.integers([1]), False)
+        return t.reshaped(halved(t, PAIRWISE[kind], chosen), (count, inner))
+    return t.make(kind, chosen, t.integers([1]), False)
 
 
 def too_many(size: int) -> str:
@@ -190,7 +183,7 @@ def segment_sum(t: OperatorTask) -> None:
     """Sum segments; the last number determines their count."""
     ids = t.ints(1, "segment_ids")
     t.require(ids and min(ids) >= 0, f"segment_ids is {ids}, must not be negative")
-    segments(t, "SUM", t.index(1, "segment_ids"), max(ids) + 1)
+    segments(t, "REDUCE_SUM", t.index(1, "segment_ids"), max(ids) + 1)
 
 
 @operator("UNSORTED_SEGMENT_SUM", "UNSORTED_SEGMENT_PROD", "UNSORTED_SEGMENT_MAX", "UNSORTED_SEGMENT_MIN", inputs=3,
@@ -201,7 +194,7 @@ def unsorted_segments(t: OperatorTask) -> None:
     t.require(count > 0, f"num_segments is {count}, must be at least 1")
     looked_up = index_offsets(t, count_below(t, ids), count)
     ids = t.make("MINIMUM", ids, looked_up) if ids.data is None else ids
-    segments(t, t.name.rpartition("_")[2], ids, count)
+    segments(t, f"REDUCE_{t.name.rpartition('_')[2]}", ids, count)
 
 
 @operator("SCATTER_ND", inputs=3, becomes="EQUAL or GATHER, SELECT, REDUCE_SUM")
@@ -219,7 +212,7 @@ def scattered(t: OperatorTask, indices: Term, updates: Term, shape: Sequence[int
     count, inner = math.prod(shape[:depth]), math.prod(shape[depth:])
     ids = row_numbers(t, indices, shape[:depth])
     rows = t.reshaped(updates, (math.prod(t.known(ids)), inner))
-    return combined(t, "SUM", rows, ids, count)
+    return combined(t, "REDUCE_SUM", rows, ids, count)
 
 
 @operator("SPARSE_TO_DENSE", inputs=4, becomes="EQUAL or GATHER, SELECT, REDUCE_SUM")
@@ -296,10 +289,10 @@ def sparse_embeddings(t: OperatorTask) -> None:
     rows = t.make("GATHER", t.reshaped(table, (t.known(table)[0], inner)), 0, t.reshaped(ids, (n,)))
     share = t.reshaped(weights, (n, 1))
     numbers = constant(Value(I32), places)
-    total = combined(t, "SUM", t.make("MUL", rows, share, activation=0), numbers, count)
+    total = combined(t, "REDUCE_SUM", t.make("MUL", rows, share, activation=0), numbers, count)
     if kind:
         parts = share if kind == 1 else t.make("MUL", share, share, activation=0)
-        whole = combined(t, "SUM", parts, numbers, count)
+        whole = combined(t, "REDUCE_SUM", parts, numbers, count)
         whole = whole if kind == 1 else t.make("SQRT", whole)
         empty = ~np.isin(np.arange(count), places)
         none = constant(Value(F32), empty.astype(np.float32).reshape(count, 1))

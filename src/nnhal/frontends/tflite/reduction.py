@@ -18,7 +18,7 @@ from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.windows import LayerWindow
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, check_count, filled, ones
 from nnhal.frontends.tflite.padding import dilate, pad_edges
-from nnhal.frontends.tflite.task import MOST_FOLDED, OperatorTask, operator
+from nnhal.frontends.tflite.task import MOST_FOLDED, OPERATORS, OperatorTask, operator
 from nnhal.ops.schema import B8, F32, I32
 
 MOST_AVERAGED = 46_340  # remainders, each below their number, whose sum fits 32 bits
@@ -128,24 +128,21 @@ def shifted(t: OperatorTask, x: Term, step: int, *, back: bool) -> Term:
 # ------------------------------------------------------------------------------------------------------------- windows
 
 FUNCTIONS = (None, "REDUCE_SUM", "REDUCE_PROD", "REDUCE_MIN", "REDUCE_MAX", "REDUCE_ALL", "REDUCE_ANY")  # by number
-BODIES = {
-    name: reduction
-    for names, reduction in zip(
-        (
-            ("ADD", "STABLEHLO_ADD"), ("MUL", "STABLEHLO_MULTIPLY"), ("MINIMUM", "STABLEHLO_MINIMUM"),
-            ("MAXIMUM", "STABLEHLO_MAXIMUM"), ("LOGICAL_AND", "STABLEHLO_AND"), ("LOGICAL_OR", "STABLEHLO_OR"),
-        ),
-        FUNCTIONS[1:],
-        strict=True,
-    )
-    for name in names
-}  # fmt: skip
 MOST_ONES = 1 << 16  # elements of a filter that adds up windows
 COMBINED: dict[str, np.ufunc] = {
     "REDUCE_SUM": np.add, "REDUCE_PROD": np.multiply, "REDUCE_MIN": np.minimum, "REDUCE_MAX": np.maximum,
     "REDUCE_ALL": np.logical_and, "REDUCE_ANY": np.logical_or,
 }  # fmt: skip
 NEUTRAL = {"REDUCE_SUM": 0.0, "REDUCE_MAX": -math.inf}  # of the functions that layers compute
+
+
+def reduction_in(t: OperatorTask, number: int) -> tuple[list[str], str | None]:
+    """Return the operators of a subgraph, and the reduction by its operation of two, if it has no other."""
+    graphs = t.graph.file.subgraphs
+    t.require(0 <= number < len(graphs), f"refers to subgraph {number}, must be 0 to {len(graphs) - 1}")
+    body = [operator.name for operator in graphs[number].operators]
+    operation = (OPERATORS[body[0]].to or body[0]) if len(body) == 1 else ""
+    return body, next((name for name in FUNCTIONS if name and BOTH[name] == operation), None)
 
 
 @operator("REDUCE_WINDOW", inputs=5,
@@ -164,10 +161,7 @@ def reduce_window(t: OperatorTask) -> None:
 def reduce_padded_window(t: OperatorTask) -> None:
     """Reduce padded windows; padding has the initial value, and the function is a subgraph of one operator."""
     o, rank = t.options("StablehloReduceWindowOptions"), t.rank(t.x(0))
-    number, graphs = o("BodySubgraphIndex"), t.graph.file.subgraphs
-    t.require(0 <= number < len(graphs), f"refers to subgraph {number}, must be 0 to {len(graphs) - 1}")
-    body = [operator.name for operator in graphs[number].operators]
-    kind = BODIES.get(body[0]) if len(body) == 1 else None
+    _, kind = reduction_in(t, o("BodySubgraphIndex"))
     names = ("WindowDimensions", "WindowStrides", "WindowDilations", "BaseDilations")
     size, stride, dilation, grown = (list(o.numbers(name) or (1,) * rank) for name in names)
     pads = o.numbers("Padding") or (0,) * 2 * rank

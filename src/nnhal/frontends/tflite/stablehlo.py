@@ -2,43 +2,50 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from nnhal.base.operands import Value
 from nnhal.frontends.common.element_moves import axis_moved, broadcast
 from nnhal.frontends.common.functions import truncated_quotient
+from nnhal.frontends.common.reductions import PAIRWISE, unfused
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import check_count
 from nnhal.frontends.tflite.functions import cosine
-from nnhal.frontends.tflite.indexing import COMBINED, combined
+from nnhal.frontends.tflite.indexing import combined
+from nnhal.frontends.tflite.reduction import reduction_in
 from nnhal.frontends.tflite.task import OperatorTask, operator
 from nnhal.ops.schema import B8, I32
 
-ONE = {"ABS": "ABS", "EXPONENTIAL": "EXP", "FLOOR": "FLOOR", "LOG": "LOG", "LOGISTIC": "LOGISTIC", "NEGATE": "NEG",
-       "RSQRT": "RSQRT", "TANH": "TANH"}  # fmt: skip
-TWO = {"ADD": "ADD", "SUBTRACT": "SUB", "MULTIPLY": "MUL", "MAXIMUM": "MAXIMUM", "MINIMUM": "MINIMUM", "POWER": "POW"}
-TRUTH = {"AND": "LOGICAL_AND", "OR": "LOGICAL_OR"}
-PREFIX = "STABLEHLO_"
 
-
-@operator(*(PREFIX + name for name in ONE), single=True, becomes="the operation with the same meaning")
+@operator("STABLEHLO_ABS", to="ABS", single=True)
+@operator("STABLEHLO_EXPONENTIAL", to="EXP", single=True)
+@operator("STABLEHLO_FLOOR", to="FLOOR", single=True)
+@operator("STABLEHLO_LOG", to="LOG", single=True)
+@operator("STABLEHLO_LOGISTIC", to="LOGISTIC", single=True)
+@operator("STABLEHLO_NEGATE", to="NEG", single=True)
+@operator("STABLEHLO_RSQRT", to="RSQRT", single=True)
+@operator("STABLEHLO_TANH", to="TANH", single=True)
 def unary(t: OperatorTask) -> None:
-    t.give(ONE[t.name.removeprefix(PREFIX)], t.x(0))
+    t.give(t.facts.to, t.x(0))
 
 
-@operator(*(PREFIX + name for name in TWO), inputs=2, single=True, becomes="the operation with the same meaning")
+@operator("STABLEHLO_ADD", to="ADD", inputs=2, single=True)
+@operator("STABLEHLO_SUBTRACT", to="SUB", inputs=2, single=True)
+@operator("STABLEHLO_MULTIPLY", to="MUL", inputs=2, single=True)
+@operator("STABLEHLO_MAXIMUM", to="MAXIMUM", inputs=2, single=True)
+@operator("STABLEHLO_MINIMUM", to="MINIMUM", inputs=2, single=True)
+@operator("STABLEHLO_POWER", to="POW", inputs=2, single=True)
 def binary(t: OperatorTask) -> None:
-    name = TWO[t.name.removeprefix(PREFIX)]
-    t.give(name, t.x(0), t.x(1), **({"activation": 0} if name in ("ADD", "SUB", "MUL") else {}))
+    t.give(t.facts.to, t.x(0), t.x(1), **unfused(t.facts.to))
 
 
-@operator(*(PREFIX + name for name in TRUTH), inputs=2, single=True, becomes="LOGICAL_AND, LOGICAL_OR")
+@operator("STABLEHLO_AND", to="LOGICAL_AND", inputs=2, single=True)
+@operator("STABLEHLO_OR", to="LOGICAL_OR", inputs=2, single=True)
 def logic(t: OperatorTask) -> None:
     """Combine booleans; the integer versions work on bits."""
     t.require(t.x(0).value.type == B8, "of integers works on bits, which NNAPI has no operation for")
-    t.give(TRUTH[t.name.removeprefix(PREFIX)], t.x(0), t.x(1))
+    t.give(t.facts.to, t.x(0), t.x(1))
 
 
 @operator("STABLEHLO_DIVIDE", inputs=2, single=True, becomes="DIV; of integers corrected to round towards 0")
@@ -115,9 +122,6 @@ def gather(t: OperatorTask) -> None:
     t.result(0, axis_moved(t, t.reshaped(found, (*batches, *kept) or (1,)), order))
 
 
-UPDATES = {"STABLEHLO_ADD": "SUM", "STABLEHLO_MULTIPLY": "PROD", "STABLEHLO_MAXIMUM": "MAX", "STABLEHLO_MINIMUM": "MIN"}
-
-
 @operator("STABLEHLO_SCATTER", inputs=3,
           becomes="EQUAL or GATHER, SELECT, REDUCE_SUM, then ADD, MUL, MAXIMUM or MINIMUM")  # fmt: skip
 def scatter(t: OperatorTask) -> None:
@@ -134,11 +138,8 @@ def scatter(t: OperatorTask) -> None:
     t.require(all(0 < n <= size for n, size in zip(part, shape, strict=True)), f"updates {part} of {list(shape)}")
     t.require(all(part[n] == 1 for n in axes), "moves parts of more than one element along a dimension by its indices")
     starts, batches = starts_of(t, 1, len(axes), o("IndexVectorDim"))
-    number, graphs = o("UpdateComputationSubgraphIndex"), t.graph.file.subgraphs
-    t.require(0 <= number < len(graphs), f"refers to subgraph {number}, must be 0 to {len(graphs) - 1}")
-    body = [operator.name for operator in graphs[number].operators]
-    kind = UPDATES.get(body[0]) if len(body) == 1 else None
-    if kind is None:
+    body, kind = reduction_in(t, o("UpdateComputationSubgraphIndex"))
+    if kind not in PAIRWISE or not body[0].startswith("STABLEHLO_"):
         t.refuse(f"combines with {', '.join(body) or 'the update alone'}, whose order matters")
     others = [n for n in range(len(sizes)) if n not in windows]
     t.require(tuple(sizes[n] for n in others) == batches, "updates must have the dimensions of the indices")
@@ -153,5 +154,4 @@ def scatter(t: OperatorTask) -> None:
     rows = t.reshaped(axis_moved(t, updates, [*others, *windows]), (count * each, 1))
     size = math.prod(shape)
     made = t.reshaped(combined(t, kind, rows, t.reshaped(places, (count * each,)), size), shape or (1,))
-    more: dict[str, Any] = {"activation": 0} if kind in ("SUM", "PROD") else {}
-    t.result(0, t.make(COMBINED[kind][0], x, made, **more))
+    t.result(0, t.make(PAIRWISE[kind], x, made, **unfused(PAIRWISE[kind])))
