@@ -14,6 +14,7 @@ from nnhal.model.validate import validate
 
 Values = Mapping[str, Any]
 Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
+SHAPE_NEEDED = "a shape that the file leaves open must be given (--shape)"  # for the outline of a file
 OPEN = (0, -1)  # the marks of a dimension that is unknown until execution
 Problems = Mapping[tuple[str, str], Sequence[str]]  # places, by an operator's name and the reason
 Left = list[tuple[str, tuple[int, ...], str]]  # an input's name, its assumed shape, and the text of the file's shape

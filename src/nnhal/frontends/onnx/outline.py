@@ -9,13 +9,13 @@ import numpy as np
 from nnhal.base.errors import ShapeNeeded, UnsupportedModel
 from nnhal.base.memory import Memory
 from nnhal.base.names import short
+from nnhal.frontends.common.inputs import SHAPE_NEEDED
 from nnhal.frontends.onnx import metadata_of
 from nnhal.frontends.onnx.file import DTYPES, OnnxNode
 from nnhal.frontends.onnx.reader import read
 from nnhal.model.outline import Node, Outline, ShownTensor
 
 OUTERMOST = re.compile(r".* of node (\d+) ")  # the node of the file whose inner graph has the refused one
-OPEN = "a shape that the file leaves open must be given (--shape)"
 SHOWN = ("kernel_shape", "strides", "pads", "dilations", "group", "axis", "mode")
 
 
@@ -55,7 +55,7 @@ def refused_outline(label: str, memory: Memory, folder: str | None, error: Unsup
     inputs = tuple(places[e.name] for e in graph.inputs)
     outputs = tuple(places[e.name] for e in graph.outputs if e.name in places)
     name = os.path.splitext(os.path.basename(label))[0]
-    needed = (OPEN,) if asked else ()
+    needed = (SHAPE_NEEDED,) if asked else ()
     return Outline(name, tensors, inputs, outputs, nodes, reasons=needed, metadata=metadata_of(file))
 
 

@@ -79,7 +79,7 @@ def _wrong(t: OperatorTask, number: int) -> str:
     """Describe the mistake in an output of the hook; the hook determines its shape."""
     if number not in t.results:
         return f"no output {number}, must give each"
-    given, wanted = t.results[number].value.type, t.graph.source.tensors[t.operator.outputs[number]].type
+    given, wanted = t.results[number].value.type, t.kind(number)
     try:
         there = t.declared(number).type
     except UnsupportedOperator:

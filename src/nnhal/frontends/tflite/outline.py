@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from nnhal.base.errors import ShapeNeeded, UnsupportedModel
 from nnhal.base.operands import Shape
 from nnhal.base.tflite_schema import fields_of
+from nnhal.frontends.common.inputs import SHAPE_NEEDED
 from nnhal.frontends.source import Source
 from nnhal.frontends.tflite import chosen
 from nnhal.frontends.tflite.file import OMITTED, FileTensor, Operator
@@ -13,8 +14,6 @@ from nnhal.frontends.tflite.layers import SCHEMES
 from nnhal.frontends.tflite.metadata import metadata_of
 from nnhal.frontends.tflite.task import FUSED
 from nnhal.model.outline import Node, Outline, ShownTensor, attribute_text
-
-OPEN = "a shape that the file leaves open must be given (--shape)"
 
 
 def refused_outline(source: Source, error: UnsupportedModel | ShapeNeeded, signature: str | None = None) -> Outline:
@@ -34,7 +33,7 @@ def refused_outline(source: Source, error: UnsupportedModel | ShapeNeeded, signa
         for operator in subgraph.operators
     )
     name = os.path.splitext(os.path.basename(file.label))[0]
-    about, why = metadata_of(file, subgraph.index), (OPEN,) if asked else ()
+    about, why = metadata_of(file, subgraph.index), (SHAPE_NEEDED,) if asked else ()
     return Outline(name, tensors, subgraph.inputs, subgraph.outputs, nodes, reasons=why, metadata=about)
 
 

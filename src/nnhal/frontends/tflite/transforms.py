@@ -94,10 +94,11 @@ def lower_in_parts(t: OperatorTask) -> None:
     real, imaginary = PartTask(t, 0), PartTask(t, 1)
     for task in (real, imaginary):
         t.facts.lower(task)
-    for number, index in enumerate(t.operator.outputs):
-        kind = t.graph.source.tensors[index].type
+    for number in range(len(t.operator.outputs)):
         parts = real.ranked(number), imaginary.ranked(number)
-        t.results[number] = Term(Value(UNTYPED, parts[0].value.shape), kind, scalar=parts[0].scalar, parts=parts)
+        t.results[number] = Term(
+            Value(UNTYPED, parts[0].value.shape), t.kind(number), scalar=parts[0].scalar, parts=parts
+        )
 
 
 class PartTask(OperatorTask):
@@ -114,8 +115,7 @@ class PartTask(OperatorTask):
 
     def declared(self, number: int = 0) -> Value:
         """Return the type and quantisation of output `number`, or of its part if it is complex."""
-        complex_ = self.graph.source.tensors[self.operator.outputs[number]].type == "COMPLEX64"
-        return Value(F32, None) if complex_ else super().declared(number)
+        return Value(F32, None) if self.kind(number) == "COMPLEX64" else super().declared(number)
 
 
 # ------------------------------------------------------------------------------------------------------ three dimensions
