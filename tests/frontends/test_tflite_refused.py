@@ -525,3 +525,12 @@ def test_what_cannot_be_said_is_refused_with_its_rule(what):
     choices = "|".join(map(re.escape, says.split("|")))
     with pytest.raises(nnhal.UnsupportedModel, match=f"{name} #0: .*({choices})"):
         load(content)
+
+
+def test_a_reason_with_a_long_list_is_cut():
+    content, _ = file_of("SEGMENT_SUM", [f(500, 2), c([-1] * 500)], [out(1, 2)])
+    with pytest.raises(nnhal.UnsupportedModel) as caught:
+        load(content)
+    ((_, _, reason),) = caught.value.refused
+    assert reason.startswith("segment_ids is [-1, -1") and reason.endswith(" ...")
+    assert len(reason) <= 400

@@ -36,8 +36,8 @@ from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table
     trees,
 )
 from nnhal.frontends.onnx.expanded import VERSION, ExpandedNode
-from nnhal.frontends.onnx.file import OWN_DOMAINS, AttributeReference, OnnxFunction, OnnxNode, OnnxTensor
-from nnhal.frontends.onnx.graph import TYPES, NodeGraph
+from nnhal.frontends.onnx.file import DTYPES, OWN_DOMAINS, AttributeReference, OnnxFunction, OnnxNode, OnnxTensor
+from nnhal.frontends.onnx.graph import PLAIN, TYPES, NodeGraph
 from nnhal.frontends.onnx.node_order import inner_graphs
 from nnhal.frontends.onnx.task import OPERATORS, FlatNode, NodeFacts, NodeTask, RowNode, lower_by_places
 from nnhal.model.validate import MAX_DEPTH
@@ -142,20 +142,16 @@ class NodeImport(OperatorImport):
         """Whether it is a Constant, whose value is its output."""
         if self.name != "Constant" or len(self.operator.outputs) != 1:
             return False
-        value = self.operator.attributes.get("value")
+        attributes = self.operator.attributes
+        value = attributes.get("value")
         if isinstance(value, OnnxTensor):
             self.graph.terms[self.operator.outputs[0]] = self.graph.constant(value)
             return True
-        for name, dtype, kind in (
-            ("value_float", np.float32, "FLOAT"),
-            ("value_floats", np.float32, "FLOAT"),
-            ("value_int", np.int64, "INT64"),
-            ("value_ints", np.int64, "INT64"),
-        ):
-            given = self.operator.attributes.get(name)
-            if isinstance(given, int | float | tuple):
+        kinds = {"value_float": "FLOAT", "value_floats": "FLOAT", "value_int": "INT64", "value_ints": "INT64"}
+        for name, kind in kinds.items():
+            if isinstance(attributes.get(name), int | float | tuple):
                 task = self.task()
-                task.known_result(np.array(given, dtype), kind=kind)
+                task.known_result(np.array(attributes[name], DTYPES[kind]), kind=kind)
                 task.commit()
                 return True
         return False
@@ -225,9 +221,7 @@ class NodeImport(OperatorImport):
     def unknown(self, output: str) -> Term:
         """Return an output of a refused node, with the file's type."""
         edge = self.graph.source.known.get(output)
-        kind = TYPES.get(edge.kind, UNTYPED) if edge else UNTYPED
-        shape = (
-            None if edge is None or edge.shape is None else tuple(d if isinstance(d, int) else None for d in edge.shape)
-        )
-        value = Value(kind, shape or None, 1.0 if kind in (TYPES["UINT8"], TYPES["INT8"]) else 0.0, name=output)
-        return Term(value, edge.kind if edge else "", doubtful=True)
+        kind, sizes = (edge.kind, edge.shape or ()) if edge else ("", ())
+        shape = tuple(d if isinstance(d, int) else None for d in sizes) or None
+        value = Value(TYPES.get(kind, UNTYPED), shape, PLAIN.get(kind, 0.0), name=output)
+        return Term(value, kind, doubtful=True)
