@@ -107,7 +107,7 @@ class OperationWriter:
         self.graph, self.keys, self.facts, self.label, self.budget = graph, keys, facts, label, graph.budget
         self.emitted: list[EmittedOperation] = []
         self.results: dict[int, Term] = {}
-        self.later: list[Callable[[], None]] = []  # what follows when the operations are in the graph
+        self.later: list[Callable[[], None]] = []  # calls after the operations are in the graph
         self._real: dict[int, Term] = {}
 
     def out(self, number: int = 0) -> Value:
@@ -168,6 +168,10 @@ class OperationWriter:
         data = self.data(place, what)
         self.require(data.size == 1 and data.dtype != object, f"{what} must be one number")
         return data.reshape(-1)[0].item()
+
+    def wrote(self, term: Term) -> bool:
+        """Whether one of the operations gives a term."""
+        return any(term is out for made in self.emitted for out in made.outputs)
 
     def charge_constants(self) -> None:
         """Charge the file for the constants that were made for the operations."""

@@ -26,7 +26,6 @@ from nnhal.frontends.onnx.task import MOST_FOLDED, NodeTask, operator
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
 
 RANGES = {(0.0, math.inf): Activation.RELU, (0.0, 6.0): Activation.RELU6, (-1.0, 1.0): Activation.RELU1}
-OPERATIONS = {Activation.RELU: "RELU", Activation.RELU6: "RELU6", Activation.RELU1: "RELU1"}
 
 
 def floats(t: NodeTask, place: int = 0) -> Term:
@@ -249,7 +248,7 @@ def clipped(t: NodeTask, low: float, high: float) -> None:
     if code is not None:
         fused = fuse_activation(t, 0, code)
         if fused is None:
-            t.give(OPERATIONS[code], x)
+            t.give(code.name, x)
         else:
             t.fresh(fused)
         return

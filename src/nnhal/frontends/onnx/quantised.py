@@ -288,7 +288,7 @@ class StoredNode(NodeTask):
         if quant_params_of(term.value) != quant_params_of(self._stored[0].value):
             raise UnsupportedOperator
         one = self.is_scalar(scalar) and term.value.shape == (1,)
-        if term.scalar != one and not any(term is out for made in self.emitted for out in made.outputs):
+        if term.scalar != one and not self.wrote(term):
             term = self._view(term)
         term.kind, term.scalar = self._stored[0].kind, one
         super().result(number, converted(self, term, Value(F32)), "FLOAT", scalar=scalar)

@@ -196,7 +196,7 @@ class NodeTask(OperationWriter):
                 kind = wide
         one = self.is_scalar(scalar) and term.value.shape == (1,)
         other = (term.kind and term.kind != kind) or term.scalar != one or term.data is not None
-        if other and not any(term is out for made in self.emitted for out in made.outputs):
+        if other and not self.wrote(term):
             term = self._view(term)
         term.kind, term.scalar = kind, one
         self.results[number] = term

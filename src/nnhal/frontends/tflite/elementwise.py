@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.codes import OperandType
+from nnhal.base.codes import Activation, OperandType
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common import integer_ranges as spans
 from nnhal.frontends.common.element_moves import broadcast
@@ -177,7 +177,7 @@ def relu(t: OperatorTask) -> None:
     name, x, value = t.facts.to or t.name, t.x(0), t.out()
     if x.value.type in ASYMMETRIC and (x.value.scale, x.value.zero_point) != (value.scale, value.zero_point):
         zero = constant(x.value, np.array([stored(x.value)], x.value.dtype))
-        t.give("ADD", x, zero, activation={"RELU": 1, "RELU1": 2, "RELU6": 3}[name])
+        t.give("ADD", x, zero, activation=Activation[name])
     else:
         t.give(name, x)
 

@@ -34,7 +34,7 @@ UNRUN = "has no kernel in LiteRT, which does not run files with it either"
 MOST_FOLDED = 4096  # elements of a result at import, or results of an operator
 TANH = 4  # TFLite's fused activations; lower ones are NNAPI's
 FUSED = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH", 5: "SIGN_BIT"}
-AFTER = {Activation.RELU: "RELU", Activation.RELU1: "RELU1", Activation.RELU6: "RELU6", TANH: "TANH"}
+AFTER: dict[int, str] = {**{each: each.name for each in Activation if each}, TANH: "TANH"}
 
 
 class TfliteFacts(OperatorFacts, frozen=True):
@@ -140,7 +140,7 @@ class OperatorTask(OperationWriter):
         if not self.operator.builtin or term.parts or term.data is not None or term.value.shape != (1,):
             return term
         scalar = not tensor.shape and not self._says_one()
-        if term.scalar != scalar and not any(term is out for made in self.emitted for out in made.outputs):
+        if term.scalar != scalar and not self.wrote(term):
             term = copied(self, term)
         term.scalar = scalar
         return term
