@@ -528,7 +528,7 @@ def test_what_cannot_be_said_is_refused_with_its_rule(what):
 
 
 def test_a_reason_with_a_long_list_is_cut():
-    content, _ = file_of("SEGMENT_SUM", [f(500, 2), c([-1] * 500)], [out(1, 2)])
+    content, _ = file_of("SEGMENT_SUM", [X(np.zeros((500, 2), "f4"), "f4"), c([-1] * 500)], [out(1, 2)])
     with pytest.raises(nnhal.UnsupportedModel) as caught:
         load(content)
     ((_, _, reason),) = caught.value.refused
