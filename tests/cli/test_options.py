@@ -107,6 +107,7 @@ def test_every_verb_that_compiles_passes_options_on(drivers, verb, isolate):
     assert done.returncode == 3 and "options are {}" in json.loads(done.stdout)["error"]["message"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("jobs", "isolate"), [("1", []), ("2", ["--isolate"])])
 def test_the_suite_of_vectors_passes_options_on(drivers, vectors: Path, jobs, isolate):
     options = [word for given in GIVEN for word in ("--option", given)]

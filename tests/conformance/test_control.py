@@ -261,6 +261,7 @@ def stale_state(self: Any, arrays: list[Any]) -> None:
         arrays[place] = self.first.setdefault(place, arrays[place].copy())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("alter", "operation", "check"),
     [

@@ -494,6 +494,7 @@ device = Crashing
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("isolate", [False, True], ids=["in process", "isolated"])
 def test_crashes_and_hangs_cost_one_check_of_their_operation_and_say_where(isolate: bool, tmp_path: Path) -> None:
     driver = tmp_path / "crashing.py"

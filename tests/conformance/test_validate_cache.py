@@ -81,6 +81,7 @@ def test_damaged_files_may_be_taken_where_results_stay_right_and_those_of_anothe
             assert outcome_of(CHECKS[name], trial)[:2] == became
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("fault", "check", "verdict"),
     [

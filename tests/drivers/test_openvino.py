@@ -496,6 +496,7 @@ def _joined_whole(b: nnhal.Builder, x: Tensor) -> Tensor:
     return b.concatenation([x, b.slice(x, [0, 0, 0, 0], [-1, -1, -1, -1])], 0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["TENSOR_FLOAT32", "TENSOR_FLOAT16"])
 @pytest.mark.parametrize("twice", [False, True], ids=["once", "computed twice"])
 @pytest.mark.parametrize("other", [_flat, _joined, _layer, _joined_whole])

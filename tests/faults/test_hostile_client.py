@@ -182,6 +182,7 @@ def test_a_call_at_another_moment_has_its_own_answer_or_none(arena: Arena, how: 
     all_of(arena, {f"{n} {type(call).__name__}": partial(strike, call, along) for n, (call, along) in enumerate(GOOD)})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_client_that_is_killed_or_stopped_after_any_call_harms_nobody(arena: Arena, how: signal.Signals) -> None:
     command = [sys.executable, "-m", "tests.faults.hostile_client", arena.name]

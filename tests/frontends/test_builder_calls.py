@@ -165,6 +165,7 @@ ANYTHING: list[Any] = [
 TRIED = [record for record in records() if record.example is not None and not record.example.code][::5]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("record", TRIED, ids=lambda record: record.name)
 def test_whatever_is_given_is_taken_or_refused_by_one_of_nnhals_errors(record: Any) -> None:
     arguments = dict(record.example.arguments)

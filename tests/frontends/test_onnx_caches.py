@@ -92,6 +92,7 @@ grouped("next, sinks", "- - - - h", 1, [3, 1], 4, constants={"h": real(4)})
 grouped("all keys", "", 3, [2, 2], 3, past={}, causal=0)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CASES)
 def test_attention_with_a_cache_is_that_of_onnx_runtime(name, device):
@@ -147,6 +148,7 @@ def decoder(rows):
     return model(nodes, inputs, constants, "y nk nv", shapes={"mask": [1, "total"], "ids": [1, rows]}), inputs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_decoder_gives_the_same_position_by_position_as_onnx_runtime(device):
     made, inputs = decoder(1)

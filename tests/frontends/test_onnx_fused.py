@@ -122,6 +122,7 @@ for turned in (0, 1):
     case(f"RotaryEmbedding {turned} of heads", rotate, heads, {"c": real(9, 4), "s": real(9, 4)})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_fused_node_is_computed_as_by_onnx_runtime(name, device):

@@ -434,6 +434,7 @@ def test_two_computed_matrices_of_integers(device):
     check(model(nodes, inputs), inputs, device=device, tolerance=2e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "values", [[0, 0, 0], [1, 2, 3], [-1, -2, -3], [-1, 0.5, 4], [1e-30, 2e-30, -1e-30], [-3e38, 0, 0]], ids=str
 )
@@ -467,6 +468,7 @@ def test_an_lstm_quantises_its_state_at_each_step(device, direction):
     check(made, inputs, device=device, tolerance=5e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_lstm_has_scales_for_columns_peepholes_and_states(device):
     made, inputs = quantised_lstm("bidirectional", columns=True, states=True, peepholes=True)
@@ -533,6 +535,7 @@ def of_16_bits(domain, kind, zero, nodes=(), between=()):
     return made, constants
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
 @pytest.mark.parametrize(
     ("domain", "opset", "kind", "zero"),

@@ -59,6 +59,7 @@ def shared() -> Iterator[Device]:
     device.close()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", [*HEALTHY, *(each for each in FAULTS if not each.alone)], ids=named)
 def test_an_application_over_an_isolated_fault_gets_right_results_or_a_named_error(
     fault: Fault, shared: Device

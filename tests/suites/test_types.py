@@ -173,7 +173,7 @@ def looked(suite: Any, name: str, device: Device, run: SuiteRun = RUN) -> tuple[
     """Verdict and types of a case, looked at in this process."""
     case = next(case for case in suite.cases(run) if case.name == name)
     context = Context(device, run, lambda stage: None)
-    verdict, *_ = outcome_of(suite, case, context, ["suite"])
+    verdict = outcome_of(suite, case, context, ["suite"]).verdict
     return verdict, dict(context.types.of_case(verdict))
 
 

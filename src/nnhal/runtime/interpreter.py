@@ -365,7 +365,7 @@ class _While(_Operation):
                 spent, limit = time.monotonic_ns() - start, control.loop_timeout
                 if spent > limit:
                     raise LoopTimeout(
-                        f"{self.label}: has run for {spent / 1e6:.3g} ms, must end within its loop time-out of "
+                        f"{self.label}: has run for {spent / 1e6:.1f} ms, must end within its loop time-out of "
                         f"{limit / 1e6:g} ms"
                     )
                 state.turned(course.second(state.values, course.execution, state.rooms(), state.buffers(course.second)))
