@@ -174,6 +174,6 @@ def test_whatever_is_given_is_taken_or_refused_by_one_of_nnhals_errors(record: A
             b = Builder()
             given = b.input((2, 3)) if each is Tensor else each
             try:
-                b.finish([], getattr(b, method_name(record))(**(arguments | {name: given})))
+                b.finish([], getattr(b, method_name(record.name))(**(arguments | {name: given})))
             except nnhal.NnhalError as error:
                 assert str(error)
