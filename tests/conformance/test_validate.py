@@ -18,9 +18,10 @@ from nnhal.base.codes import Activation, OperandType, OperationType
 from nnhal.base.errors import InvalidArgument
 from nnhal.conformance.place import place_first, place_in
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome, ContractCheck
+from nnhal.conformance.validate.drawing import Drawing
 from nnhal.conformance.validate.run import CheckItem, Validation, _Checks, run_checks
 from nnhal.conformance.validate.table import of_operation
-from nnhal.conformance.validate.trial import Drawing, Trial, open_trial
+from nnhal.conformance.validate.trial import Trial, open_trial
 from nnhal.conformance.validate.worker import outcome_of
 from nnhal.hal.device import Device, Hints, Prepared, Verdict
 from nnhal.hal.host import HostBuffer

@@ -37,10 +37,7 @@ ONES = WindowAttributes((1, 1), (0, 0), (0, 0))
 
 
 def run(model: Model, *inputs: Array, threads: int = 0) -> list[Array]:
-    prepared = checked_prepared(OpenVINO(), model, Hints(threads=threads))
-    request = prepared.request(list(inputs))
-    request.execute(prepared.run, Control())
-    return list(request.results)
+    return requests.outputs(checked_prepared(OpenVINO(), model, Hints(threads=threads)), *inputs)
 
 
 def compiled(inputs: Sequence[Any], outputs: Sequence[Any], maths: MathOperations) -> Any:

@@ -27,7 +27,8 @@ from nnhal.conformance.suites.vts.files import NAMES
 from nnhal.conformance.suites.vts.left_files import entries, left_behind, new_files
 from nnhal.conformance.suites.vts.promise import PROMISES, Probe
 from nnhal.conformance.suites.worker import outcome_of
-from nnhal.conformance.validate.trial import Drawing, RequirementNotMet
+from nnhal.conformance.validate.drawing import Drawing
+from nnhal.conformance.validate.trial import RequirementNotMet
 from nnhal.conformance.verdict import TypeVerdicts
 from nnhal.hal.background import ExecutionInfo, FencedExecution
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict
