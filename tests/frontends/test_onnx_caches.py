@@ -5,6 +5,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import nnhal
+from nnhal.runtime.random_inputs import random_inputs
 from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node
 
 RNG = np.random.default_rng(3)
@@ -269,3 +270,18 @@ def test_attention_with_a_past_and_a_length_is_refused():
     made = model([node("Attention", "q k v - k v l")], inputs, {}, opset=25, infer=False)
     with pytest.raises(nnhal.UnsupportedModel, match="has a past key and nonpad_kv_seqlen, must have one of both"):
         nnhal.load(made.SerializeToString())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_decoder_runs_on_random_inputs_and_a_failure_names_its_node_and_input(device):
+    """The mask of ones fills the cache; one more position is beyond the rotation's 9 positions."""
+    made, _ = decoder(1)
+    made.graph.node[-2].name = "layers.0/attention"
+    imported = nnhal.load(made.SerializeToString(), shapes={"mask": (1, 6)})
+    ids, mask, *_ = drawn = random_inputs(imported, np.random.default_rng(0))
+    assert mask.tolist() == [[1] * 6] and 0 <= ids.min() <= ids.max() < 10
+    with nnhal.compile(imported, devices=[device], fallback="forbid") as compiled:
+        compiled(*drawn)
+        wanted = r"GATHER #\d+ \"RotaryEmbedding #10/\d+ \(com.microsoft.GroupQueryAttention layers.0/attention\)\""
+        with pytest.raises(nnhal.OperationFailed, match=f"{wanted}: .* follows from the values of input mask: give"):
+            compiled(ids, mask + 1, *drawn[2:])
