@@ -63,6 +63,41 @@ def test_a_mask_of_booleans_is_true():
     assert drawn(model)[0].tolist() == [[True] * 6]
 
 
+LOWEST = np.full((3, 5), np.finfo(np.float32).min)
+
+
+def penalty(b, mask, least):
+    """What encoders add to scores: 0 where the mask is 1, a large negative number where it is 0."""
+    return b.mul(b.sub(np.ones((1, 5), np.float32), b.cast(mask, out_type=REAL)), np.float32([least]))
+
+
+@pytest.mark.parametrize(
+    ("hides", "kind", "wanted"),
+    [
+        (lambda b, m, x: b.add(x, penalty(b, m, -1e4)), WHOLE, 1),
+        (lambda b, m, x: b.add(penalty(b, m, -3e38), x), WHOLE, 1),
+        (lambda b, m, x: b.select(b.not_equal(m, np.zeros((3, 5), np.int32)), x, LOWEST), WHOLE, 1),
+        (lambda b, m, x: b.select(m, x, -np.inf * LOWEST.clip(1, 1)), BOOLEAN, 1),
+        (lambda b, m, x: b.select(m, LOWEST, x), BOOLEAN, 0),
+        (lambda b, m, x: b.add(x, penalty(b, m, -10)), WHOLE, None),
+        (lambda b, m, x: b.select(m, -LOWEST, x), BOOLEAN, None),
+        (lambda b, m, x: b.add(b.mul(x, np.float32([-1e4])), b.cast(m, out_type=REAL)), WHOLE, None),
+        (
+            lambda b, m, x: b.add(x, b.mul(b.add(penalty(b, m, -1e4), penalty(b, m, 0)), np.float32([1e-6]))),
+            WHOLE,
+            None,
+        ),
+        (lambda b, m, x: [b.add(x, penalty(b, m, -1e4)), b.gather(table(7), 0, m)], WHOLE, None),
+    ],
+    ids=["added", "added to", "condition", "infinity", "inverse", "small", "greatest", "of others", "scaled", "index"],
+)
+def test_a_mask_hides_nothing(hides, kind, wanted):
+    model = make_model(hides, mask=((3, 5), kind), scores=(3, 5))
+    mask, _ = drawn(model)
+    values = set(mask.reshape(-1).tolist())
+    assert values == {wanted} if wanted is not None else len(values) > 1
+
+
 def test_numbers_that_fit_alone_and_not_together_are_replaced():
     model = make_model(lambda b, i, j: b.gather(table(12), 0, b.add(i, j)), i=((50,), WHOLE), j=((50,), WHOLE))
     one, other = drawn(model)

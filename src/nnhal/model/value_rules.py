@@ -1,7 +1,8 @@
 """Rules about values that a model computes from its integer inputs, such as indices: an execution checks them.
 
-The operations between integer inputs and these rules are evaluated with the reference kernels, without the rest of the
-model. So the values of inputs can be checked before an execution, and a failure of any device can be explained.
+The operations between integer inputs and these rules are evaluated with the reference kernels, without layers and the
+rest of the model. So the values of inputs can be checked before an execution, and a failure of any device can be
+explained. Inputs that hide values from a softmax are found in the same way.
 """
 
 import math
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnhal.base.codes import TYPE_FACTS, OperandType
+from nnhal.base.codes import TYPE_FACTS, OperandType, OperationType
 from nnhal.base.errors import InvalidModel, NnhalError, OperationFailed
 from nnhal.base.operands import Array, UnknownValue, Value
 from nnhal.base.records import replace
@@ -20,6 +21,7 @@ from nnhal.ops.schema import Bound, bind
 
 INTEGERS = frozenset({OperandType.TENSOR_INT32, OperandType.INT32, OperandType.TENSOR_BOOL8, OperandType.BOOL})
 MOST_ELEMENTS = 1 << 20  # of each operand of an operation that is evaluated
+HIDDEN = -1000.0  # its exponential is 0
 MOST_OPERATIONS = 10_000  # that are evaluated for one check of all rules
 
 
@@ -40,6 +42,19 @@ class _DecidedOperation(NamedTuple):
     reads: int
 
 
+class _Mask(NamedTuple):
+    """The use of an input as a mask.
+
+    operand: what is added to other values; or a condition, and `chosen` the constant that takes their place when it is
+    true, or if `when` is False, when it is false.
+    """
+
+    input: int
+    operand: int
+    chosen: int | None
+    when: bool
+
+
 class _Broken(OperationFailed):
     """An operation fails. reads: a bit for each input that decides its values."""
 
@@ -58,7 +73,7 @@ class ValueRules:
     def __init__(self, model: Model) -> None:
         """model: A valid model."""
         self._model, self._values = model, validate(model).subgraphs[0].values
-        self._steps = [] if model.emptied else _steps(model, self._values)
+        self._steps, self._masks = ([], []) if model.emptied else _steps(model, self._values)
         reads = 0
         for step in self._steps:
             reads |= step.reads * step.checks
@@ -93,11 +108,65 @@ class ValueRules:
         """
         lacking = sum(1 << place for place in self.inputs if given.get(place) is None)
         wanted = sum(1 << place for place in (self.inputs if among is None else among))
-        arrays: dict[int, Array] = {i: given[n] for n, i in enumerate(self._model.main.inputs) if n in given}
-        found: list[Array] = []
-        for step, computes in self._part(wanted):
-            if step.reads & lacking:
+        if wanted not in self._parts:
+            self._parts[wanted] = self._before(set(), wanted)
+        part = [each for each in self._parts[wanted] if not each[0].reads & lacking]
+        arrays = self._evaluated(part, given)
+        return [arrays[i] for step, _ in part if step.checks for i in step.known]
+
+    def unmasked(self, place: int, zeros: Array) -> int | None:
+        """Return the value, 0 or 1, with which a mask hides nothing; None if an input is not a mask.
+
+        A mask decides on its own where large negative numbers are added to other values, or take their place, so that
+        these have no share of a softmax.
+
+        Args:
+            place: The input.
+            zeros: Its value with all elements 0, in the model's type.
+        """
+        hidden = self._hidden(place, zeros), self._hidden(place, np.ones_like(zeros))
+        for zero, one in zip(*hidden, strict=True):
+            for kept, (x, y) in ((1, (zero, one)), (0, (one, zero))):
+                if x.shape == y.shape and (x & ~y).any():
+                    return kept
+        return None
+
+    def _hidden(self, place: int, array: Array) -> list[Array]:
+        """Return for each use of an input as a mask which elements of other values it hides."""
+        masks = [mask for mask in self._masks if mask.input == place]
+        try:
+            arrays = self._evaluated(self._before({mask.operand for mask in masks}), {place: array})
+        except OperationFailed:
+            return []
+        found = []
+        for mask in masks:
+            value = np.asarray(self._array(mask.operand, arrays))
+            if mask.chosen is None:
+                found.append(value <= HIDDEN)
+            elif np.max(np.asarray(self._array(mask.chosen, arrays)), initial=-np.inf) <= HIDDEN:
+                found.append(value if mask.when else ~value)
+        return found
+
+    def _before(self, needed: set[int], wanted: int = 0) -> list[tuple[_DecidedOperation, bool]]:
+        """Return the operations before some operands and the rules that some inputs decide, and whether each computes."""
+        found = []
+        for step in reversed(self._steps):
+            computes = not needed.isdisjoint(step.operation.outputs)
+            if computes:
+                needed.update(step.operation.inputs)
+            elif step.checks and step.reads & wanted:
+                needed.update(step.known)
+            else:
                 continue
+            found.append((step, computes))
+        return found[::-1]
+
+    def _evaluated(
+        self, part: Sequence[tuple[_DecidedOperation, bool]], given: Mapping[int, Array]
+    ) -> dict[int, Array]:
+        """Return the values of operands after some operations, each of which computes, or only checks a rule."""
+        arrays: dict[int, Array] = {i: given[n] for n, i in enumerate(self._model.main.inputs) if n in given}
+        for step, computes in part:
             values = [self._array(i, arrays) for i in step.operation.inputs]
             try:
                 a = self._bound(step, values)
@@ -105,25 +174,7 @@ class ValueRules:
             except (InvalidModel, OperationFailed) as error:
                 raise _Broken(str(error), step.reads) from error
             arrays.update(zip(step.operation.outputs, results, strict=False))
-            found += [arrays[i] for i in step.known if step.checks]
-        return found
-
-    def _part(self, wanted: int) -> list[tuple[_DecidedOperation, bool]]:
-        """Return the operations for the rules that some inputs decide, and whether each has to be computed."""
-        if wanted not in self._parts:
-            needed: set[int] = set()
-            found = []
-            for step in reversed(self._steps):
-                computes = not needed.isdisjoint(step.operation.outputs)
-                if computes:
-                    needed.update(step.operation.inputs)
-                elif step.checks and step.reads & wanted:
-                    needed.update(step.known)
-                else:
-                    continue
-                found.append((step, computes))
-            self._parts[wanted] = found[::-1]
-        return self._parts[wanted]
+        return arrays
 
     def _array(self, index: int, arrays: Mapping[int, Array]) -> Array | None:
         """Return the value of an operand, None if it is not evaluated."""
@@ -144,8 +195,8 @@ class ValueRules:
         return bind(bound.op, known, bound.outs, bound.name)
 
 
-def _steps(model: Model, values: Sequence[Value | None]) -> list[_DecidedOperation]:
-    """Return the operations that integer inputs alone decide, and those with rules that they alone decide."""
+def _steps(model: Model, values: Sequence[Value | None]) -> tuple[list[_DecidedOperation], list[_Mask]]:
+    """Return the operations that integer inputs alone decide or whose rules they decide, and the uses of masks."""
     main, facts = model.main, validate(model).subgraphs[0]
     beyond = 1 << len(main.inputs)  # the bit of what is not evaluated
     states = {state.input for state in model.states}
@@ -157,18 +208,20 @@ def _steps(model: Model, values: Sequence[Value | None]) -> list[_DecidedOperati
         if operand.lifetime in CONSTANTS and not model.readable(operand):
             reads[index] = beyond
     found: list[_DecidedOperation] = []
+    masks: list[_Mask] = []
     computed = 0
     for operation, bound in zip(main.operations, facts.operations, strict=True):
         mask = 0
         for index in operation.inputs:
             mask |= reads.get(index, 0)
-        evaluated = bound is not None and not bound.op.context and not bound.op.random
+        evaluated = bound is not None and not bound.op.context and not bound.op.random and bound.op.weights is None
         evaluated = evaluated and all(_is_small(values[i]) for i in (*operation.inputs, *operation.outputs))
         if not evaluated or computed == MOST_OPERATIONS:
             mask |= beyond
         reads.update(dict.fromkeys(operation.outputs, mask))
         if bound is None or bound.op.context:
             continue
+        masks += _masks(operation, reads, beyond)
         known = tuple(i for i in operation.inputs if 0 < reads.get(i, 0) < beyond and main.operands[i].type in INTEGERS)
         checks = bound.deferred and bool(known)
         if checks or mask < beyond:
@@ -177,6 +230,22 @@ def _steps(model: Model, values: Sequence[Value | None]) -> list[_DecidedOperati
             for index in known if mask >= beyond else operation.inputs:
                 decided |= reads.get(index, 0)
             found.append(_DecidedOperation(operation, bound, known, checks, decided))
+    return found, masks
+
+
+def _masks(operation: Operation, reads: Mapping[int, int], beyond: int) -> list[_Mask]:
+    """Return the uses of one input as a mask of values that others decide."""
+    inputs, found = operation.inputs, []
+    uses: list[tuple[int, int, int | None, bool]] = []
+    if operation.type == OperationType.ADD:
+        uses = [(mask, other, None, False) for mask, other in (inputs[:2], inputs[1::-1])]
+    elif operation.type == OperationType.SELECT:
+        uses = [(inputs[0], inputs[2 - n], inputs[1 + n], n == 0) for n in (0, 1)]
+    for mask, other, chosen, when in uses:
+        of_mask, of_other = reads.get(mask, 0), reads.get(other, 0)
+        alone = 0 < of_mask < beyond and of_mask.bit_count() == 1 and of_other & ~of_mask
+        if alone and (chosen is None or not reads.get(chosen, 0)):
+            found.append(_Mask(of_mask.bit_length() - 1, mask, chosen, when))
     return found
 
 

@@ -3,7 +3,7 @@
 Floats are uniform in [-1, 1), quantised types over their range, booleans either value, integers from 0 to 9. Integers
 and booleans that decide indices, or other values that an execution checks, are drawn from the part of this range that
 the model accepts (`model.value_rules`). If elements are counted together, as those of a mask that becomes a length, all
-are 1.
+are 1. So are those of a mask whose zeros hide values from a softmax; those of one whose ones do are 0.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,12 +64,14 @@ def random_inputs(
     if isinstance(model, OpenModel):
         model = model.at([array.shape for array in drawn])
     edge, rules = ModelInterface(model), ValueRules.of(model)
-    free = [
-        n for n, spec in enumerate(edge.inputs) if n not in given and _whole(spec) and edge.given[n] in rules.inputs
-    ]
-    if free:
-        drawn = _AcceptedInputs(rules, edge, drawn, free).drawn()
-    return drawn
+    whole = [n for n, spec in enumerate(edge.inputs) if n not in given and _whole(spec)]
+    free = [n for n in whole if edge.given[n] in rules.inputs]
+    for n in sorted({*whole} - {*free}):
+        zeros = edge.inputs[n].form.inside(np.zeros_like(drawn[n]), edge.inputs[n].name)
+        fill = rules.unmasked(edge.given[n], zeros)
+        if fill is not None:
+            drawn[n] = np.full_like(drawn[n], fill)
+    return _AcceptedInputs(rules, edge, drawn, free).drawn() if free else drawn
 
 
 def _whole(spec: Spec) -> bool:
