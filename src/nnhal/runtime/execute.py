@@ -33,7 +33,6 @@ from nnhal.hal.request import UNLIMITED, Control, Request, Run, Signature, Timin
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
 from nnhal.model.parts import extract_part, live_operands, operations_reached
-from nnhal.model.value_rules import ValueRules
 from nnhal.runtime import discovery
 from nnhal.runtime.compilation import Plan, Preparation, PreparedPlans, Step, warn_of_fallback
 from nnhal.runtime.job import Job, Profile, Report, StepTiming
@@ -317,6 +316,8 @@ class Runner:
 
     def _explained(self, job: Job, error: Exception) -> Exception:
         """Return a failure with the inputs whose values break a rule, if that is its cause."""
+        from nnhal.model.value_rules import ValueRules  # few executions fail
+
         if not isinstance(error, OperationFailed) or self.plan.model.emptied:
             return error
         model = self.plan.model
