@@ -305,7 +305,7 @@ class _Operation:
     def __init__(self, model: Model, number: int, skipped: int) -> None:
         """skipped: inputs that select what to run."""
         operation = model.main.operations[number]
-        self.label = operation_label(operation.type, number)
+        self.label = operation_label(operation.type, number, operation.name)
         self.inputs, self.outputs = (*operation.inputs[: skipped - 2], *operation.inputs[skipped:]), operation.outputs
         values = validate(model).subgraphs[0].values
         self._shapes = [None if (v := values[i]) is None else v.shape for i in self.outputs]
