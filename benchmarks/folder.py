@@ -33,7 +33,7 @@ from ai_edge_litert.interpreter import Interpreter
 import nnhal
 from nnhal.base.errors import bounded_text
 from nnhal.bench.compare import Drift, drifts
-from nnhal.cli.inputs import random_input
+from nnhal.runtime.random_inputs import random_input
 
 ELEMENTS = {"tensor(float)": np.float32, "tensor(bool)": np.bool_}
 DEVICES = ("reference", "litert", "onnxruntime", "openvino", "default")

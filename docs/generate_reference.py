@@ -281,7 +281,10 @@ CAUSES = {
     "BadFile": ("a damaged model file, or an unknown model name", "download the file again; check the name"),
     "BadState": ("a call in the wrong order, such as a second trace", "finish the first use before the next"),
     "Closed": ("use after `close()`, or in a forked child", "compile again in this process"),
-    "OperationFailed": ("a kernel or driver failed", "run `nnhal diff`, or allow fallback"),
+    "OperationFailed": (
+        "a kernel or driver failed, or values of an input",
+        "the message names the input, if it is the cause; else run `nnhal diff`, or allow fallback",
+    ),
     "DriverFailed": ("a driver raised another exception", "read `__cause__` and `.stack`"),
     "ContractBroken": ("a driver broke the driver contract", "run `nnhal test contract --driver DRIVER`"),
     "Cancelled": ("your program cancelled the execution", "none needed"),

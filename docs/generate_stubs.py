@@ -29,7 +29,7 @@ def quoted(value: object) -> str:
 def method(record: Op) -> Iterator[str]:
     """The stub of one method."""
     own = signature(record)
-    yield f"    def {method_name(record)}("
+    yield f"    def {method_name(record.name)}("
     yield "        self,"
     starred = False
     for each in list(own.parameters.values())[1:]:

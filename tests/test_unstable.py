@@ -28,6 +28,7 @@ def run(folder: Path, source: str, *options: str) -> subprocess.CompletedProcess
     return subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("workers", [(), ("--numprocesses", "2", "--dist", "loadfile")], ids=["here", "workers"])
 @pytest.mark.parametrize(("count", "passes"), [(2, True), (3, False)])
 def test_two_unstable_tests_are_named_and_three_fail_the_run(

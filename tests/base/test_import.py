@@ -22,6 +22,15 @@ def test_nor_does_using_the_builder_and_the_reference_device():
     assert loaded(build) == "[]"
 
 
+def test_a_program_loads_the_records_of_the_operations_that_it_uses():
+    program = (
+        "import sys, nnhal; b = nnhal.Builder(); x = b.input((1,)); m = b.finish([x], [b.floor(b.add(x, x))])\n"
+        "from nnhal.ops.families import FAMILIES\n"
+        "print([family for family in FAMILIES if f'nnhal.ops.{family}' in sys.modules], 'softmax' in dir(b))"
+    )
+    assert run_python(program).stdout == "['arithmetic', 'unary'] True\n"
+
+
 def test_a_name_that_cannot_be_imported_for_lack_of_descriptors_says_so_and_can_be_had_later():
     program = """if True:
         import os, resource, nnhal

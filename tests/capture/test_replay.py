@@ -134,6 +134,7 @@ def faults(path: Path, *firsts: int) -> Path:
     return path
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("isolate", [[], ["--isolate"]], ids=["in-process", "isolated"])
 def test_a_request_that_hangs_is_named_and_the_others_run(tmp_path: Path, isolate: list[str]) -> None:
     capture = faults(tmp_path / "a", 1, 13, 2)

@@ -3,7 +3,6 @@
 import os
 import signal
 import stat
-import subprocess
 import threading
 from collections import Counter
 from pathlib import Path
@@ -261,17 +260,14 @@ compiled(X, B)
 """
 
 
-def run(program: str, path: Path) -> subprocess.CompletedProcess[str]:
-    return run_python(program, check=False, env={"NNHAL_CAPTURE": str(path)})
-
-
 def test_a_killed_application_leaves_a_file_with_the_request_that_it_died_in(tmp_path: Path) -> None:
     dies = (
         "from tests.runtime.devices import Fake\n"
         "dying = nnhal.compile(sums(), devices=[Fake(on_run=lambda: os.kill(os.getpid(), signal.SIGKILL))])\n"
         "dying(X + 5, B)\n"
     )
-    assert run(PROGRAM + dies, tmp_path / "a").returncode == -signal.SIGKILL
+    done = run_python(PROGRAM + dies, check=False, env={"NNHAL_CAPTURE": str(tmp_path / "a")})
+    assert done.returncode == -signal.SIGKILL
     capture = CaptureReader(tmp_path / "a")
     assert not capture.complete and "killed, crashed or still runs" in capture.notes[-1]
     assert arrays(capture, capture.parts[0], 0)[1][0].tolist() == [1, 2, 3, 4]
@@ -293,7 +289,7 @@ def test_a_forked_child_and_a_second_process_write_other_files(tmp_path: Path) -
         "compiled(X, B)\n"
     )
     (tmp_path / "a.nnhalcap").touch()  # of another process
-    done = run(PROGRAM + forks, tmp_path / "a.nnhalcap")
+    done = run_python(PROGRAM + forks, check=False, env={"NNHAL_CAPTURE": str(tmp_path / "a.nnhalcap")})
     assert done.stdout == "2.0\n" and done.stderr.count("could not be written: File too large") == 1
     parent, child = sorted((CaptureReader(path) for path in tmp_path.glob("a.*.nnhalcap")), key=lambda c: c.head.pid)
     assert [each.path.stem for each in (parent, child)] == [f"a.{each.head.pid}" for each in (parent, child)]

@@ -65,6 +65,7 @@ VERBS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("calibrated")
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_calibrated_model_of_332_operations_takes_24_lines(large, capsys, verb):
@@ -84,6 +85,7 @@ def test_a_placement_says_what_is_predicted_and_why_nothing_else_was_chosen(larg
     assert not any("--placement" in line for line in lines), "no hint at what was just used"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("calibrated")
 @pytest.mark.parametrize("verb", ["run", "bench", "placement"])
 def test_so_does_one_of_many_partitions_of_which_the_slowest_are_shown(large, capsys, verb):

@@ -38,6 +38,7 @@ def given_by(tmp_path, model: str, *options: str) -> tuple[np.ndarray, dict]:
 # --------------------------------------------------------------------------------------------------------------- pictures
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "quant", "options", "steps"),
     [
@@ -184,6 +185,7 @@ def test_show_gives_the_types_and_shapes_that_an_application_has(tmp_path):
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("verb", [["run"], ["show"], ["diff", "-d", "litert"], ["bench", "--duration", "0.1"]])
 def test_every_verb_takes_a_member_of_a_bundle(tmp_path, verb):
     with zipfile.ZipFile(tmp_path / "x.task", "w") as archive:

@@ -13,10 +13,11 @@ from PIL import Image
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import InvalidRequest
 from nnhal.cli import arrays
-from nnhal.cli.inputs import InputFromFile, metadata_of_specs, random_input, read_inputs
+from nnhal.cli.inputs import InputFromFile, metadata_of_specs, read_inputs
 from nnhal.cli.pictures import MOST_PIXELS, InputOptions
 from nnhal.model.metadata import Metadata, TensorMetadata
 from nnhal.runtime.arguments import Spec
+from nnhal.runtime.random_inputs import random_input
 
 KINDS = {
     "f4": OperandType.TENSOR_FLOAT32,

@@ -82,10 +82,6 @@ def drivers(tmp_path) -> list[str]:
     return ["--driver", str(tmp_path / "mine.py"), "--driver", str(tmp_path / "other.py")]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_nnhal(*arguments, "--json")
-
-
 VERBS = {
     "run": ["run", "add4", "--device", "mine"],
     "show": ["show", "add4", "--placement", "--device", "mine"],
@@ -101,18 +97,19 @@ VERBS = {
 def test_every_verb_that_compiles_passes_options_on(drivers, verb, isolate):
     prefix = "mine:" if verb == "diff against" else ""
     options = [word for given in GIVEN for word in ("--option", prefix + given)]
-    done = run(*VERBS[verb], *drivers, *isolate, *options)
+    done = run_nnhal(*VERBS[verb], *drivers, *isolate, *options, "--json")
     assert done.returncode == 0 and json.loads(done.stdout), done.stdout + done.stderr
-    done = run(*VERBS[verb], *drivers, *isolate)
+    done = run_nnhal(*VERBS[verb], *drivers, *isolate, "--json")
     assert done.returncode == 3 and "options are {}" in json.loads(done.stdout)["error"]["message"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("jobs", "isolate"), [("1", []), ("2", ["--isolate"])])
 def test_the_suite_of_vectors_passes_options_on(drivers, vectors: Path, jobs, isolate):
     options = [word for given in GIVEN for word in ("--option", given)]
     only = ["--filter", "^V1_2/add_v1_2/add_v1_2$", "--published-only", "--jobs", jobs, "--device", "mine"]
     for given, totals in ((options, {"passed": 1, "failed": 0}), ([], {"passed": 0, "failed": 1})):
-        done = run("test", "vectors", "--vectors", str(vectors), *drivers, *only, *isolate, *given)
+        done = run_nnhal("test", "vectors", "--vectors", str(vectors), *drivers, *only, *isolate, *given, "--json")
         found = json.loads(done.stdout)["totals"]
         assert {verdict: found[verdict] for verdict in totals} == totals
 

@@ -20,6 +20,7 @@ from nnhal.runtime.cache.wanted import CacheOutcome
 from nnhal.runtime.partition import ASKED, Choice, Partition
 from nnhal.runtime.placement import ExecutionStats, Placement
 from nnhal.runtime.schedule import StepPlan
+from tests.frontends.onnx_models import model, node
 
 F32 = Spec("y", int(OperandType.TENSOR_FLOAT32), (4,), np.dtype("f4"), 0.0, 0)
 Q8 = Spec("q", int(OperandType.TENSOR_QUANT8_ASYMM), (4,), np.dtype("u1"), 0.5, 10)
@@ -302,3 +303,23 @@ def test_what_ran_is_printed_in_sections(capsys):
         "Time: load 2 ms, compile 3 µs (cache miss), inference 1.6 µs",
     ]
     assert not any(line.startswith("cache") for line in printed(capsys, miss="there is no entry"))
+
+
+def test_indices_of_random_inputs_exist_and_impossible_ones_are_named(capsys, tmp_path):
+    """A model whose open length is 1: ids + base must be one of 5 rows."""
+
+    def file(name, base):
+        constants = {"table": np.ones((5, 2), np.float32), "base": np.int64([base])}
+        nodes = [node("Add", "ids base", "i"), node("Gather", "table i", "y")]
+        made = model(nodes, {"ids": np.zeros(1, np.int64)}, constants, shapes={"ids": ["n"]})
+        (tmp_path / name).write_bytes(made.SerializeToString())
+        return tmp_path / name
+
+    for words in (["run", file("near.onnx", 4)], ["bench", file("near.onnx", 4), "--iterations", 2, "--warmup", 0]):
+        called(capsys, *words, "--device", "reference")
+    far = file("far.onnx", 100_000)
+    np.save(tmp_path / "ids.npy", np.int64([-99_999]))
+    for words in (["run", far], ["bench", far, "--iterations", 2, "--warmup", 0]):
+        _, said = called(capsys, *words, "--device", "reference", code=3)
+        assert "error: input ids: no values were found" in said and "--input NAME=FILE" in said
+        called(capsys, *words, "--device", "reference", "--input", tmp_path / "ids.npy")

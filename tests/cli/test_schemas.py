@@ -61,6 +61,7 @@ def test_every_verb_has_a_schema_that_is_one() -> None:
     Draft202012Validator.check_schema(SCHEMAS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("verb", "words"), [(verb, words) for verb, calls in CALLS.items() for words in calls])
 def test_what_a_verb_prints_is_as_its_schema_says(
     verb: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,10 +14,10 @@ from nnhal.base.errors import DeadObject, InvalidArgument, OperationFailed
 from nnhal.base.levels import V1_1, V1_2, V1_3
 from nnhal.conformance.differential import other_constants
 from nnhal.conformance.validate.check import CHECKS
+from nnhal.conformance.validate.drawing import Drawing
 from nnhal.conformance.validate.run import Validation
 from nnhal.conformance.validate.trial import (
     AFTER,
-    Drawing,
     NotAccepted,
     ProcessDied,
     RequirementNotMet,
@@ -144,7 +144,7 @@ def test_samples_of_another_generator_are_no_wrong_values_and_of_what_is_not_tak
 
 def of_random_results(made: Any, name: str) -> tuple[str, str, str]:
     with open_trial(trial_of(made)) as trial:
-        trial.random = True
+        trial.calls.random = True
         return outcome_of(CHECKS[name], trial)
 
 
@@ -272,32 +272,32 @@ def test_calls_are_the_same_of_the_same_seed_and_others_of_another() -> None:
 
 
 def test_more_calls_are_three_times_as_many_of_the_cells_that_are_taken() -> None:
-    trial = trial_of(device())
-    taken = {str(call.cell) for call, _ in trial.taken()}
+    calls = trial_of(device()).calls
+    taken = {str(call.cell) for call, _ in calls.taken()}
     assert taken and all(cell.startswith("ADD/0/FLOAT32/") for cell in taken)
-    assert Counter(str(call.cell) for call, _ in trial.drawing.more(trial.taken())) == dict.fromkeys(taken, 3)
-    several = list(trial.many())
-    assert [pair[0] for pair in several[: len(trial.taken())]] == [pair[0] for pair in trial.taken()]
-    assert len(several) > len(trial.taken())
+    assert Counter(str(call.cell) for call, _ in calls.drawing.more(calls.taken())) == dict.fromkeys(taken, 3)
+    several = list(calls.many())
+    assert [pair[0] for pair in several[: len(calls.taken())]] == [pair[0] for pair in calls.taken()]
+    assert len(several) > len(calls.taken())
 
 
 def test_an_operation_of_which_nothing_is_taken_has_the_first_reason() -> None:
     reasons = iter(["the first", *["another"] * 10_000])
     refusing = device(supports=lambda self, model: [Verdict(False, next(reasons))])
     with pytest.raises(NotAccepted, match=r"^the first$"):
-        trial_of(refusing).samples()
+        trial_of(refusing).calls.samples()
     with pytest.raises(NotAccepted, match="no call of the operation can be drawn"):
-        trial_of(refusing, "NO_SUCH_OPERATION").taken()
+        trial_of(refusing, "NO_SUCH_OPERATION").calls.taken()
 
 
 def test_samples_are_of_different_types_ordinary_and_closed_and_one_has_constants_one_late_parameters() -> None:
     trial = trial_of(discovery.cpu(), "CONV_2D")
-    samples = trial.samples()
-    assert trial.samples() is samples and 4 <= len(samples) <= 5
+    samples = trial.calls.samples()
+    assert trial.calls.samples() is samples and 4 <= len(samples) <= 5
     assert samples.pop()[0].late and not any(call.late for call, _ in samples)
     assert len({call.cell.kind for call, _ in samples[:3]}) == 3
     assert all(call.cell.values == "ordinary" and not call.open for call, _ in samples[:3])
-    taken = [call for call, _ in trial.taken() if not call.open]
+    taken = [call for call, _ in trial.calls.taken() if not call.open]
 
     def constants(call: Any) -> int:
         arguments = call.bound.form.each(len(call.inputs))
@@ -320,12 +320,12 @@ def test_what_is_prepared_is_closed_once_and_what_is_left_at_the_end() -> None:
 
     made = device(prepared=type("P", (Healthy,), {"close": close}))
     with open_trial(trial_of(made, stages=stages)) as trial:
-        (_, model), *_ = trial.samples()
+        (_, model), *_ = trial.calls.samples()
         stages.clear()
         one, other, kept = (trial.prepare(model) for _ in range(3))
         assert trial.prepared is kept and stages == ["prepare"] * 3
         trial.keep(kept)
-        assert trial.drawing.kept == [(None, kept)]
+        assert trial.calls.drawing.kept == [(None, kept)]
         trial.close(one)
         assert closed == [one.inner] and trial.stages.last == "close"
     assert closed == [one.inner, other.inner]
@@ -341,22 +341,22 @@ def test_the_end_of_the_drivers_process_is_no_error_that_a_check_expects() -> No
 def test_another_call_has_other_constants_and_the_same_of_what_is_given() -> None:
     trial = trial_of(discovery.cpu(), "CONV_2D")
     changed = 0
-    for call, _ in trial.taken():
-        other = other_constants(call, trial.rng)
+    for call, _ in trial.calls.taken():
+        other = other_constants(call, trial.calls.rng)
         for place, (x, y) in enumerate(zip(call.inputs, other.inputs, strict=True)):
             constant = x is not None and place not in call.given and x.rank and x.array.dtype != np.int32
             assert (x is y) is not bool(constant)
             changed += bool(constant) and x.array.tobytes() != y.array.tobytes()
     assert changed > 5
-    call = trial.taken()[0][0]
-    several = list(trial.others(call, 3))
+    call = trial.calls.taken()[0][0]
+    several = list(trial.calls.others(call, 3))
     assert len(several) == 3 and len({tuple(v.array.tobytes() for v in c.inputs if v) for c in (call, *several)}) == 4
 
 
 def test_results_are_the_same_to_the_bit_or_within_the_definition() -> None:
     trial = trial_of(device())
-    call, model = trial.samples()[0]
-    wanted = trial.wanted(model, [v.array for p, v in enumerate(call.inputs) if p in call.given])
+    call, model = trial.calls.samples()[0]
+    wanted = trial.calls.wanted(model, [v.array for p, v in enumerate(call.inputs) if p in call.given])
     trial.same(call, wanted, wanted, "twice")
     with pytest.raises(RequirementNotMet, match="twice: output 0 differs") as raised:
         trial.same(call, wanted, [wanted[0] + 9], "twice")

@@ -14,7 +14,8 @@ from nnhal.conformance.control import COUNTINGS, ROUNDS, IfCall, WhileCall, endl
 from nnhal.conformance.differential import arrays_of, compare_outputs, model_of, other_constants, with_other_values
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate import limits
-from nnhal.conformance.validate.trial import Drawing, NotAccepted, Trial, by_reference, open_trial
+from nnhal.conformance.validate.drawing import Drawing
+from nnhal.conformance.validate.trial import NotAccepted, Trial, by_reference, open_trial
 from nnhal.drivers.reference import Reference
 from nnhal.hal.device import Hints, Prepared, Verdict
 from nnhal.hal.request import Control
@@ -261,6 +262,7 @@ def stale_state(self: Any, arrays: list[Any]) -> None:
         arrays[place] = self.first.setdefault(place, arrays[place].copy())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("alter", "operation", "check"),
     [
@@ -318,8 +320,8 @@ def test_what_stands_inside_is_what_the_driver_takes() -> None:
 
     for operation in ("IF", "WHILE"):
         trial = trial_of(Few(), operation)
-        assert {call.cell.inner for call, _ in trial.taken()} <= {"MUL", "LESS", "ADD"}  # type: ignore[attr-defined]
-        assert len(trial.taken()) == len(trial.drawing.calls) >= 4
+        assert {call.cell.inner for call, _ in trial.calls.taken()} <= {"MUL", "LESS", "ADD"}  # type: ignore[attr-defined]
+        assert len(trial.calls.taken()) == len(trial.calls.drawing.calls) >= 4
 
 
 def test_a_driver_without_control_flow_is_asked_and_its_reason_told() -> None:
@@ -328,10 +330,10 @@ def test_a_driver_without_control_flow_is_asked_and_its_reason_told() -> None:
             return [Verdict(not model.referenced, "no branches here")] * len(model.main.operations)
 
     with pytest.raises(NotAccepted, match="no branches here"):
-        trial_of(Plain(), "WHILE").samples()
+        trial_of(Plain(), "WHILE").calls.samples()
 
 
 def test_samples_go_round_no_time_once_and_several_times() -> None:
     with open_trial(Trial(discovery.cpu(), Drawing("WHILE", 0, 1), lambda stage: None, isolated=False)) as trial:
-        rounds = [call.rounds for call, _ in trial.samples()]  # type: ignore[attr-defined]
+        rounds = [call.rounds for call, _ in trial.calls.samples()]  # type: ignore[attr-defined]
     assert len({*rounds}) >= 3

@@ -307,6 +307,7 @@ CODED = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CODED)
 def test_a_case_as_code_is_the_same_case(name):
     rng = np.random.default_rng(11)

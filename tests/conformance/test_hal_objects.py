@@ -64,6 +64,7 @@ def test_the_way_callback_fails_a_driver_that_notifies_twice(tmp_path: Path, vec
     assert ("failed", True) in found <= {("failed", True), ("unsupported", False)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("isolate", [False, True], ids=["in process", "isolated"])
 @pytest.mark.parametrize(("way", "method"), [("fenced", "executeFenced"), ("memory", "allocate")])
 def test_ways_that_use_nothing_of_the_driver_are_no_success(

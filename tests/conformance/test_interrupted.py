@@ -102,6 +102,7 @@ def test_an_interrupted_run_ends_and_leaves_no_process(moment: str, jobs: str, v
         command.process.wait()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_that_is_killed_leaves_no_process(end: signal.Signals, vectors: Path, tmp_path: Path) -> None:
     driver = tmp_path / "stuck.py"

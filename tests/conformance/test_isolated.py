@@ -86,6 +86,7 @@ def test_every_way_to_execute_is_tested() -> None:
     assert set(METHODS_OF_WAYS) == set(WAYS)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", METHODS_OF_WAYS)
 def test_a_share_of_the_vectors_passes_in_every_way(vectors: Path, way: str) -> None:
     run = isolated(vectors, way=way, share=SMALL, flag=FLAG_OF_WAYS.get(way, ""))
@@ -140,6 +141,7 @@ def check_level(run: Run, level: str) -> None:
     assert set(run.calls) == {"Bind", *METHODS_OF_LEVELS[level]}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("level", METHODS_OF_LEVELS)
 def test_a_share_of_the_vectors_passes_on_a_driver_of_an_old_level(vectors: Path, level: str) -> None:
     check_level(isolated(vectors, level=level, share=SMALL), level)
@@ -154,6 +156,7 @@ def test_all_vectors_of_an_old_level_pass_on_a_driver_of_that_level(vectors: Pat
     check_level(run, level)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("isolate", [False, True])
 def test_a_device_that_is_not_there_is_said_not_to_be_by_however_many_processes(

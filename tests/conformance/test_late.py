@@ -113,19 +113,19 @@ def test_a_driver_that_takes_a_parameter_for_its_default_has_wrong_values() -> N
 
 def test_a_driver_that_says_no_to_late_parameters_is_not_asked() -> None:
     trial = trial_of(Early(), "ADD")
-    assert not any(call.late for call, _ in trial.many())
+    assert not any(call.late for call, _ in trial.calls.many())
     assert looked(Early(), "stale-output", "ADD")[0] == "passed"
 
 
 def test_more_calls_are_late_where_late_ones_were_taken() -> None:
     trial = trial_of(Reference(), "ADD")
-    first = [call.late for call, _ in trial.taken()]
-    more = [call.late for call, _ in trial.many()][len(first) :]
+    first = [call.late for call, _ in trial.calls.taken()]
+    more = [call.late for call, _ in trial.calls.many()][len(first) :]
     assert sum(first) > 0 and sum(more) == 3 * sum(first)
 
 
 def test_more_calls_are_the_same_whatever_check_asks_for_them() -> None:
     trial = trial_of(Reference(), "ADD")
-    first, second = ([arrays_of(call) for call, _ in trial.many()] for _ in range(2))
+    first, second = ([arrays_of(call) for call, _ in trial.calls.many()] for _ in range(2))
     for these, those in zip(first, second, strict=True):
         assert all(map(np.array_equal, these, those, [True] * len(these)))

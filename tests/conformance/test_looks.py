@@ -40,7 +40,7 @@ from nnhal.conformance.pool import children_of
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.validate import limits, numbers, other_ways, outputs, queries
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome
-from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, Trial, open_trial
+from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, SupportedCalls, Trial, open_trial
 from nnhal.conformance.validate.worker import outcome_of
 from nnhal.hal import queue, request
 from nnhal.hal.device import Capabilities, Hints, Verdict
@@ -66,7 +66,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def with_samples(made: Any, name: str, *calls: Call) -> tuple[str, str, str]:
     """What comes of a check that looks at these calls."""
     with open_trial(trial_of(made)) as trial:
-        trial.drawing.taken = trial.drawing.samples = [(call, model_of(call)) for call in calls]
+        trial.calls.drawing.taken = trial.calls.drawing.samples = [(call, model_of(call)) for call in calls]
         return outcome_of(CHECKS[name], trial)
 
 
@@ -168,27 +168,27 @@ def test_a_call_that_fails_by_right_with_other_constants_is_passed_over_and_the_
 
 
 def test_a_call_that_the_reference_cannot_run_is_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted, failed = Trial.wanted, []
+    wanted, failed = SupportedCalls.wanted, []
 
-    def first_fails(trial: Any, model: Any, arrays: Any) -> Any:
+    def first_fails(calls: Any, model: Any, arrays: Any) -> Any:
         if not failed:
             failed.append(model)
             raise OperationFailed("no")
-        return wanted(trial, model, arrays)
+        return wanted(calls, model, arrays)
 
-    monkeypatch.setattr(Trial, "wanted", first_fails)
+    monkeypatch.setattr(SupportedCalls, "wanted", first_fails)
     trial = trial_of(device())
-    samples = trial.samples()
+    samples = trial.calls.samples()
     assert samples and failed[0] not in [model for _, model in samples]
 
     def fails(model: Any, arrays: Any) -> Any:
         raise OperationFailed("no")
 
-    monkeypatch.setattr(Trial, "wanted", staticmethod(fails))
+    monkeypatch.setattr(SupportedCalls, "wanted", staticmethod(fails))
     with pytest.raises(
         NotAsked, match="none of the supported calls has an output element that the reference can compute"
     ):
-        trial_of(device()).samples()
+        trial_of(device()).calls.samples()
 
 
 @pytest.mark.parametrize(
@@ -199,23 +199,23 @@ def test_a_call_that_the_reference_cannot_run_is_no_sample(monkeypatch: pytest.M
     ],
 )  # fmt: skip
 def test_a_sample_has_an_element_to_write(wanted: Any, sample: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trial, "wanted", staticmethod(lambda model, arrays: wanted))
+    monkeypatch.setattr(SupportedCalls, "wanted", staticmethod(lambda model, arrays: wanted))
     trial = trial_of(device())
     if sample:
-        assert trial.samples()
+        assert trial.calls.samples()
     else:
         with pytest.raises(NotAsked, match="has an output element"):
-            trial.samples()
+            trial.calls.samples()
 
 
 def test_a_sample_has_as_much_to_read_as_there_is_of_its_type() -> None:
-    trial = trial_of(discovery.cpu(), ADD, draws=3)
-    ordinary = [call for call, _ in trial.taken() if call.cell.values == "ordinary" and not (call.open or call.late)]
+    calls = trial_of(discovery.cpu(), ADD, draws=3).calls
+    ordinary = [call for call, _ in calls.taken() if call.cell.values == "ordinary" and not (call.open or call.late)]
 
     def read(call: Call) -> int:
         return sum(x.size for x in arrays_of(call))
 
-    for call, _ in trial.samples()[:3]:
+    for call, _ in calls.samples()[:3]:
         assert read(call) == max(read(each) for each in ordinary if each.cell.kind == call.cell.kind)
 
 
@@ -544,13 +544,13 @@ def test_the_place_of_growth_is_what_was_done(clock: Clock, monkeypatch: pytest.
 
 
 class Told:
-    """A trial of which only what the reference and the driver give is asked. An error is raised."""
+    """A trial, and its calls: only what the reference and the driver give is asked. An error is raised."""
 
     operation = "ADD"
     device = SimpleNamespace(relaxations=())
 
     def __init__(self, *pairs: tuple[Any, Any]) -> None:
-        self._pairs = iter(pairs)
+        self._pairs, self.calls = iter(pairs), self
         self._actual: Any = None
 
     def fixed(self) -> None:
@@ -822,7 +822,7 @@ def test_a_verdict_is_the_same_of_the_same_model_and_of_one_built_anew(first: bo
         return [Verdict(then if known else first, "tired")]
 
     def anew(self: Any, model: Any) -> Any:
-        known = any(model is each for each in seen) or len(seen) < len(trial.drawing.calls)
+        known = any(model is each for each in seen) or len(seen) < len(trial.calls.drawing.calls)
         seen.append(model)
         return [Verdict(first if known else then, "tired")]
 
@@ -831,7 +831,7 @@ def test_a_verdict_is_the_same_of_the_same_model_and_of_one_built_anew(first: bo
             inner = supports
 
             def supports(self: Any, model: Any, inner: Any = inner) -> Any:
-                return [Verdict(True)] if model == trial.drawing.calls[0][1] else inner(self, model)
+                return [Verdict(True)] if model == trial.calls.drawing.calls[0][1] else inner(self, model)
 
         seen.clear()
         with open_trial(trial_of(device(supports=supports))) as trial:
@@ -886,7 +886,7 @@ def test_what_the_driver_is_asked_is_told_before_it_is(name: str, told: set[str]
         self.give(request, self.result(request))
 
     with open_trial(trial_of(running(run), stages=stages)) as trial:
-        trial.drawing.taken = trial.drawing.samples = [(SMALL, model_of(SMALL))]
+        trial.calls.drawing.taken = trial.calls.drawing.samples = [(SMALL, model_of(SMALL))]
         assert outcome_of(CHECKS[name], trial)[0] == "passed"
     assert set(stages) == {"prepare", "run", "close"} | told and found == at_runs
 
@@ -909,7 +909,7 @@ def test_each_memory_of_the_drivers_own_has_a_time_of_its_own_and_is_closed() ->
         return held[-1]
 
     with open_trial(trial_of(device(allocate=allocate), stages=stages)) as trial:
-        trial.drawing.taken = trial.drawing.samples = [(SMALL, model_of(SMALL))]
+        trial.calls.drawing.taken = trial.calls.drawing.samples = [(SMALL, model_of(SMALL))]
         assert outcome_of(CHECKS["allocation"], trial)[0] == "passed"
     assert stages.count("allocate") == 2 and held == []
 
@@ -918,12 +918,12 @@ def test_what_was_prepared_first_is_kept_for_the_check_that_closes() -> None:
     made = counting()
     with open_trial(trial_of(made)) as trial:
         assert outcome_of(CHECKS["prepares"], trial)[0] == "passed"
-        several = len(trial.samples())
-        assert len(trial.drawing.kept) == several == made.open
+        several = len(trial.calls.samples())
+        assert len(trial.calls.drawing.kept) == several == made.open
         trial.end()
         assert made.open == several
         assert outcome_of(CHECKS["close"], trial)[0] == "passed"
-        assert made.open == 0 and trial.drawing.kept == []
+        assert made.open == 0 and trial.calls.drawing.kept == []
 
 
 def test_verdicts_after_a_close_are_looked_at_too() -> None:
@@ -935,7 +935,7 @@ def test_verdicts_after_a_close_are_looked_at_too() -> None:
 
     made = device(prepared=type("P", (Healthy,), {"close": close}), supports=supports)
     with open_trial(trial_of(made)) as trial:
-        trial.drawing.taken = trial.drawing.samples = [(SMALL, model_of(SMALL))]
+        trial.calls.drawing.taken = trial.calls.drawing.samples = [(SMALL, model_of(SMALL))]
         found, reason, _ = outcome_of(CHECKS["stable-verdicts"], trial)
     assert (found, reason) == ("failed", "supports() returns yes, and no after the model was closed")
 

@@ -292,6 +292,7 @@ def caught(operation: str, kind: int, kernel: Any) -> int:
     return wrong
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [Q8, Q8S])
 @pytest.mark.parametrize("operation", SUMS)
 def test_hard_calls_tell_narrow_sums_and_weights_from_exact_ones(operation: str, kind: int) -> None:
@@ -375,6 +376,7 @@ def halved(x: Any) -> Any:
     return (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("operation", FAMILIES)
 def test_hard_calls_tell_bfloat16_from_float32(operation: str) -> None:
     kernel = OPS[operation].kernel

@@ -7,8 +7,9 @@ import pytest
 
 from nnhal.base.operands import Array
 from nnhal.conformance.validate.check import CHECKS
+from nnhal.conformance.validate.drawing import Drawing
 from nnhal.conformance.validate.run import DRAWS
-from nnhal.conformance.validate.trial import Drawing, Trial, open_trial
+from nnhal.conformance.validate.trial import Trial, open_trial
 from nnhal.conformance.validate.worker import outcome_of
 from tests.suites.faulty.driver.healthy import Arithmetic, Healthy
 from tests.suites.faulty.driver.numbers import OneStepHigh, Requantised, RequantisedDown, RequantisedToZero

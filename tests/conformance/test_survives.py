@@ -129,6 +129,7 @@ def outcomes(request: pytest.FixtureRequest, vectors: Path, tmp_path_factory: py
     return run(chosen, jobs=4)  # as many as hang: they are waited for at once
 
 
+@pytest.mark.sampled(2)
 def test_every_fault_costs_its_own_vector_and_is_named(outcomes: list[Outcome]) -> None:
     for operation, (stage, _, verdict, reason) in FAULTS.items():
         found = [outcome for outcome in outcomes if outcome.primary == operation]
@@ -145,6 +146,7 @@ def test_the_healthy_vectors_between_them_pass_each_once(outcomes: list[Outcome]
     assert sorted(o.id for o in outcomes) == sorted(id for id in index(vectors) if re.search(pattern, id))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("act", ["os._exit(1)", "os.closerange(3, 1000)"])
 def test_what_passed_just_before_a_crash_is_not_lost(act: str, vectors: Path, tmp_path: Path) -> None:
     driver = tmp_path / "ranks.py"

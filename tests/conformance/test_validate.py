@@ -18,9 +18,10 @@ from nnhal.base.codes import Activation, OperandType, OperationType
 from nnhal.base.errors import InvalidArgument
 from nnhal.conformance.place import place_first, place_in
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome, ContractCheck
+from nnhal.conformance.validate.drawing import Drawing
 from nnhal.conformance.validate.run import CheckItem, Validation, _Checks, run_checks
 from nnhal.conformance.validate.table import of_operation
-from nnhal.conformance.validate.trial import Drawing, Trial, open_trial
+from nnhal.conformance.validate.trial import Trial, open_trial
 from nnhal.conformance.validate.worker import outcome_of
 from nnhal.hal.device import Device, Hints, Prepared, Verdict
 from nnhal.hal.host import HostBuffer
@@ -494,6 +495,7 @@ device = Crashing
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("isolate", [False, True], ids=["in process", "isolated"])
 def test_crashes_and_hangs_cost_one_check_of_their_operation_and_say_where(isolate: bool, tmp_path: Path) -> None:
     driver = tmp_path / "crashing.py"

@@ -77,10 +77,11 @@ def test_damaged_files_may_be_taken_where_results_stay_right_and_those_of_anothe
     ):
         with open_trial(trial_of(trusting)) as trial:
             call = added([[1, 2]], [[3, 4]])
-            trial.drawing.samples = [(call, model_of(call))]
+            trial.calls.drawing.samples = [(call, model_of(call))]
             assert outcome_of(CHECKS[name], trial)[:2] == became
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("fault", "check", "verdict"),
     [

@@ -22,11 +22,12 @@ from nnhal.conformance.device_under_test import Bundle, Subject
 from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.selection import Item, Selection
 from nnhal.conformance.suite import Outcome
-from nnhal.conformance.validate import trial as validate_trial
+from nnhal.conformance.validate import drawing as validate_drawing
 from nnhal.conformance.validate import worker as checking
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome
+from nnhal.conformance.validate.drawing import Drawing
 from nnhal.conformance.validate.run import CheckItem, Validation
-from nnhal.conformance.validate.trial import Drawing, Trial
+from nnhal.conformance.validate.trial import Trial
 from nnhal.conformance.worker import Answer, Ready, StageBoard, Worker, process_of, serve_with
 from nnhal.drivers.reference import Reference
 from nnhal.hal.wrappers import WithOptions, Wrapper
@@ -345,7 +346,7 @@ def test_drawings_of_the_last_three_operations_are_kept(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(gc, "freeze", lambda: None)
     ends = Ends(Validation(device="reference", seed=4, draws=3), checking._Checker)
-    monkeypatch.setattr(validate_trial, "Drawing", drawing)
+    monkeypatch.setattr(validate_drawing, "Drawing", drawing)
     first = ends.worker._drawn("A")
     for operation in ("A", "B", "C", "A"):
         ends.worker._drawn(operation)
@@ -389,13 +390,13 @@ def test_a_check_has_the_device_the_drawing_and_the_board_and_tells_what_it_foun
 def test_the_suite_is_at_work_when_no_thread_asks_the_driver_any_more_and_for_each_result_of_the_reference() -> None:
     stages: list[str] = []
     trial = Trial(Reference(), Drawing("FLOOR", 0, 1), stages.append, isolated=False)
-    call, model = trial.drawing.calls[0]
+    call, model = trial.calls.drawing.calls[0]
     with trial.stages.enter("run"):
         with trial.stages.enter("run"):
             pass
-        trial.wanted(model, arrays_of(call))
+        trial.calls.wanted(model, arrays_of(call))
     assert stages == ["run", "run", "after run"]
-    trial.wanted(model, arrays_of(call))
+    trial.calls.wanted(model, arrays_of(call))
     assert stages[3:] == ["after run"]
 
 

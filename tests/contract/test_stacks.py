@@ -84,6 +84,7 @@ def has_stack(error: NnhalError, *lines: str) -> None:
     assert "\n" not in str(error)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("use", USES)
 def test_the_stack_of_what_is_raised_is_the_drivers_own(way, use):
     error = raised(lambda: USES[use](way, "key"))
@@ -193,6 +194,7 @@ def test_verbose_logging_shows_it_also_where_something_else_takes_over(way, monk
     assert f'File "{DRIVER}", line {line("return {}[")}' in caplog.text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("isolate", [[], ["--isolate"]])
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 def test_the_command_line_shows_it_below_the_message(isolate, as_json, monkeypatch):

@@ -48,6 +48,7 @@ def test_device_agrees_with_the_reference(device: str, name: str) -> None:
     assert not problems, "\n\n".join(problems)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ENGINES)
 def test_most_draws_are_compared_not_refused(device: str) -> None:
     """A device that refused all it is asked would agree too."""

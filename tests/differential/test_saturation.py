@@ -93,6 +93,7 @@ def test_the_form_that_a_proof_finds_is_within_one_step_at_the_ends_of_the_type(
         require_within_a_step(form, off(device, operation, kind, (NOT_PROVED,), every(name)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in ENGINES if name in ("litert", "openvino", "onnxruntime")])
 def test_engines_take_what_is_looked_at_here(name: str) -> None:
     """A device that refused all it is asked would be within one step, too."""

@@ -103,6 +103,7 @@ def kinds(found: Model, forms: Forms = FAST) -> set[str]:
     return {each.op_type for each in onnx.load_from_string(graph.finish().model).graph.node}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
 def test_a_layer_gives_what_onnx_defines(device: str, name: str) -> None:

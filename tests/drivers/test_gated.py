@@ -190,6 +190,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("s", SIZES)
 @pytest.mark.parametrize("device", ["reference", "litert", *ENGINES])
 def test_the_parts_of_a_gru_give_what_onnx_says_of_it(device: str, s: Sizes) -> None:
@@ -228,6 +229,7 @@ SPECIAL = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("device", "number", "argument"), SPECIAL)
 def test_a_number_that_is_missing_or_far_off_does_what_it_does_in_the_parts(
     device: str, number: float, argument: int
@@ -241,6 +243,7 @@ def test_a_number_that_is_missing_or_far_off_does_what_it_does_in_the_parts(
             np.testing.assert_allclose(one, other, atol=bound, rtol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", ENGINES)
 @given(
     s=st.builds(Sizes, *(st.integers(1, 4),) * 4, st.booleans()),

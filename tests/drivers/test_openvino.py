@@ -37,10 +37,7 @@ ONES = WindowAttributes((1, 1), (0, 0), (0, 0))
 
 
 def run(model: Model, *inputs: Array, threads: int = 0) -> list[Array]:
-    prepared = checked_prepared(OpenVINO(), model, Hints(threads=threads))
-    request = prepared.request(list(inputs))
-    request.execute(prepared.run, Control())
-    return list(request.results)
+    return requests.outputs(checked_prepared(OpenVINO(), model, Hints(threads=threads)), *inputs)
 
 
 def compiled(inputs: Sequence[Any], outputs: Sequence[Any], maths: MathOperations) -> Any:
@@ -496,6 +493,7 @@ def _joined_whole(b: nnhal.Builder, x: Tensor) -> Tensor:
     return b.concatenation([x, b.slice(x, [0, 0, 0, 0], [-1, -1, -1, -1])], 0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["TENSOR_FLOAT32", "TENSOR_FLOAT16"])
 @pytest.mark.parametrize("twice", [False, True], ids=["once", "computed twice"])
 @pytest.mark.parametrize("other", [_flat, _joined, _layer, _joined_whole])

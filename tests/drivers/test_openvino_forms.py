@@ -84,6 +84,7 @@ def in_integers(how: str) -> bool:
 # ------------------------------------------------------------------------------------------------------- which kernels run
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.models
 @pytest.mark.parametrize("name", ["mobilenet_v1_int8", "mobilenet_v2_uint8", "tiny_conv_int8"])
 def test_every_layer_of_a_quantised_model_is_a_kernel_of_8_bits_in_the_fast_form_and_none_in_the_exact_one(
@@ -95,6 +96,7 @@ def test_every_layer_of_a_quantised_model_is_a_kernel_of_8_bits_in_the_fast_form
     assert exact and [how for how in exact if in_integers(how)] == []
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.models
 @pytest.mark.parametrize("name", ["mobilenet_v1_int8", "mobilenet_v1_uint8", "mobilenet_v2_int8", "mobilenet_v2_uint8"])
 def test_a_whole_model_stays_within_the_drift_of_its_operations(name: str) -> None:
@@ -202,6 +204,7 @@ def judged(model: Model, *data: Array) -> int:
     return max(steps(y, e) for y, e in zip(run(FAST, model, data), expected(model, data), strict=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("zero", [0, 100, 128, 255])
 @pytest.mark.parametrize("name", ["add", "sub"])
 def test_arithmetic_with_a_constant_behind_a_layer_keeps_its_signs(name: str, zero: int) -> None:

@@ -77,6 +77,7 @@ def test_the_replaced_entries_are_written_beside_each_other() -> None:
     assert {function.__module__ for function in functions} == {entries.__name__}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", sorted(ENTRIES))
 def test_the_common_entry_computes_as_defined_with_plain_primitives(name: str) -> None:
     device, found = NumpyDevice(), []

@@ -230,6 +230,7 @@ def test_it_dies_as_it_is_told(fault, code):
     assert process.returncode == code
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("options", "orders"), [('"run": "hang"', ""), ("", "supports=hang"), ("", "prepare=freeze")])
 def test_it_hangs_where_it_is_told(options, orders):
     with start(options, orders) as process:

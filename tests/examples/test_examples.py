@@ -39,6 +39,7 @@ def test_the_packing_driver_leaves_layers_of_a_constant_input_to_others():
     assert (verdict.ok, verdict.reason) == (False, "the input must not be constant")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kernel", "failed"), [("np.fft.fft", {}), ("np.fft.ifft", {"com.example.fourier.FFT": 1})])
 def test_the_extensions_operations_are_validated_by_their_records(tmp_path, kernel, failed):
     driver = tmp_path / "fourier.py"

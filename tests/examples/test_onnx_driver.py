@@ -50,6 +50,7 @@ def test_it_is_short():
     assert len(counted) <= LINES
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("way", "isolate"), [("memory", False), ("burst", True)])
 def test_no_published_vector_of_what_it_takes_fails(vectors, way, isolate):
     command = [

@@ -1,6 +1,7 @@
 """Around every fault test: a runtime directory of its own, and nothing left behind in this process."""
 
 import gc
+import os
 import weakref
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -18,8 +19,9 @@ FAILED = pytest.StashKey[bool]()
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests of this folder are fault tests."""
+    folder = f"{Path(__file__).parent}{os.sep}"
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if str(item.path).startswith(folder):
             item.add_marker("faults")
 
 

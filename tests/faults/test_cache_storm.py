@@ -7,6 +7,7 @@ from tests.nightly.cache_storm import QUOTA, storm
 pytestmark = pytest.mark.cache
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("isolate", [False, True], ids=["in process", "isolated"])
 def test_a_cache_that_is_spoiled_meanwhile_changes_no_result_and_fails_nothing(isolate: bool) -> None:
     found = storm(2, 20 if isolate else 60, isolate=isolate)

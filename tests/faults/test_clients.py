@@ -269,6 +269,7 @@ print(device.pid, other._caller.plan.steps[0].device.pid, flush=True)
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ["idle", "running"])
 def test_an_interpreter_that_exits_is_quick_silent_and_takes_its_drivers_along(what: str) -> None:
     """50: with nothing closed, also while executions of ten minutes run on daemon threads."""

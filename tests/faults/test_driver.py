@@ -80,6 +80,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_driver_that_dies_in_execute_is_a_dead_object_and_is_started_again(death: str) -> None:
     """29: without fallback the error says how the process ended; the next execution finds a fresh process."""
@@ -94,6 +95,7 @@ def test_a_driver_that_dies_in_execute_is_a_dead_object_and_is_started_again(dea
         assert re.search(DEATHS[death], str(device.health))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("death", DEATHS)
 def test_the_cpu_takes_over_from_a_driver_that_dies_where_fallback_is_allowed(death: str) -> None:
     """29: the result is right, the report has the reason, the caller never notices otherwise."""
@@ -210,6 +212,7 @@ def test_a_quarantined_device_leaves_its_work_to_the_cpu_where_that_is_allowed()
 HANGS = ["hang", "spin", "freeze"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("hang", HANGS)
 def test_a_hang_in_execute_ends_at_the_deadline_and_the_device_is_usable_again(hang: str) -> None:
     """31: MISSED_DEADLINE, though the driver never answers; its process is killed, a fresh one takes the next call."""
@@ -224,6 +227,7 @@ def test_a_hang_in_execute_ends_at_the_deadline_and_the_device_is_usable_again(h
         assert "hangs and was killed" in str(device.health)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("hang", HANGS)
 def test_a_hang_in_prepare_ends_at_the_deadline(hang: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """31: MISSED_DEADLINE, also where fallback is allowed, as no time is left; the device is usable again."""
@@ -254,6 +258,7 @@ def _small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "QUERY_NS", SECOND)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("hang", HANGS)
 def test_a_hang_in_a_query_drops_the_device_with_the_reason(hang: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """31: `supports`: the operations go to the CPU, or the device is unavailable, and both say why."""
@@ -267,6 +272,7 @@ def test_a_hang_in_a_query_drops_the_device_with_the_reason(hang: str, monkeypat
         assert [step.device.name for step in compiled._caller.plan.steps] == ["reference"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stage", ["capabilities", "make"])
 def test_a_driver_that_hangs_at_its_start_is_unavailable(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """31: while it is made, or in the first questions; its process is gone afterwards."""
@@ -330,6 +336,7 @@ def witness(fallback: Any = "forbid", **options: Any) -> Compiled:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("beyond", [1, 8, 64])
 @pytest.mark.parametrize("way", ["call", "burst", "deadline"])
 def test_a_driver_that_writes_past_its_output_is_found_out_and_the_result_dropped(beyond: int, way: str) -> None:

@@ -48,6 +48,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ["close", "held", "deaf"])
 def test_a_drivers_process_ends_with_its_client_whatever_the_driver_does(how):
     client = subprocess.Popen(
@@ -77,6 +78,7 @@ def compiled(device: ReconnectingDevice, how: str) -> nnhal.Compiled:
     return nnhal.compile(model, devices=device, driver_options={"stays": {"how": how}}, fallback="forbid")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", ["call", "burst"])
 @pytest.mark.parametrize("how", ["polite", "deaf"])
 def test_after_an_interrupt_nothing_is_written_to_the_callers_memory(interrupts, monkeypatch, how, way):

@@ -149,7 +149,7 @@ def test_the_table_has_every_call_and_more_than_200_cases() -> None:
         assert {type(case.call) for case in cases} == set(KINDS)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", MARKED)
 def test_a_call_with_a_broken_field_is_refused_by_name_or_right(arena: Arena, kind: type[wire.ClientCall]) -> None:
     cases = [case for case in FIELDS if type(case.call) is kind and not case.deep]
@@ -165,13 +165,13 @@ def test_a_model_request_or_pool_with_a_broken_field_is_refused_by_name_or_right
     all_of(arena, {case.name: partial(arena.strike, case) for case in cases})
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", MARKED)
 def test_a_call_with_other_descriptors_is_refused_by_name_or_right(arena: Arena, kind: type[wire.ClientCall]) -> None:
     all_of(arena, {case.name: partial(arena.strike, case) for case in CARRIED if type(case.call) is kind})
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("how", MOMENTS)
 def test_a_call_at_another_moment_has_its_own_answer_or_none(arena: Arena, how: str) -> None:
     def strike(call: wire.ClientCall, along: tuple[str, ...]) -> None:
@@ -182,6 +182,7 @@ def test_a_call_at_another_moment_has_its_own_answer_or_none(arena: Arena, how: 
     all_of(arena, {f"{n} {type(call).__name__}": partial(strike, call, along) for n, (call, along) in enumerate(GOOD)})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_client_that_is_killed_or_stopped_after_any_call_harms_nobody(arena: Arena, how: signal.Signals) -> None:
     command = [sys.executable, "-m", "tests.faults.hostile_client", arena.name]

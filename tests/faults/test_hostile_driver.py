@@ -387,7 +387,7 @@ def strike_all(drivers: Drivers, cases: list[Case]) -> None:
 MARKED = [pytest.param(answer, marks=[pytest.mark.cache] * (OPERATIONS.get(answer) is keeps)) for answer in ANSWERS]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("answer", MARKED)
 def test_an_answer_in_another_way_gives_a_right_result_or_an_error_with_a_name(drivers: Drivers, answer: str) -> None:
     """Another message, other descriptors, twice, never, split, by memory, with the hang-up or death of its sender."""

@@ -124,6 +124,7 @@ def _fenced_after(compiled: nnhal.Compiled, x: np.ndarray, out: np.ndarray) -> N
 GIVEN_UP = [_deadline, _cancelled, _burst_deadline, _fenced_deadline, _fenced_after]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("give_up", GIVEN_UP, ids=lambda way: way.__name__.strip("_"))
 def test_an_execution_that_was_given_up_never_writes_to_the_callers_memory(give_up, tmp_path):
     """Its driver hears nothing and writes 99 later; meanwhile another execution has its result there."""

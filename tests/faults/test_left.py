@@ -156,6 +156,7 @@ def _fenced(model: Prepared) -> None:
     model.execute_fenced(request(model), Control())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", [_run, _burst, _callback, _fenced], ids=lambda way: way.__name__.strip("_"))
 def test_executions_of_a_client_that_left_end_and_leave_no_thread(way: Callable[[Prepared], Any]):
     """The driver looks at its control; each execution would take ten minutes."""

@@ -136,6 +136,7 @@ except (NnhalError, MemoryError) as error:
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("limit", ["RLIMIT_DATA", "RLIMIT_AS"])
 @pytest.mark.parametrize("mebibytes", [256, 96, 48])
 def test_little_memory_gives_a_right_result_or_a_clear_error(limit: str, mebibytes: int) -> None:

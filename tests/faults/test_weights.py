@@ -14,6 +14,7 @@ def weighted(n: int) -> nnhal.Model:
     return make_model(lambda b, x: b.add(x, np.arange(n, dtype=np.float32)), (n,))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [8, 4096, 1 << 18])
 @pytest.mark.parametrize("way", ["call", "burst", "fenced"])
 def test_a_driver_that_scribbles_over_its_memory_and_fails_leaves_the_cpu_the_right_weights(size, way):

@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import nnhal
 from nnhal.frontends.tflite import load
 from tests.frontends.flat import Writer, litert
+from tests.requests import compute
 
 RANDOM = np.random.default_rng(7)
 Case = tuple[Any, ...]  # name, inputs, outputs, options, their fields
@@ -91,8 +91,7 @@ def file_of(
 
 
 def run(content: bytes, fed: list[Any]) -> list[Any]:
-    results = nnhal.compile(load(content), devices="reference")(*map(np.asarray, fed))
-    return list(results) if isinstance(results, tuple) else [results]
+    return compute(load(content), *map(np.asarray, fed), devices="reference")
 
 
 def agrees(content: bytes, fed: list[Any], steps: int = 1) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import quantize_dynamic
 
 import nnhal
 from nnhal.base.operands import Array
@@ -84,6 +85,13 @@ def optimised(made: Any, path: Path) -> Any:
     options.optimized_model_filepath = str(path)
     onnxruntime.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return onnx.load(path)
+
+
+def quantised(made: Any, folder: Path, **how: Any) -> Any:
+    """The model that ONNX Runtime's quantiser writes, with scales that are computed at execution."""
+    onnx.save(made, folder / "plain.onnx")
+    quantize_dynamic(folder / "plain.onnx", folder / "quantised.onnx", **how)
+    return onnx.load(folder / "quantised.onnx")
 
 
 def by_nnhal(made: Any, inputs: Mapping[str, Array], device: str = "reference", **how: Any) -> list[Array]:

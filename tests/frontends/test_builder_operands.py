@@ -11,12 +11,9 @@ from nnhal.base.errors import InvalidModel
 from nnhal.frontends.python import Builder
 from nnhal.frontends.signatures import chosen
 from nnhal.ops import OPS
+from tests.requests import compute
 
 WEIGHTS, BIAS = np.ones((2, 3, 3, 3), "f4"), np.zeros(2, "f4")
-
-
-def run(b: Builder, inputs: Any, outputs: Any, *arrays: Any) -> Any:
-    return nnhal.compile(b.finish(inputs, outputs), devices="reference")(*arrays)
 
 
 def test_an_open_dimension_is_none_or_0_and_0_in_the_model() -> None:
@@ -37,7 +34,7 @@ def test_a_tensor_that_is_given_with_no_dimensions_may_have_any_rank() -> None:
     assert x.shape is None
     y = b.reshape(x, [-1])
     assert y.shape == (None,)
-    assert run(b, x, y, np.ones((2, 3), "f4")).shape == (6,)
+    assert compute(b.finish(x, y), np.ones((2, 3), "f4"), devices="reference")[0].shape == (6,)
     assert b.input((), "INT32").shape == ()  # one of a scalar has none
 
 
@@ -107,7 +104,8 @@ def test_padding_is_top_and_bottom_then_left_and_right() -> None:
     given = np.arange(35, dtype="f4").reshape(1, 5, 7, 1)
     padded = np.pad(given[0, :, :, 0], ((1, 0), (0, 2)), constant_values=-1)
     expected = np.lib.stride_tricks.sliding_window_view(padded, (2, 3)).max((-2, -1))
-    assert run(b, x, y, given)[0, :, :, 0].tolist() == expected.tolist()
+    (found,) = compute(b.finish(x, y), given, devices="reference")
+    assert found[0, :, :, 0].tolist() == expected.tolist()
 
 
 def test_a_pair_is_height_and_width() -> None:

@@ -53,6 +53,7 @@ def attention(attributes, inputs, outputs="y", opset=23):
     return model([node("Attention", names, outputs, **attributes)], inputs, {}, outputs, opset)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CASES)
 def test_attention_is_that_of_onnx_runtime(name, device):
@@ -78,6 +79,7 @@ SPECIFIED = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", SPECIFIED)
 def test_attention_is_that_of_the_specification(name, device):
@@ -122,6 +124,7 @@ X = {4: real(2, 4, 5, 8), 3: real(2, 5, 32)}
 PLACES = np.array([[0, 3, 2, 9, 1], [4, 5, 6, 7, 15]])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("interleaved", [0, 1])
 @pytest.mark.parametrize("turned", [0, 4])

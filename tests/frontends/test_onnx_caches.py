@@ -5,6 +5,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import nnhal
+from nnhal.runtime.random_inputs import random_inputs
 from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node
 
 RNG = np.random.default_rng(3)
@@ -92,6 +93,7 @@ grouped("next, sinks", "- - - - h", 1, [3, 1], 4, constants={"h": real(4)})
 grouped("all keys", "", 3, [2, 2], 3, past={}, causal=0)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CASES)
 def test_attention_with_a_cache_is_that_of_onnx_runtime(name, device):
@@ -147,6 +149,7 @@ def decoder(rows):
     return model(nodes, inputs, constants, "y nk nv", shapes={"mask": [1, "total"], "ids": [1, rows]}), inputs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_decoder_gives_the_same_position_by_position_as_onnx_runtime(device):
     made, inputs = decoder(1)
@@ -199,6 +202,43 @@ def test_a_cache_of_open_length_grows(past):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
+QUANTISED = {"w": RNG.integers(-64, 64, (8, 24)).astype(np.int8), "b": real(24), "t": np.float32(0.02)}
+COLUMNS = {"t": np.linspace(0.01, 0.03, 24, dtype=np.float32), "y": RNG.integers(-5, 5, 24).astype(np.int8)}
+STEPS = {"s": np.float32(0.03), "z": np.uint8(120)}
+SHARED = {"m": MASKS["lengths"], "p": real(2, 2, 2, 3, 4)}
+PROJECTED = {
+    "one scale": ("x w b s t", {}, {}, {}),
+    "zero points": ("x w b s t - z k", {}, {"k": np.int8(3)}, {}),
+    "columns": ("x w b s t - z y", {}, COLUMNS, {}),
+    "a mask and a cache": ("x w b s t m z y p", SHARED, COLUMNS, {"unidirectional": 1}),
+    "a scale of the products": (
+        "x w b s t m z",
+        {"m": np.int32([2, 1])},
+        {},
+        {"scale": 0.7, "mask_filter_value": -50.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("name", PROJECTED)
+def test_attention_with_a_quantised_projection_is_that_of_onnx_runtime(name, dynamic, device):
+    """The quantiser of ONNX Runtime writes a node for the scale before it, or a constant scale."""
+    names, more, constants, how = PROJECTED[name]
+    constants = QUANTISED | constants
+    outputs = "a present" if "p" in more else "a"
+    nodes = [node("QAttention", names, outputs, "com.microsoft", num_heads=2, **how)]
+    if dynamic:
+        nodes[0].input[0] = "q"
+        inputs = {"x": ROW["x"]} | more
+        nodes.insert(0, node("DynamicQuantizeLinear", "x", "q s z"))
+    else:
+        inputs = {"x": RNG.integers(0, 256, (2, 2, 8)).astype(np.uint8)} | more
+        constants |= STEPS
+    check(model(nodes, inputs, constants, outputs), inputs, device=device, tolerance=2e-5)
+
+
 def refused(names, why, rows=1, constants=None, op=GROUPED, **how):
     inputs = (
         {"q": real(2, rows, 64), "k": real(2, rows, 32), "v": real(2, rows, 32)} | BUFFERS | {"l": np.int32([3, 2])}
@@ -219,6 +259,7 @@ def refused(names, why, rows=1, constants=None, op=GROUPED, **how):
         refused("q k q p r l n", r"has keys of \[\(2, 1, 32\), \(2, 1, 64\)\], must be of \[2, 1, 32\]"),
         refused("q k v - - - - - n", "writes its cache in place, must give it as an output", op=HEADS),
         refused("q p r - - - p r", r"has keys by heads and a past", op=HEADS),
+        refused("q w w n n", "rotates, must not", op="QAttention", do_rotary=1),
     ],
 )
 def test_a_cache_that_is_not_expressed_is_refused_by_name(made, inputs, constants, why):
@@ -269,3 +310,18 @@ def test_attention_with_a_past_and_a_length_is_refused():
     made = model([node("Attention", "q k v - k v l")], inputs, {}, opset=25, infer=False)
     with pytest.raises(nnhal.UnsupportedModel, match="has a past key and nonpad_kv_seqlen, must have one of both"):
         nnhal.load(made.SerializeToString())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_decoder_runs_on_random_inputs_and_a_failure_names_its_node_and_input(device):
+    """The mask of ones fills the cache; one more position is beyond the rotation's 9 positions."""
+    made, _ = decoder(1)
+    made.graph.node[-2].name = "layers.0/attention"
+    imported = nnhal.load(made.SerializeToString(), shapes={"mask": (1, 6)})
+    ids, mask, *_ = drawn = random_inputs(imported, np.random.default_rng(0))
+    assert mask.tolist() == [[1] * 6] and 0 <= ids.min() <= ids.max() < 10
+    with nnhal.compile(imported, devices=[device], fallback="forbid") as compiled:
+        compiled(*drawn)
+        wanted = r"GATHER #\d+ \"RotaryEmbedding #10/\d+ \(com.microsoft.GroupQueryAttention layers.0/attention\)\""
+        with pytest.raises(nnhal.OperationFailed, match=f"{wanted}: .* follows from the values of input mask: give"):
+            compiled(ids, mask + 1, *drawn[2:])

@@ -5,7 +5,7 @@ import pytest
 from onnx import TensorProto
 
 import nnhal
-from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node, optimised
+from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node, optimised, quantised
 
 RNG = np.random.default_rng(3)
 DEVICES = "reference", "litert", "onnxruntime", "openvino"
@@ -90,6 +90,16 @@ case("EmbedLayerNormalization", fused("EmbedLayerNormalization", "i j w p q g b"
 at = {"i": words["i"], "n": np.int32([[2, 1, 0], [3, 4, 5]])}
 tables = {name: table for name, table in tables.items() if name != "q"}
 case("EmbedLayerNormalization at positions", fused("EmbedLayerNormalization", "i - w p - g b - n", "y m"), at, tables)
+sizes = {"w": (10, 8), "p": (7, 8), "q": (2, 8), "g": 8, "b": 8}
+few = {name: RNG.integers(0, 256, size, np.uint8) for name, size in sizes.items()}
+few |= {f"s{n}": np.float32(0.01 * (n + 1)) for n in range(5)} | {f"z{n}": np.uint8(100 + n) for n in range(5)}
+scales, zeros = (" ".join(f"{name}{n}" for n in range(5)) for name in "sz")
+case(
+    "QEmbedLayerNormalization",
+    fused("QEmbedLayerNormalization", f"i j w p q g b k {scales} {zeros}", "y m"),
+    words | {"k": words["j"]},
+    few,
+)
 row, packed = {"x": real(2, 3, 8)}, {"w": real(8, 24), "b": real(24)}
 case("Attention", fused("Attention", "x w b", num_heads=2), row, packed)
 masks = np.int32([[1, 1, 0], [1, 1, 1]]), RNG.integers(0, 2, (2, 3, 3)).astype(np.int32)
@@ -122,6 +132,7 @@ for turned in (0, 1):
     case(f"RotaryEmbedding {turned} of heads", rotate, heads, {"c": real(9, 4), "s": real(9, 4)})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_fused_node_is_computed_as_by_onnx_runtime(name, device):
@@ -137,6 +148,18 @@ def test_the_lengths_of_a_mask_are_an_output_of_embeddings():
     check(model([embed], inputs, constants, "m", otherwise=TensorProto.INT32), inputs)
     attend = fused("Attention", "e v - m", num_heads=2)
     check(model([embed, attend], inputs, constants | {"v": real(8, 24)}), inputs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_a_layer_of_an_encoder_that_is_quantised_runs_as_in_onnx_runtime(per_channel, device, tmp_path):
+    inputs = words | {"k": np.int32([[1, 1, 1], [1, 1, 0]])}
+    constants = {"w": real(10, 8), "p": real(7, 8), "q": real(2, 8), "g": real(8), "b": real(8)}
+    constants |= {"v": real(8, 24), "c": real(24)}
+    nodes = [fused("EmbedLayerNormalization", "i j w p q g b k", "e m"), fused("Attention", "e v c m", num_heads=2)]
+    made = quantised(model(nodes, inputs, constants), tmp_path, per_channel=per_channel)
+    assert {"QEmbedLayerNormalization", "QAttention"} <= {each.op_type for each in made.graph.node}
+    check(made, inputs, device=device)
 
 
 HALF = {"x": real(2, 3, 8).astype(np.float16)}

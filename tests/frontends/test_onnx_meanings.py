@@ -87,6 +87,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_keeps_its_digits_where_its_parts_are_tiny_or_huge(name, device):
@@ -832,6 +833,7 @@ COMPUTED = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 @pytest.mark.parametrize(("name", "axis", "shape", "indices"), COMPUTED)

@@ -419,6 +419,7 @@ for d in ("forward", "reverse", "bidirectional"):
         )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("nodes", "inputs", "constants", "outputs", "opset"), CASES)
 def test_a_node_gives_what_onnx_runtime_gives(nodes, inputs, constants, outputs, opset):
     check(model(nodes, inputs, constants, outputs, opset), inputs)

@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from nnhal import UnsupportedModel, load
 from nnhal.base.codes import OperandType
@@ -434,6 +434,7 @@ def test_two_computed_matrices_of_integers(device):
     check(model(nodes, inputs), inputs, device=device, tolerance=2e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "values", [[0, 0, 0], [1, 2, 3], [-1, -2, -3], [-1, 0.5, 4], [1e-30, 2e-30, -1e-30], [-3e38, 0, 0]], ids=str
 )
@@ -449,13 +450,76 @@ def test_a_scale_is_that_of_the_range_with_0_in_it(values, device):
     check(model(nodes, inputs, {"one": np.eye(3, dtype=np.uint8)}, "y v s"), inputs, device=device)
 
 
-def test_integers_that_no_type_has_are_no_outputs():
-    inputs = {"x": np.float32([[1, 2]])}
-    with pytest.raises(UnsupportedModel, match="output 'q': is UINT8, which NNAPI has no type for"):
-        load(model([node("DynamicQuantizeLinear", "x", "q s z")], inputs, outputs="q s").SerializeToString())
-    with pytest.raises(UnsupportedModel, match=r"Relu #1.*is UINT8, which NNAPI has no type for"):
-        nodes = [node("DynamicQuantizeLinear", "x", "q s z"), node("Relu", "q", "y")]
-        load(model(nodes, inputs, infer=False).SerializeToString())
+@pytest.mark.parametrize("device", DEVICES)
+def test_integers_of_a_computed_scale_are_outputs_and_read_by_other_nodes(device):
+    inputs = {"x": RNG.standard_normal((2, 3, 4)).astype(np.float32)}
+    nodes = [
+        node("DynamicQuantizeLinear", "x", "q s z"), node("Cast", "q", "i", to=TensorProto.INT32),
+        node("Mul", "i i", "y"),
+    ]  # fmt: skip
+    check(model(nodes, inputs, {}, "y q s z"), inputs, device=device, tolerance=1e-6)
+
+
+SUMS = {
+    "output": [node("Identity", "m", "y")],
+    "with a bias": [node("Add", "m b", "y")],
+    "product": [node("Mul", "m b", "t"), node("Transpose", "t", "y")],
+    "sum": [node("ReduceSum", "m", "y", keepdims=0)],
+    "ReLU": [node("Relu", "m", "y")],
+    "64 bits": [node("Cast", "m", "t", to=TensorProto.INT64), node("Mul", "t h", "y")],
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_products_that_float32_has_exactly_are_integers(name, device):
+    inputs = {"x": RNG.integers(0, 256, (2, 30)).astype(np.uint8)}
+    constants = {
+        "w": weights_of(np.uint8, 30, 4),
+        "z": np.uint8(120),
+        "b": np.int32([3, -2, 7, 5]),
+        "h": np.int64([100]),
+    }
+    made = model([node("MatMulInteger", "x w z", "m"), *SUMS[name]], inputs, constants, "y m", opset=14)
+    check(made, inputs, device=device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_inner_graph_reads_sums_of_the_enclosing_one(device):
+    inputs = {"x": RNG.integers(0, 256, (2, 30)).astype(np.uint8), "c": np.array(True)}
+    branches = [
+        helper.make_graph(made, f"g{n}", [], [helper.make_tensor_value_info(f"y{n}", TensorProto.INT32, [2, 4])])
+        for n, made in enumerate(([node("Relu", "m", "y0")], [node("Add", "m m", "y1")]))
+    ]
+    choice = helper.make_node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    made = model([node("MatMulInteger", "x w", "m"), choice], inputs, {"w": weights_of(np.uint8, 30, 4)}, opset=14)
+    for chosen in (True, False):
+        check(made, inputs | {"c": np.array(chosen)}, device=device)
+
+
+@pytest.mark.parametrize(
+    ("count", "weights", "most"),
+    [
+        (258, 255, 0),  # 258 * 255 * 255 = 16,776,450; 2**24 = 16,777,216
+        (259, 255, 16_841_475),
+        (259, None, 16_841_475),
+        (400, 1, 0),
+    ],
+)
+def test_sums_of_products_beyond_float32_are_refused_with_their_limit(count, weights, most):
+    inputs = {"x": np.ones((1, count), np.uint8)}
+    w = {"w": np.full((count, 2), weights or 1, np.uint8)}
+    made = model([node("MatMulInteger", "x w")], inputs | ({} if weights else w), w if weights else {})
+    if not most:
+        check(made, inputs)
+        return
+    why = f"output 'y': has sums of products in INT32, .*: they may reach {most}, must be at most 16777216, .* cast to FLOAT"
+    with pytest.raises(UnsupportedModel, match=why):
+        load(made.SerializeToString())
+    made.graph.node.append(node("Relu", "y", "z"))
+    made.graph.output[0].name = "z"
+    with pytest.raises(UnsupportedModel, match=f"Relu #1: input 0 has sums of products .* may reach {most}, "):
+        load(made.SerializeToString())
 
 
 @pytest.mark.sampled(3)
@@ -467,6 +531,7 @@ def test_an_lstm_quantises_its_state_at_each_step(device, direction):
     check(made, inputs, device=device, tolerance=5e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_lstm_has_scales_for_columns_peepholes_and_states(device):
     made, inputs = quantised_lstm("bidirectional", columns=True, states=True, peepholes=True)
@@ -533,6 +598,7 @@ def of_16_bits(domain, kind, zero, nodes=(), between=()):
     return made, constants
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
 @pytest.mark.parametrize(
     ("domain", "opset", "kind", "zero"),

@@ -28,6 +28,7 @@ def sampled(pictures, grid, opset=20, **how):
     return model([node("GridSample", "x g", **how)], inputs, opset=opset), inputs
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("mode", "padding", "align"), WAYS)
 def test_samples_are_those_of_onnx_runtime(mode, padding, align, device):
@@ -101,6 +102,7 @@ def regions(opset, images=IMAGES, boxes=REGIONS, **how):
     return model([node("RoiAlign", "x r b", spatial_scale=0.5, **how)], inputs, opset=opset), inputs
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("points", [0, 1, 2, 3])
 @pytest.mark.parametrize("how", ["half_pixel", "output_half_pixel"])

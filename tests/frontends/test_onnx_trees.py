@@ -88,6 +88,7 @@ def test_a_row_goes_to_the_leaf_that_its_features_lead_to(mode, unknown):
     check(ensemble("Regressor", {"n_targets": 1}, f"BRANCH_{mode}", ids=[0]), rows(unknown=unknown))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("unknown", [False, True])
 @pytest.mark.parametrize("modes", ["LEQ EQ", "LT GTE NEQ", "GT LT LEQ EQ NEQ GTE"])
 @pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
@@ -97,6 +98,7 @@ def test_each_node_may_have_another_test(modes, unknown, device):
     check(ensemble("Regressor", {"n_targets": 1}, mode, ids=[0], levels=6), rows(unknown=unknown), device=device)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "how",
     [
@@ -303,6 +305,7 @@ def test_features_that_become_doubles_are_tested_exactly(kind, modes):
     check(made, near_thirds(kind))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])
 @pytest.mark.parametrize(
     "how", [{}, {"aggregate_function": 0}, {"targets": 3}, {"targets": 2, "aggregate_function": 0}]

@@ -56,6 +56,7 @@ case("BatchNormalization", node("BatchNormalization", "x s b m v", epsilon=0.01)
 case("InstanceNormalization", node("InstanceNormalization", "x s b"), {"s": real(4), "b": real(4)})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_layer_of_three_dimensions_is_that_of_onnx_runtime(name, device):

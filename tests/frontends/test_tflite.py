@@ -13,6 +13,7 @@ from nnhal.frontends.tflite import load, signatures
 from nnhal.measure.peers import LiteRT
 from nnhal.model.validate import validate
 from nnhal.zoo import maker
+from tests.frontends.cases import run
 from tests.frontends.flat import Writer, litert, schema
 
 
@@ -26,10 +27,6 @@ def added(**options) -> bytes:
 
 def names(model: nnhal.Model) -> list[str]:
     return [bound.op.name for bound in nnhal.validate(model).subgraphs[0].operations]
-
-
-def run(content, *inputs, **options):
-    return nnhal.compile(load(content, **options), devices="reference")(*inputs)
 
 
 def refused(content: bytes) -> str:
@@ -122,7 +119,7 @@ def test_float16_constants_behind_dequantize_become_a_cast():
     w.ends([x], [z])
     ones = np.ones((1, 4), "f4")
     assert names(load(w.bytes())) == ["CAST", "ADD"]
-    assert np.array_equal(run(w.bytes(), ones), litert(w.bytes(), ones)[0])
+    assert np.array_equal(run(w.bytes(), [ones])[0], litert(w.bytes(), ones)[0])
 
 
 def test_integer_weights_beside_a_real_input_are_made_real():
@@ -131,7 +128,7 @@ def test_integer_weights_beside_a_real_input_are_made_real():
     weights = w.tensor([3, 2], "i1", [[1, 2], [3, 4], [5, 6]], scale=[0.5, 0.25, 1.0])
     w.operator("FULLY_CONNECTED", [x, weights, -1], [y], "FullyConnected")
     w.ends([x], [y])
-    assert run(w.bytes(), np.array([[1, 10]], "f4")).tolist() == [[10.5, 10.75, 65]]
+    assert run(w.bytes(), [np.array([[1, 10]], "f4")])[0].tolist() == [[10.5, 10.75, 65]]
 
 
 def test_a_scale_that_nnapi_fixes_otherwise_is_reached_through_real_values():
@@ -142,7 +139,7 @@ def test_a_scale_that_nnapi_fixes_otherwise_is_reached_through_real_values():
     stored = np.arange(-128, 128).astype("i1")
     assert names(load(w.bytes())) == ["DEQUANTIZE", "LOGISTIC", "QUANTIZE"]
     real = 1 / (1 + np.exp(-0.05 * stored.astype("f8")))
-    assert np.array_equal(run(w.bytes(), stored), np.clip(np.round(real / np.float32(0.005)) - 100, -128, 127))
+    assert np.array_equal(run(w.bytes(), [stored])[0], np.clip(np.round(real / np.float32(0.005)) - 100, -128, 127))
 
 
 # ----------------------------------------------------------------------------------------- names, shapes, entry points
@@ -208,14 +205,14 @@ def test_an_output_that_is_an_input_constant_or_named_twice_is_copied():
     w.operator("ADD", [x, y], [z], "Add")
     w.ends([x, y], [z, x, z, c])
     a, b = np.ones((1, 4), "f4"), np.full((1, 4), 2, "f4")
-    assert [r.max() for r in run(w.bytes(), a, b)] == [3, 1, 3, 9]
+    assert [r.max() for r in run(w.bytes(), [a, b])] == [3, 1, 3, 9]
 
 
 def test_a_model_without_operators_copies_its_input():
     w = Writer()
     x = w.tensor([2], "b1")
     w.ends([x], [x])
-    assert run(w.bytes(), np.array([True, False])).tolist() == [True, False]
+    assert run(w.bytes(), [np.array([True, False])])[0].tolist() == [True, False]
 
 
 def test_a_dimension_can_be_left_open_and_known_with_each_call():
@@ -327,7 +324,7 @@ def test_a_constant_that_is_cast_to_the_type_it_has_keeps_its_fraction():
     w.operator("CAST", [number], [whole], "Cast")
     w.operator("ADD", [x, same], [y], "Add")
     w.ends([x], [y, same, whole])
-    for mine, theirs in zip(run(w.bytes(), np.ones(1, "f4")), litert(w.bytes(), np.ones(1, "f4")), strict=True):
+    for mine, theirs in zip(run(w.bytes(), [np.ones(1, "f4")]), litert(w.bytes(), np.ones(1, "f4")), strict=True):
         assert mine.dtype == theirs.dtype and mine == theirs
 
 
@@ -342,7 +339,7 @@ def test_one_element_filled_with_a_scalar_has_the_dimension_that_is_asked_for(st
     w.operator("EXPAND_DIMS", [y, w.tensor([1], "i4", [1])], [pair], "ExpandDims")
     w.ends([x], [truth, y, negated, pair])
     given = np.array(1, "i4")
-    for mine, theirs in zip(run(w.bytes(), given), litert(w.bytes(), given), strict=True):
+    for mine, theirs in zip(run(w.bytes(), [given]), litert(w.bytes(), given), strict=True):
         assert mine.shape == theirs.shape
         assert (mine == theirs).all()
 
@@ -354,7 +351,7 @@ def test_numbers_that_need_64_bits_are_refused_and_others_narrowed():
         w.operator("RESHAPE", [x, p], [y])
         w.ends([x], [y])
         if fits:
-            assert run(w.bytes(), np.ones((1, 4), "f4")).shape == (1, 4)
+            assert run(w.bytes(), [np.ones((1, 4), "f4")])[0].shape == (1, 4)
         else:
             assert "do not fit into 32 bits" in refused(w.bytes())
 
@@ -365,9 +362,9 @@ def test_positions_in_64_bits_are_used_as_32_bits():
     w.operator("ARG_MAX", [x, axis], [place], "ArgMax", outputType=schema.TensorType.INT64)
     w.operator("CAST", [place], [y], "Cast")
     w.ends([x], [y])
-    assert run(w.bytes(), np.array([[1, 3, 2], [3, 2, 1]], "f4")).tolist() == [1, 0]
+    assert run(w.bytes(), [np.array([[1, 3, 2], [3, 2, 1]], "f4")])[0].tolist() == [1, 0]
     w.ends([x], [place])
-    positions = run(w.bytes(), np.array([[1, 3, 2], [3, 2, 1]], "f4"))
+    (positions,) = run(w.bytes(), [np.array([[1, 3, 2], [3, 2, 1]], "f4")])
     assert positions.dtype == np.int64 and positions.tolist() == [1, 0]
 
 

@@ -62,6 +62,7 @@ def with_weights(path: Path) -> Path:
     return path
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("device", "isolation"),
     [("reference", "none"), ("litert", "none"), ("reference", "process"), ("litert", "process")],

@@ -180,6 +180,7 @@ def left_alone(case: Case) -> bool:
     )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", [pytest.param(case, id=f"{case[0]}-{n}") for n, case in enumerate(CASES)])
 def test_what_is_computed_at_import_is_what_litert_computes(case):
     name, inputs, outputs, options, fields = whole(case)

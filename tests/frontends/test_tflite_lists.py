@@ -1,23 +1,15 @@
 """Lists that a loop fills row by row, as converters write the steps of a recurrent layer, give what LiteRT gives."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.operands import Array
 from nnhal.frontends.tflite import load
 from tests.frontends.flat import Writer, litert
+from tests.requests import compute
 
 STEPS, WIDTH = 4, 3
 DEVICES = ["litert", "reference"]
-
-
-def run(content: bytes, *inputs: Array) -> list[Any]:
-    with nnhal.compile(load(content), devices=DEVICES) as compiled:
-        found = compiled(*inputs)
-    return list(found) if isinstance(found, tuple) else [found]
 
 
 def integers(w: Writer, *numbers: int) -> int:
@@ -70,7 +62,7 @@ def test_a_row_of_a_list_is_replaced(number: int) -> None:
     rng = np.random.default_rng(number)
     whole, row = (rng.random((n, 1, WIDTH), np.float32) for n in (STEPS, 1))
     given = whole, row, np.array(number, np.int32)
-    (found,), (wanted,) = run(file_of(), *given), litert(file_of(), *given)
+    (found,), (wanted,) = compute(load(file_of()), *given, devices=DEVICES), litert(file_of(), *given)
     np.testing.assert_array_equal(found, wanted)
     np.testing.assert_array_equal(found[number], row[0])
 
@@ -102,5 +94,6 @@ def test_a_loop_fills_a_list_with_its_states() -> None:
     filled, following = replaced(w, given[1], row, given[0])
     w.ends(given, [following, filled, state])
     inputs = np.zeros(sizes[0], np.float32), np.array([[1.5, -0.2, 3]], np.float32)
-    for found, wanted in zip(run(w.bytes(), *inputs), litert(w.bytes(), *inputs), strict=True):
+    results = compute(load(w.bytes()), *inputs, devices=DEVICES)
+    for found, wanted in zip(results, litert(w.bytes(), *inputs), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)

@@ -79,6 +79,7 @@ def off(content: bytes, *shape: int, calls: int = 3) -> float:
     return worst
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("cifg", [False, True])
 @pytest.mark.parametrize("peepholes", [False, True])
 @pytest.mark.parametrize("projection", [0, 4, 6])

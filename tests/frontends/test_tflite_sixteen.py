@@ -132,6 +132,7 @@ def network(given: str = "i2", taken: str = "i2") -> Writer:
     return w
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("isolation", ["none", "process"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_network_runs_on_every_device(device: str, isolation: str) -> None:

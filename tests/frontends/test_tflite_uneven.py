@@ -261,6 +261,7 @@ TRANSFORMS: list[Case] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "case",
     [

@@ -316,6 +316,7 @@ def test_what_follows_is_called_once_whatever_another_does(caplog: pytest.LogCap
 # ------------------------------------------------------------------------------------------------------------- time
 
 
+@pytest.mark.sampled(3)
 def test_the_deadline_holds_while_fences_are_waited_for(step: Prepared) -> None:
     gate, _signal = fence_pair()
     execution = step.execute_fenced(

@@ -814,6 +814,7 @@ def test_any_interleaving_keeps_within_the_places_lets_everybody_leave_and_loses
     assert not waiting(queue) and len(queue.slots.free) == width
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("how", ["free", "waits", "passes on", "late"])

@@ -208,6 +208,7 @@ def test_a_second_execution_at_the_same_time_is_bad_state(reference, control):
         burst._busy.release()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(4))
 def test_shapes_that_change_in_a_burst_leave_nothing_behind(reference, seed):
     """500 of 2,000 executions over 300 shapes, plain ones among them; every result is compared."""

@@ -131,6 +131,7 @@ def test_a_driver_that_needs_a_device_is_served_confined(tmp_path: Path) -> None
     assert "/dev/full" in nnhal(*words[len(NNHAL) :], code=4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", [[], ["--json"], ["--systemd", "."]])
 def test_a_service_is_not_named_as_a_driver_whose_clients_would_get_that_in_their_own_process(
     options: list[str],
@@ -227,6 +228,7 @@ def test_a_driver_that_crashes_does_not_take_the_command_with_it(tiny: str, tmp_
     assert "SIGKILL" in said and "Traceback" not in said
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("level", ["1.0", "1.2"])
 def test_vectors_isolated_at_a_level_calls_only_its_methods(vectors: Path, level: str) -> None:
     share = {"1.0": "0.05", "1.2": "0.01"}[level]

@@ -105,6 +105,7 @@ ENOSYS signal.pidfd_send_signal(parent, 0)
 """.strip().splitlines()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fact", REFUSED)
 def test_reaching_out_is_refused(fact: str, tmp_path: Path) -> None:
     refusal, act = fact.split(maxsplit=1)

@@ -84,6 +84,7 @@ def test_a_model_is_prepared_again_once_for_all_threads_and_that_is_traced(
     assert any("was prepared again" in line for line in lines)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "way, end",
     [

@@ -317,6 +317,7 @@ WAYS: dict[str, Callable[[Prepared, Control], object]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("way", "level"), [("plain", "1.3"), ("plain", "1.0"), ("background", "1.0"), ("fenced", "1.3")]
 )
@@ -366,6 +367,7 @@ MAKING: dict[str, Callable[[RemoteDevice, Prepared], object]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", MAKING)
 def test_wherever_the_interrupt_comes_nothing_is_left_in_the_service(what: str) -> None:
     with own_process() as device:
@@ -415,6 +417,7 @@ DROPPED: dict[str, Callable[[RemoteDevice, RemotePrepared], object]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", DROPPED)
 def test_what_is_dropped_while_a_signal_handler_raises_is_given_back(
     what: str, monkeypatch: pytest.MonkeyPatch
@@ -485,6 +488,7 @@ def settled(device: RemoteDevice, before: dict[str, int], lanes: int = 1) -> Non
     wait_until(lambda: inside(device)["threads"] <= before["threads"] + lanes, "threads")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", ["call", "burst"])
 def test_results_that_come_after_an_interrupt_are_never_those_of_another_execution(
     what: str, interrupts: Interrupts

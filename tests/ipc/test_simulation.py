@@ -43,6 +43,7 @@ def simulated(seed: int) -> None:
     assert all(map(int, happened.split()))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_simulated_runs_break_no_invariant(seed: int) -> None:
     simulated(seed)

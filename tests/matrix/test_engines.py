@@ -130,6 +130,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 # ------------------------------------------------------------------------------------------------------------ executions
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [4, 1 << 16])
 def test_inputs_are_read_at_each_execution(everywhere: Device, size: int) -> None:
     model = prepared(everywhere, doubling(size))

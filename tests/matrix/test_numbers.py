@@ -29,6 +29,7 @@ def check(case: Case, device: str, isolation: str) -> None:
                     np.testing.assert_allclose(actual, wanted, relative, absolute, err_msg=f"output {number}")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "device"), [(name, device) for name, case in CASES.items() for device in case.found.split()]
 )

@@ -92,6 +92,7 @@ def counted(model: Model) -> Model:
     return replace(model, main=main)
 
 
+@pytest.mark.sampled(3)
 @graphs
 def test_building_a_model_of_many_operations(make):
     grows_with_the_model(lambda n: lambda: make(n))
@@ -117,6 +118,7 @@ def islands(n: int) -> Model:
     return b.finish([first], [x])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make", [*GRAPHS.values(), islands], ids=[*GRAPHS, "islands"])
 def test_laying_out_a_model_of_many_operations(make):
     def prepare(n):
@@ -134,6 +136,7 @@ def test_a_model_in_which_nothing_is_wrong_is_not_described(monkeypatch):
     assert not described
 
 
+@pytest.mark.sampled(3)
 @graphs
 def test_loading_a_file_of_many_operations(make):
     def prepare(n):
@@ -157,6 +160,7 @@ def test_partitioning_a_model_of_many_operations(make):
     grows_with_the_model(prepare)
 
 
+@pytest.mark.sampled(3)
 @graphs
 def test_partitioning_a_model_of_which_devices_run_groups_as_one(make):
     def prepare(n):
@@ -226,6 +230,7 @@ def test_calling_a_compiled_model_of_many_operations(make):
     grows_with_the_model(prepare)
 
 
+@pytest.mark.sampled(3)
 @graphs
 def test_compiling_a_model_in_many_steps(make):
     half = Limited(Null(), lambda model, place: place // 4 % 2 == 0, "every other four")

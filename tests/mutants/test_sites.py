@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.mutants.__main__ import ROOT, Coverage, equivalent, is_equivalent
 from tests.mutants.sites import sites
 
@@ -60,11 +62,12 @@ def test_every_change_is_python_and_changes_one_place():
         assert SOURCE.splitlines()[site.line - 1].decode().strip() in SOURCE.decode()
 
 
-def test_every_change_of_the_project_is_python():
-    for path in sorted((ROOT / "src" / "nnhal" / "model").rglob("*.py")):
-        source = path.read_bytes()
-        for site in sites(path, source):
-            ast.parse(site.applied(source))
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("path", sorted((ROOT / "src" / "nnhal" / "model").rglob("*.py")), ids=lambda path: path.stem)
+def test_every_change_of_the_project_is_python(path):
+    source = path.read_bytes()
+    for site in sites(path, source):
+        ast.parse(site.applied(source))
 
 
 def test_the_tests_of_a_line_come_first_and_the_quickest_before_the_others():
@@ -77,6 +80,7 @@ def test_the_tests_of_a_line_come_first_and_the_quickest_before_the_others():
     assert found.tests_for(by_text["continue"]) == [names, quick, sees]  # a line that no test runs: all of the room
 
 
+@pytest.mark.nightly
 def test_what_is_called_equivalent_is_still_there():
     for entry in equivalent():
         path = Path(entry["file"])

@@ -198,6 +198,7 @@ def test_sizes_follow_from_each_other() -> None:
 # ------------------------------------------------------------------------------------------------------------- places
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "argument", "low", "high"),  # of a tensor of rank n
     [

@@ -62,6 +62,7 @@ def holds(call: Call, a: Bound, said: OperationOrders) -> None:
         assert agree(turned, other, equal_nan=other.dtype.kind == "f"), f"{call.cell} {said}"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", REORDERED)
 def test_an_operation_is_the_same_in_another_order_by_the_rule_of_its_record(name: str) -> None:
     rng, tried = np.random.default_rng([SEED, len(name)]), 0
@@ -85,6 +86,7 @@ def test_an_operation_is_the_same_in_another_order_by_the_rule_of_its_record(nam
     assert tried
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LAID)
 def test_an_operation_is_the_same_in_the_other_layout(name: str) -> None:
     rng = np.random.default_rng([SEED, len(name)])

@@ -53,6 +53,7 @@ def signed(v: Value | None) -> Value | None:
 BOTH = [cell for cell in ORDINARY if cell.kind == Q8 and Q8S in cell.op.types and cell.op.name not in STORED]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("cell", BOTH, ids=str)
 def test_signed_elements_are_the_unsigned_ones_less_128(cell):
     for call in calls(cell):

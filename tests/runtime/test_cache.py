@@ -240,6 +240,7 @@ print(token_of(model, CacheFolder(Path(sys.argv[1]), 1)).hex())
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("place", ["hash seed", "locale", "time zone", "working directory", "umask"])
 def test_a_token_is_the_same_everywhere(folder, tmp_path, place):
     changed = {

@@ -87,6 +87,7 @@ def started(path: Path, tmp_path: Path, place: Any) -> tuple[float, str]:
     return used(tmp_path, place)
 
 
+@pytest.mark.sampled(2)
 @PLACES
 @pytest.mark.parametrize("kind", ["D", "Hal"])
 def test_a_driver_that_was_replaced_finds_nothing_and_its_old_self_its_own(

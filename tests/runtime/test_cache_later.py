@@ -116,6 +116,7 @@ def start(tmp_path: Path, kind: str, place: Any, *, runs: bool = True) -> str:
 UNWRITTEN = "miss: there is no entry; its driver may write the entry later"
 
 
+@pytest.mark.sampled(3)
 @ISOLATIONS
 @pytest.mark.parametrize("kind", ["D", "Hal", "Hal13"])
 def test_what_is_written_at_the_first_execution_is_there_at_the_next_start(

@@ -309,6 +309,7 @@ def begun(compiled: nnhal.Compiled, given: Any, out: nnhal.Allocation, deadline:
     return execution if out._writer is not before else begun(compiled, given, out, 2 * deadline)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("given_up_by", ["deadline", "cancel", "another execution"])
 @WAYS
 def test_contents_that_began_last_stay_whatever_becomes_of_who_began_before(isolation, given_up_by, monkeypatch):

@@ -34,6 +34,7 @@ WAYS: dict[str, Callable[[nnhal.Compiled], Callable[[], Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_after_an_interrupt_the_same_call_works_and_everything_is_closed(way, interrupts):
     generator = random.Random(7)

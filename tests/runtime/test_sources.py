@@ -106,6 +106,7 @@ IMPORTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", IMPORTS)
 def test_a_driver_of_several_files_imports_its_own(tmp_path, way, kind):
     path, files = IMPORTS[kind]

@@ -55,6 +55,7 @@ CAUGHT = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("fault", "name", "text"), CAUGHT)
 def test_a_fault_is_caught_and_the_same_case_passes_without_it(fault: str, name: str, text: str) -> None:
     names = [

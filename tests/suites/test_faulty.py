@@ -45,7 +45,7 @@ def test_the_family_is_as_large_as_it_is_said_to_be() -> None:
     assert len(FAULTS) >= 100 and sum(not each.numbers for each in FAULTS) >= 80
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("fault", [*HEALTHY, *(each for each in FAULTS if each.survives)], ids=named)
 def test_an_application_over_a_fault_in_its_process_gets_right_results_or_a_named_error(fault: Fault) -> None:
     assert list(misled(fault, application.in_process(fault))) == []
@@ -59,6 +59,7 @@ def shared() -> Iterator[Device]:
     device.close()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("fault", [*HEALTHY, *(each for each in FAULTS if not each.alone)], ids=named)
 def test_an_application_over_an_isolated_fault_gets_right_results_or_a_named_error(
     fault: Fault, shared: Device
@@ -66,7 +67,7 @@ def test_an_application_over_an_isolated_fault_gets_right_results_or_a_named_err
     assert list(misled(fault, application.application(shared, fault))) == []
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("fault", [each for each in FAULTS if each.alone], ids=named)
 def test_an_application_over_an_isolated_fault_that_ends_or_keeps_its_process_gets_right_results_or_a_named_error(
     fault: Fault, monkeypatch: pytest.MonkeyPatch
@@ -85,7 +86,7 @@ def test_a_healthy_model_beside_the_faulty_ones_is_right_to_the_end(shared: Devi
 # ------------------------------------------------------------------------------------------------------------ the suites
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("fault", JUDGED, ids=named)
 def test_the_contract_names_the_check_that_a_fault_breaks(fault: Fault, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "nnhal")  # the check of callbacks reads the log

@@ -114,6 +114,7 @@ def test_a_labelled_model_passes_on_the_reference_and_is_reported(
     assert not re.findall(r'(?:src|href)="(?!#)', page.replace("xlink:href", "href"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("fault", "part", "said"), FAULTS)
 def test_a_driver_that_computes_inaccurately_fails(
     fault: str, part: str, said: str, model: Path, samples: tuple[Path, Path], planted: Callable[[str], tuple[str, ...]]

@@ -11,18 +11,22 @@ import nnhal
 from nnhal.base.codes import OperandType, OperationType, operation_name
 from nnhal.base.errors import OperationFailed
 from nnhal.base.records import replace
-from nnhal.conformance.evaluation import evaluate, moved
+from nnhal.conformance.evaluation import Evaluation, evaluate, moved
 from nnhal.conformance.reduction import Reduction, ReductionCandidate, names_of, python_of, sizes_of
+from nnhal.conformance.suites.random import SUITE as RANDOM
 from nnhal.conformance.suites.random.trials import Subjects, failure
 from nnhal.conformance.suites.run import run_suite
-from nnhal.conformance.suites.suite import CaseOutcome, SuiteRun
+from nnhal.conformance.suites.suite import CaseOutcome, Context, SuiteRun
+from nnhal.conformance.suites.worker import outcome_of
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.file import write_model
 from nnhal.model.graph import Model, State
-from nnhal.ops.schema import B8, F32, I32, INT32, Q8
+from nnhal.ops.schema import B8, F32, I32, INT32, Q8, Bound
 from nnhal.runtime import discovery
 from tests.suites.faulty.application import DRIVER
 from tests.suites.faulty.driver import VARIABLE
+from tests.suites.faulty.driver.flow import PassedLost
+from tests.suites.faulty.driver.operations import Every, Kernels
 
 # Cases that have what the fault needs, and part of the reason; the whole suite has more.
 CASES = {
@@ -88,6 +92,7 @@ LONG = {"while-result-once"}  # its reduction takes 20 s
 FAULTS = [pytest.param(each, marks=[pytest.mark.nightly] * (each in LONG)) for each in (*CASES, *FLOWS)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_running_graphs_is_caught(fault: str, outcomes: Any) -> None:
     pattern, reason = (CASES | FLOWS)[fault]
@@ -112,6 +117,30 @@ def test_control_flow_that_a_device_refuses_runs_around_what_it_supports(outcome
     assert [(o.verdict, o.reason, o.found["ways"]) for o in found] == [("passed", "", ["interpreted"])] * 3
     found = outcomes("flow/twice/FLOAT32/.", "half-precision", scale=3.0)
     assert any("with control flow by the runtime, 100% on the device" in o.reason for o in found)
+
+
+class LesserOne(Kernels):
+    operation = "MAXIMUM"
+
+    def kernel(self, a: Bound, kernel: Any, *arguments: Any) -> Any:
+        return np.minimum(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("engine", "case", "operation"),
+    [
+        (LesserOne, "flow/drawn/FLOAT32/0", "MAXIMUM"),
+        (LesserOne, "flow/exchanged/FLOAT32/0", "MAXIMUM"),
+        (PassedLost, "flow/loop/FLOAT32/0", "WHILE"),
+    ],
+)
+def test_a_failure_is_that_of_the_operation_that_fails_alone(engine: type[Kernels], case: str, operation: str) -> None:
+    """The one in a loop or branch, not the loop or the IF around it."""
+    (chosen,) = (each for each in RANDOM.cases(SuiteRun(device="reference", scale=3.0)) if each.name == case)
+    device = type("Faulty", (Every,), {"engine": engine})()
+    outcome = outcome_of(RANDOM, chosen, Context(device, SuiteRun(device="reference"), lambda stage: None), ["suite"])
+    assert outcome.verdict == "failed", outcome
+    assert (outcome.operation, outcome.type) == (operation, "TENSOR_FLOAT32"), outcome
 
 
 def test_a_failure_is_kept_as_a_model_that_loads_and_a_program_that_runs(outcomes: Any, tmp_path: Path) -> None:
@@ -244,6 +273,37 @@ def test_a_reduction_leaves_one_operation_and_copies_in_a_body_and_the_size_that
     assert {o.dimensions for o in found.referenced[1].operands if o.type == F32} == {(5,)}
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["without-inputs", "with-inputs"])
+def test_a_called_subgraph_that_fails_alone_is_what_a_reduction_ends_with(given: bool) -> None:
+    """The body of the loop calls the branch that fails."""
+
+    def body(b: ModelBuilder, x: int, y: int) -> tuple[int, int]:
+        branches = []
+        for name in ("ABS", "NEG"):
+            sub = b.subgraph()
+            one = sub.operand(F32, (12,))
+            branches.append(sub.finish_subgraph([one], [unary(sub, name, one)]))
+        made = b.operand(F32, (12,))
+        graphs = [b.subgraph_operand(OperandType.SUBGRAPH, each) for each in branches]
+        b.operation("IF", [b.constant(B8, [True]), *graphs, x], [made])
+        return made, unary(b, "ABS", y)
+
+    def fails(candidate: ReductionCandidate) -> bool:
+        everywhere = [o.type for graph in candidate.model.subgraphs for o in graph.operations]
+        return OperationType.NEG in everywhere and (candidate.inputs is None) is not given
+
+    def values(candidate: ReductionCandidate) -> dict[int, np.ndarray]:
+        run = Evaluation(candidate.model)
+        run.graph(0, candidate.inputs or ())
+        return run.values
+
+    arrays = np.zeros(1, np.int32), np.full(12, 2, np.float32), np.full(12, -3, np.float32)
+    first = ReductionCandidate(counting(body), arrays if given else None)
+    found = Reduction(fails, values if given else None).reduce(first)
+    assert list(names_of(found.model)) == ["NEG"] and not found.model.referenced
+    assert found.inputs is None or [x.tolist() for x in found.inputs] == [[2.0]]
+
+
 def test_a_reduction_removes_subgraphs_that_nothing_calls_any_more() -> None:
     def body(b: ModelBuilder, x: int, y: int) -> tuple[int, int]:
         branches = []
@@ -257,7 +317,7 @@ def test_a_reduction_removes_subgraphs_that_nothing_calls_any_more() -> None:
         return made, unary(b, "NEG", y)
 
     def fails(candidate: ReductionCandidate) -> bool:
-        return any(o.type == OperationType.NEG for o in candidate.model.referenced[-1].operations)
+        return any(o.type == OperationType.NEG for graph in candidate.model.referenced[-1:] for o in graph.operations)
 
     model = counting(body)
     assert len(model.referenced) == 4

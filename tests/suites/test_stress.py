@@ -69,6 +69,7 @@ def test_the_reference_passes_a_sample() -> None:
     assert len(found) == 6 and {outcome.verdict for outcome in found} == {"passed"}, found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("isolate", [False, True])
 def test_4_kib_that_an_execution_keeps_are_found(isolate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = outcomes("stress", "leaks-little", "growth/run/float32", monkeypatch, isolate=isolate)
@@ -87,6 +88,7 @@ def test_a_descriptor_that_each_thread_keeps_is_found(monkeypatch: pytest.Monkey
     assert "1 descriptors" in found.reason
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", ["leaks-queries", "leaks-buffers"])
 def test_memory_that_a_query_or_an_allocation_keeps_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = outcomes("stress", fault, "growth/prepare/float32", monkeypatch)
@@ -107,6 +109,7 @@ def test_a_device_without_quantised_operations_does_not_support_their_cases() ->
         ran(OnlyFloat(), "drift/quant8")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("most", [2, TRIES])
 def test_a_graph_that_a_device_rejects_whole_is_drawn_again(most: int) -> None:
     """Although it supports each of its operations alone."""
@@ -280,6 +283,7 @@ def as_before() -> Iterator[None]:
     _libc.fesetround(0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fault", "what"),
     [

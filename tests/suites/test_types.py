@@ -20,7 +20,8 @@ from nnhal.conformance.suites.suite import CaseFailed, CaseOutcome, Context, Not
 from nnhal.conformance.suites.vts import SUITE as VTS
 from nnhal.conformance.suites.worker import outcome_of
 from nnhal.conformance.validate.check import ContractCheck
-from nnhal.conformance.validate.trial import Drawing, NotAsked, RequirementNotMet, Trial, open_trial
+from nnhal.conformance.validate.drawing import Drawing
+from nnhal.conformance.validate.trial import NotAsked, RequirementNotMet, Trial, open_trial
 from nnhal.conformance.validate.worker import outcome_of as outcome_of_check
 from nnhal.conformance.verdict import TypeVerdicts, data_types, type_of_case
 from nnhal.drivers.reference import Reference
@@ -106,9 +107,9 @@ def test_a_check_goes_on_with_the_next_type_after_one_that_fails_and_looks_at_ca
     kinds: list[set[int]] = []
 
     def look(trial: Trial) -> int:
-        kinds.append({call.cell.kind for call, _ in (*trial.drawn(), *trial.taken())})
-        if trial.kind in (OperandType.TENSOR_FLOAT16, OperandType.TENSOR_INT32):
-            raise RequirementNotMet(f"wrong for {trial.kind}")
+        kinds.append({call.cell.kind for call, _ in (*trial.calls.drawn(), *trial.calls.taken())})
+        if trial.calls.kind in (OperandType.TENSOR_FLOAT16, OperandType.TENSOR_INT32):
+            raise RequirementNotMet(f"wrong for {trial.calls.kind}")
         return 1
 
     verdict, reason, types = checked(look)
@@ -122,7 +123,7 @@ def test_a_check_ends_with_the_first_type_that_it_looked_at_one_call_of() -> Non
     looks: list[Any] = []
 
     def look(trial: Trial) -> int:
-        looks.append(trial.first()[0].cell.kind)
+        looks.append(trial.calls.first()[0].cell.kind)
         return int(len(looks) > 1)  # it saw nothing of the first type
 
     verdict, _, types = checked(look)
@@ -130,21 +131,21 @@ def test_a_check_ends_with_the_first_type_that_it_looked_at_one_call_of() -> Non
 
 
 def test_a_type_without_a_supported_call_is_unsupported_and_one_without_samples_is_left_out() -> None:
-    verdict, _, types = checked(lambda trial: len(trial.samples()), float32_alone())
+    verdict, _, types = checked(lambda trial: len(trial.calls.samples()), float32_alone())
     unsupported = dict.fromkeys((F16, I32, Q8, Q8S), "unsupported")
     assert verdict == "passed" and types == {F32: "passed"} | unsupported
-    _, _, types = checked(lambda trial: len(trial.samples()))
+    _, _, types = checked(lambda trial: len(trial.calls.samples()))
     assert 3 <= len(types) < 5 and set(types.values()) == {"passed"}  # as many types as there are samples
 
 
 def test_a_check_that_no_type_can_be_judged_by_is_skipped_with_the_reason() -> None:
     def look(trial: Trial) -> int:
-        trial.taken()
+        trial.calls.taken()
         raise NotAsked("no such thing")
 
     verdict, reason, types = checked(look, float32_alone())
     assert (verdict, reason, types[F32], types[F16]) == ("skipped", "no such thing", "skipped", "unsupported")
-    assert checked(lambda trial: 0 * len(trial.taken()), float32_alone())[:2] == ("skipped", "saw nothing")
+    assert checked(lambda trial: 0 * len(trial.calls.taken()), float32_alone())[:2] == ("skipped", "saw nothing")
 
 
 def test_a_query_that_fails_is_of_the_type_that_was_asked_about() -> None:
@@ -173,7 +174,7 @@ def looked(suite: Any, name: str, device: Device, run: SuiteRun = RUN) -> tuple[
     """Verdict and types of a case, looked at in this process."""
     case = next(case for case in suite.cases(run) if case.name == name)
     context = Context(device, run, lambda stage: None)
-    verdict, *_ = outcome_of(suite, case, context, ["suite"])
+    verdict = outcome_of(suite, case, context, ["suite"]).verdict
     return verdict, dict(context.types.of_case(verdict))
 
 

@@ -27,7 +27,8 @@ from nnhal.conformance.suites.vts.files import NAMES
 from nnhal.conformance.suites.vts.left_files import entries, left_behind, new_files
 from nnhal.conformance.suites.vts.promise import PROMISES, Probe
 from nnhal.conformance.suites.worker import outcome_of
-from nnhal.conformance.validate.trial import Drawing, RequirementNotMet
+from nnhal.conformance.validate.drawing import Drawing
+from nnhal.conformance.validate.trial import RequirementNotMet
 from nnhal.conformance.verdict import TypeVerdicts
 from nnhal.hal.background import ExecutionInfo, FencedExecution
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict
@@ -56,8 +57,8 @@ def looked(name: str, device: Device, operation: str = OPERATION, run: SuiteRun 
     """Verdict and reason of a promise, looked at in this process."""
     own = f"{name}/{operation}" if PROMISES[name].per == "operation" else name
     case = next(case for case in SUITE.cases(run) if case.name == own)
-    verdict, reason, *_ = outcome_of(Vts(), case, Context(device, run, lambda stage: None), ["suite"])
-    return verdict, reason
+    outcome = outcome_of(Vts(), case, Context(device, run, lambda stage: None), ["suite"])
+    return outcome.verdict, outcome.reason
 
 
 def finds(name: str, device: Device, words: str, operation: str = OPERATION) -> None:
@@ -94,6 +95,7 @@ def test_the_reference_keeps_a_sample_of_the_promises_in_processes_of_the_suite(
     assert sum(each.verdict == "passed" for each in outcomes) > 20
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -716,6 +718,7 @@ def isolated() -> Device:
     return isolation.at_level("reference", own_process=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["packets/mutated", "requests/wire", "death/run", "death/fence", "death/others"])
 def test_an_isolated_reference_keeps_the_promise(name: str, isolated: Device) -> None:
     assert looked(name, isolated, run=ISOLATED) == ("passed", "")

@@ -500,10 +500,6 @@ def test_a_driver_that_does_not_tell_gets_no_profile_for_the_sake_of_a_trace(pat
 # ---------------------------------------------------------------------------------------------------- the environment
 
 
-def run(code: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return run_python(code, check=False, env=environment)
-
-
 PROGRAM = """
 import numpy as np, nnhal
 b = nnhal.Builder()
@@ -514,7 +510,7 @@ compiled(np.ones(4, np.float32))
 
 
 def test_a_program_is_traced_to_its_end_by_the_environment_and_its_drivers_with_it(tmp_path: Path) -> None:
-    done = run(PROGRAM, NNHAL_TRACE=str(tmp_path / "%p.pftrace"))
+    done = run_python(PROGRAM, check=False, env={"NNHAL_TRACE": str(tmp_path / "%p.pftrace")})
     assert done.returncode == 0 and not done.stderr, done.stderr
     (file,) = tmp_path.iterdir()
     found = seen(file)
@@ -559,7 +555,7 @@ def test_a_driver_that_uses_nnhal_itself_writes_no_file_of_its_own(tmp_path: Pat
     program = PROGRAM.replace("compiled = ", f"nnhal.load_driver({str(driver)!r}); compiled = ")
     traces = tmp_path / "traces"
     traces.mkdir()
-    done = run(program, NNHAL_TRACE=str(traces / "%p"))
+    done = run_python(program, check=False, env={"NNHAL_TRACE": str(traces / "%p")})
     assert done.returncode == 0, done.stderr
     (file,) = traces.iterdir()
     assert named(seen(file), "call")
@@ -577,12 +573,12 @@ def test_a_service_has_no_trace_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_program_that_fails_is_traced_as_well(tmp_path: Path) -> None:
-    done = run(PROGRAM + "compiled(5)", NNHAL_TRACE=str(tmp_path / "a"))
+    done = run_python(PROGRAM + "compiled(5)", check=False, env={"NNHAL_TRACE": str(tmp_path / "a")})
     assert done.returncode == 1 and "InvalidRequest" in done.stderr
     assert any("InvalidRequest" in span.error for span in named(seen(tmp_path / "a"), "call"))
 
 
 def test_a_file_of_the_environment_that_cannot_be_written_is_an_error_at_the_first_call() -> None:
-    done = run(PROGRAM, NNHAL_TRACE="/none/a")
+    done = run_python(PROGRAM, check=False, env={"NNHAL_TRACE": "/none/a"})
     assert done.returncode == 1 and "InvalidArgument: trace /none/a: cannot be written" in done.stderr
-    assert run("import nnhal", NNHAL_TRACE="/none/a").returncode == 0
+    assert run_python("import nnhal", check=False, env={"NNHAL_TRACE": "/none/a"}).returncode == 0

@@ -100,6 +100,7 @@ def test_xnnpack_and_the_builtin_kernels_agree_on_outputs_that_vary(name: str, m
             assert len(np.unique(given)) >= 8  # more than 22 values cannot be, as 1/256 steps sum up to 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "millions"),
     [

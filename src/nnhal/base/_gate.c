@@ -2,8 +2,9 @@
  *
  * The contract stands in _gate.pyi. An idle core takes 30 to 50 us to wake, and a lock of Python's always lets the core go
  * idle: a hand-over to another thread and back costs 60 us with it. So a wait spins first, without the interpreter lock,
- * for about twice as long as waking costs, and blocks then. On one core it blocks at once. CPython's stable ABI, no
- * global state.
+ * for about twice as long as waking costs, and blocks then. On one core it blocks at once. Where the cores are busy, a wait
+ * that spins keeps one from the thread that it waits for: after waits that lasted longer, the next ones spin for a shorter
+ * time. CPython's stable ABI.
  */
 #define _GNU_SOURCE
 #include <Python.h>
@@ -15,6 +16,8 @@
 #include <unistd.h>
 
 #define SPIN_NS 100000
+#define LEAST_SPIN_NS 3000
+#define WAKING_NS 50000
 #define SLICE_NS 1000000000 /* a blocking wait looks at signals at least this often */
 #define FOREVER INT64_MAX
 
@@ -24,6 +27,8 @@ typedef struct {
     uint32_t waiting; /* whether somebody blocks */
     char spin;
 } Gate;
+
+static uint32_t spin_ns = SPIN_NS; /* of the next wait at any gate: half as long after a wait that spinning did not end */
 
 static int64_t
 now_ns(void)
@@ -93,9 +98,9 @@ passed(Gate *self)
 
 /* Without the interpreter lock: whether it was passed until `end`, for as long as waiting may spin. */
 static int
-spun(Gate *self, int64_t end)
+spun(Gate *self, int64_t begin, int64_t end)
 {
-    int64_t until = now_ns() + SPIN_NS;
+    int64_t until = begin + __atomic_load_n(&spin_ns, __ATOMIC_RELAXED);
     until = until < end ? until : end;
     do {
         for (int turn = 0; turn < 64; turn++) {
@@ -106,6 +111,19 @@ spun(Gate *self, int64_t end)
         }
     } while (now_ns() < until);
     return 0;
+}
+
+/* Choose how long the next wait spins: longer if spinning would have ended this one, and shorter if not. A wait that blocked
+ * also lasted as long as waking takes. */
+static void
+learn(int64_t taken)
+{
+    uint32_t now = __atomic_load_n(&spin_ns, __ATOMIC_RELAXED);
+    uint32_t next = taken <= SPIN_NS + WAKING_NS ? now + now / 16 : now / 2;
+    next = next > SPIN_NS ? SPIN_NS : next < LEAST_SPIN_NS ? LEAST_SPIN_NS : next;
+    if (next != now) {
+        __atomic_store_n(&spin_ns, next, __ATOMIC_RELAXED);
+    }
 }
 
 /* Without the interpreter lock: block for one slice at most; whether it was passed. */
@@ -136,14 +154,15 @@ gate_wait(Gate *self, PyObject *args)
         PyErr_SetString(PyExc_TypeError, "wait: what is to be opened first must be a Gate or None");
         return NULL;
     }
-    int64_t end = seconds < 0 || seconds > 4e9 ? FOREVER : now_ns() + (int64_t)(seconds * 1e9);
+    int64_t begin = now_ns(), end = seconds < 0 || seconds > 4e9 ? FOREVER : begin + (int64_t)(seconds * 1e9);
     int done = 0;
     Py_BEGIN_ALLOW_THREADS
     if (other != Py_None) {
         open_gate((Gate *)other); /* whoever passes finds the interpreter free, and need not wait for it */
     }
-    done = self->spin ? spun(self, end) : passed(self);
+    done = self->spin ? spun(self, begin, end) : passed(self);
     Py_END_ALLOW_THREADS
+    int blocks = !done;
     while (!done) {
         Py_BEGIN_ALLOW_THREADS
         done = blocked(self, end);
@@ -154,6 +173,9 @@ gate_wait(Gate *self, PyObject *args)
         if (!done && now_ns() >= end) {
             break;
         }
+    }
+    if (blocks || __atomic_load_n(&spin_ns, __ATOMIC_RELAXED) < SPIN_NS) {
+        learn(now_ns() - begin);
     }
     return PyBool_FromLong(done);
 }

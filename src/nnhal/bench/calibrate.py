@@ -18,6 +18,7 @@ import numpy as np
 from nnhal import api
 from nnhal.base.errors import NnhalError, UnsupportedModel
 from nnhal.base.log import logger
+from nnhal.base.operands import Array
 from nnhal.base.records import Struct, field, replace
 from nnhal.bench import workloads
 from nnhal.bench.disturbed import NOTICED, process_cpu_time, share
@@ -30,8 +31,8 @@ from nnhal.runtime.measured.families import OperationWork, work_of_operations
 from nnhal.runtime.measured.profile import CrossingCost, DeviceProfile, LinearCost, MachineProfile, Workload
 from nnhal.runtime.measured.record import processor
 from nnhal.runtime.placer import identity_of
+from nnhal.runtime.random_inputs import random_input
 from nnhal.runtime.strategies import Rule
-from nnhal.runtime.tuning import random_inputs
 from nnhal.zoo import maker
 
 LINKS = (1, 17), (1, 5), (1, 5), (1, 5), (1, 3)  # of the two chains, by size: small operations need many links
@@ -226,7 +227,7 @@ class Calibration:
         predicted = bare.predicted(each, 1)
         try:
             with _compiled(model, found.device) as alone, _compiled(model, found.device, threads=0) as threaded:
-                inputs = random_inputs(threaded.inputs)
+                inputs = _inputs(threaded)
                 one, several = self._took(alone), self._took(threaded)
                 spent = time.process_time_ns()
                 start = time.perf_counter_ns()
@@ -281,9 +282,18 @@ def _compiled(
     )
 
 
+def _inputs(compiled: Compiled) -> list[Array]:
+    """Returns random inputs; integers are 0, at which loops begin to count."""
+    rng = np.random.default_rng(0)
+    return [
+        np.zeros(spec.fixed or (), spec.dtype) if spec.dtype.kind == "i" and not spec.scale else random_input(spec, rng)
+        for spec in compiled.inputs
+    ]
+
+
 def best_seconds(compiled: Compiled) -> float:
     """Returns the seconds of an execution: the best of a few blocks, because other work only adds time."""
-    inputs = random_inputs(compiled.inputs)
+    inputs = _inputs(compiled)
 
     def run() -> object:
         return compiled(*inputs)

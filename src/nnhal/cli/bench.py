@@ -44,6 +44,14 @@ CPUINFO = Path("/proc/cpuinfo")
 
 @nnhal_command("bench", formerly={"--each": "--profile"})
 @common.model_options
+@click.option(
+    "--input",
+    "-i",
+    "files",
+    multiple=True,
+    metavar="[NAME=]FILE",
+    help="Read an input, as `nnhal run` does (default: random).",
+)
 @common.device_option
 @common.driver_option
 @common.option_option
@@ -69,7 +77,7 @@ CPUINFO = Path("/proc/cpuinfo")
 @common.trace_option
 @common.verbose_option
 @common.json_option
-def command(model: str, peer_name: str | None, streams: int, seed: int, **options: Any) -> None:
+def command(model: str, files: Sequence[str], peer_name: str | None, streams: int, seed: int, **options: Any) -> None:
     """Measure the latency and throughput of a model.
 
     docs/how-to/models/benchmark.md defines each figure. The compilation cache is off unless you pass --cache-dir.
@@ -101,7 +109,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
     start = time.perf_counter_ns()
     compiled = prepared(graph)
     spent = time.perf_counter_ns() - start
-    inputs = [g.array for g in read_inputs(compiled.inputs, (), seed, InputOptions())]
+    inputs = [g.array for g in read_inputs(compiled.inputs, files, seed, InputOptions(), graph.metadata, graph)]
 
     def run() -> Any:
         return compiled(*inputs)

@@ -8,7 +8,7 @@ import click
 from nnhal.base.brief import with_count
 from nnhal.base.columns import WIDTH, Section, columns, fixed, section, shortened, wrap_text
 from nnhal.base.errors import InvalidArgument, UnsupportedModel
-from nnhal.base.operands import quantised
+from nnhal.base.operands import Array, quantised
 from nnhal.base.records import as_dict
 from nnhal.bench.compare import (
     FLOAT_TOLERANCE,
@@ -31,7 +31,7 @@ from nnhal.hal.claims import query_verdicts
 from nnhal.hal.device import EXACT, NUMERICS, Device
 from nnhal.model.graph import Model, operation_label
 from nnhal.runtime import discovery
-from nnhal.runtime.arguments import Spec, spec_of
+from nnhal.runtime.arguments import ModelInterface
 from nnhal.runtime.isolation import at_level
 
 ROWS = 12
@@ -140,9 +140,8 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
         name, refused = (against, lacking) if lacking else (device, left)
         listing = "; ".join(f"#{n}: {why}" for n, why in list(refused.items())[:ROWS])
         raise UnsupportedModel(f"device {name} rejects {with_count(len(refused), 'operation')}: {listing}")
-    specs = [spec_of(graph, i) for i in graph.main.inputs]
-    read = read_inputs(specs, files, options["seed"], InputOptions(), graph.metadata)
-    inputs = [s.form.inside(g.array, f"input {s.name}") for s, g in zip(specs, read, strict=True)]
+    edge = ModelInterface(graph)
+    inputs = _inputs(graph, edge, files, options["seed"])
     with common.progress(options["as_json"]) as bar:
         task = bar.add_task(f"running on {against}", total=2 * len(graph.main.operations))
         right = intermediates(graph, other, inputs)
@@ -151,7 +150,7 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
         outputs: list[Drift] = []
         if not left:
             whole = {entry.operand: entry for entry in compare(graph, intermediates(graph, one, inputs), right)}
-            outputs = _drifts(graph, one, other, specs, files, options)
+            outputs = _drifts(graph, one, other, edge, files, options)
         bar.update(task, description=f"each operation on {device}", completed=len(graph.main.operations))
         alone: list[Difference] = []
         taken = [n for n in range(len(graph.main.operations)) if n not in left]
@@ -174,14 +173,19 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
     return ANSWER_NO if findings.bad else 0
 
 
+def _inputs(graph: Model, edge: ModelInterface, files: Sequence[str], seed: int) -> list[Array]:
+    """Returns the inputs in the model's types, with initial states."""
+    read = read_inputs(edge.inputs, files, seed, InputOptions(), graph.metadata, graph)
+    return edge.inside([g.array for g in read])
+
+
 def _drifts(
-    graph: Model, one: Device, other: Device, specs: Sequence[Spec], files: Sequence[str], options: Mapping[str, Any]
+    graph: Model, one: Device, other: Device, edge: ModelInterface, files: Sequence[str], options: Mapping[str, Any]
 ) -> list[Drift]:
     """Compares the outputs of the whole model for `--samples` inputs; inputs without a file are random each time."""
     pairs = []
     for number in range(options["samples"]):
-        read = read_inputs(specs, files, options["seed"] + number, InputOptions(), graph.metadata)
-        inputs = [s.form.inside(g.array, f"input {s.name}") for s, g in zip(specs, read, strict=True)]
+        inputs = _inputs(graph, edge, files, options["seed"] + number)
         pairs.append((execute(graph, one, inputs), execute(graph, other, inputs)))
     names = [graph.main.operands[i].name or f"output {n}" for n, i in enumerate(graph.main.outputs)]
     return list(drifts(graph, pairs, names))

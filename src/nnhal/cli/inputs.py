@@ -12,10 +12,12 @@ from nnhal.base.records import Record
 from nnhal.cli.arrays import ArrayFile, archive, array_file, ordinary, reading, size_of
 from nnhal.cli.pictures import PICTURES, InputOptions, picture
 from nnhal.cli.sounds import OTHER_SOUNDS, SOUNDS, sound
+from nnhal.model.graph import Model
 from nnhal.model.metadata import Metadata, TensorMetadata
 from nnhal.model.outline import ShownTensor
 from nnhal.ops.schema import agree, show
 from nnhal.runtime.arguments import Spec
+from nnhal.runtime.random_inputs import random_input, random_inputs, shape_of_random
 
 
 class InputFromFile(Record, frozen=True):
@@ -37,7 +39,12 @@ class InputFromFile(Record, frozen=True):
 
 
 def read_inputs(
-    specs: Sequence[Spec], files: Sequence[str], seed: int, options: InputOptions, metadata: Metadata | None = None
+    specs: Sequence[Spec],
+    files: Sequence[str],
+    seed: int,
+    options: InputOptions,
+    metadata: Metadata | None = None,
+    model: Model | None = None,
 ) -> list[InputFromFile]:
     """Reads the inputs of a model.
 
@@ -47,25 +54,30 @@ def read_inputs(
         seed: The seed.
         options: The conversion of pictures and sounds.
         metadata: The model's metadata.
+        model: The model; random data are such that it accepts them. None: of any values.
 
     Returns:
         An array for each input.
 
     Raises:
-        InvalidRequest: A file cannot be read, or does not fit its input.
+        InvalidRequest: A file cannot be read, or does not fit its input, or no data were found that the model accepts.
     """
     sources = _assign(specs, files)
-    generator = np.random.default_rng(seed)
-    given = []
-    for spec, said in zip(specs, metadata_of_specs(specs, metadata.inputs if metadata else ()), strict=True):
+    given: dict[int, InputFromFile] = {}
+    for n, (spec, said) in enumerate(
+        zip(specs, metadata_of_specs(specs, metadata.inputs if metadata else ()), strict=True)
+    ):
         source = sources.get(spec.name)
-        if source is None:
-            given.append(InputFromFile(random_input(spec, generator), f"random, seed {seed}"))
-        elif isinstance(source, Path):
-            given.append(_read(spec, source, options, said))
-        else:
-            given.append(InputFromFile(_fit(spec, source), source.origin))
-    return given
+        if isinstance(source, Path):
+            given[n] = _read(spec, source, options, said)
+        elif source is not None:
+            given[n] = InputFromFile(_fit(spec, source), source.origin)
+    generator = np.random.default_rng(seed)
+    if model is not None:
+        drawn = random_inputs(model, generator, {n: each.array for n, each in given.items()})
+    else:
+        drawn = [given[n].array if n in given else random_input(spec, generator) for n, spec in enumerate(specs)]
+    return [given.get(n) or InputFromFile(array, f"random, seed {seed}") for n, array in enumerate(drawn)]
 
 
 def metadata_of_specs(specs: Sequence["Spec | ShownTensor"], said: Sequence[TensorMetadata]) -> list[TensorMetadata]:
@@ -118,7 +130,7 @@ def _named_picture(path: Path) -> Path:
 def _read(spec: Spec, path: Path, options: InputOptions, said: TensorMetadata) -> InputFromFile:
     kind = path.suffix.lower()
     if kind in PICTURES:
-        array, how = picture(spec, _shape(spec), path, options, said)
+        array, how = picture(spec, shape_of_random(spec), path, options, said)
         return InputFromFile(array, str(path), how)
     if kind in SOUNDS:
         array, how = sound(spec, path, options.rate)
@@ -127,7 +139,7 @@ def _read(spec: Spec, path: Path, options: InputOptions, said: TensorMetadata) -
         raise InvalidRequest(f"input {path}: is {kind}, must be .wav: `ffmpeg -i {path.name} -c:a pcm_s16le out.wav`")
     if path.suffix == ".npy":
         return InputFromFile(_fit(spec, array_file(path)), str(path))
-    shape = _shape(spec)
+    shape = shape_of_random(spec)
     size = math.prod(shape) * spec.dtype.itemsize
     with ordinary(path) as file, reading(str(path)):
         there = size_of(file)
@@ -153,24 +165,3 @@ def _fit(spec: Spec, file: ArrayFile) -> Array:
     if kind.kind in "iu" and not np.array_equal(fitted, array):
         raise InvalidRequest(f"input {origin} holds {kind} that do not fit, must be {spec.dtype} for {spec}")
     return fitted.reshape(shape)
-
-
-def random_input(spec: Spec, generator: np.random.Generator) -> Array:
-    """Returns random data of an input's shape, with 1 for unknown dimensions.
-
-    Floats are uniform in [-1, 1), quantised types over their range, integers 0 to 9.
-    """
-    shape = _shape(spec)
-    if spec.dtype.kind == "f":
-        return generator.uniform(-1, 1, shape).astype(spec.dtype)
-    if spec.dtype.kind == "b":
-        return generator.integers(0, 2, shape).astype(spec.dtype)
-    if spec.scale:
-        limits = np.iinfo(spec.dtype)
-        return generator.integers(limits.min, limits.max, shape, spec.dtype, endpoint=True)
-    return generator.integers(0, 10, shape).astype(spec.dtype)
-
-
-def _shape(spec: Spec) -> tuple[int, ...]:
-    """Returns the shape with 1 for unknown dimensions."""
-    return tuple(d or 1 for d in spec.shape or ())

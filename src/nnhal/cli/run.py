@@ -157,7 +157,7 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
     compiling = time.monotonic_ns()
     compiled = api.compile(graph, devices=names, cache_dir=folder, **common.compile_arguments(options, names))
     compilation = time.monotonic_ns() - compiling
-    given = read_inputs(compiled.inputs, files, options["seed"], _input_options(options), graph.metadata)
+    given = read_inputs(compiled.inputs, files, options["seed"], _input_options(options), graph.metadata, graph)
     if isinstance(compiled, CompiledByShape):
         start = time.monotonic_ns()
         compiled = compiled.at([g.array.shape for g in given])

@@ -333,7 +333,7 @@ def _judge_while(
         if w is None or a is None or (a.shape, a.dtype) != (w.shape, w.dtype):
             return f"output {number} is {_shown(a)}, must be {_shown(w)}"
     if wanted[0] is None or actual[0] is None or wanted[0] != actual[0]:
-        return f"output 0 (the counter) is {_shown(actual[0])}, must be {_shown(wanted[0])}"
+        return f"output 0 differs in 1 of 1, the counter: {_shown(actual[0])}, must be {_shown(wanted[0])}"
     if call.rounds and call.carried is None:
         problem = compare_outputs(call.inner, wanted[1:], actual[1:], relaxations)
         return problem and f"after {call.rounds} iterations, results of the body: {problem}"

@@ -9,20 +9,20 @@ with them. An element of an output may differ by `FACTOR` times the largest devi
 had in these runs, and by the tolerance of the last operation. A model that only moves elements has no tolerance.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import Lifetime
-from nnhal.base.errors import NnhalError, OperationFailed
+from nnhal.base.errors import OperationFailed
 from nnhal.base.operands import Array, Value, quantised
 from nnhal.base.records import Record, replace
 from nnhal.conformance.differential import open_masks, output_buffer_of
 from nnhal.conformance.draw import Call, Cell
 from nnhal.model.graph import CONSTANTS, Model
 from nnhal.model.validate import validate
+from nnhal.model.value_rules import results_of
 from nnhal.ops.schema import Bound, bind, output_at
 
 RUNS = 6
@@ -198,21 +198,7 @@ class Evaluation:
 def applied(bound: Bound, known: Sequence[Value | None]) -> tuple[Bound, list[Array]]:
     """Bind an operation to known values and return its results."""
     a = bind(bound.op, known, bound.outs, bound.name) if bound.deferred or any(v is None for v in known) else bound
-    tensors = a.form.tensors([None if v is None else v.data for v in known])
-    try:
-        with np.errstate(all="ignore"):
-            results = a.op.kernel(a, *([_NoContext()] if a.op.context else []), *tensors)
-    except NnhalError:
-        raise
-    except (ValueError, IndexError, TypeError, ArithmeticError) as error:
-        raise OperationFailed(f"{a.name}: {error}") from error
-    return a, (list(results) if isinstance(results, tuple | list) else [results])[: len(a.outs)]
-
-
-class _NoContext:
-    """The context of operations that call no subgraph."""
-
-    call: Callable[..., Any]
+    return a, results_of(a, [None if v is None else v.data for v in known])
 
 
 def output_buffers(

@@ -2,7 +2,8 @@
 
 Each candidate is a valid model. Operations are removed in halves, quarters and so on (delta debugging); operands that
 removed operations wrote become inputs. An operation in a subgraph is removed if one of its inputs can stand for its
-result, else it becomes a copy of that input. Sizes shrink wherever the same size appears, then one dimension at a time.
+result, else it becomes a copy of that input. A subgraph that fails alone replaces the model: then the operation that
+called it is right. Sizes shrink wherever the same size appears, then one dimension at a time.
 """
 
 import time
@@ -64,6 +65,7 @@ class Reduction:
         while not self._spent:
             before = best
             best = self._fewer_operations(best)
+            best = self._called_alone(best)
             best = self._fewer_outputs(best)
             best = self._simpler_subgraphs(best)
             best = self._smaller(best)
@@ -131,6 +133,25 @@ class Reduction:
             graph = replace(main, operands=tuple(operands), outputs=outputs)
             found = self._try(best, ReductionCandidate(_fresh(best.model, graph), best.inputs))
             best = found or best
+        return best
+
+    def _called_alone(self, best: ReductionCandidate) -> ReductionCandidate:
+        """Return a called subgraph as the model if it fails alone: one of a loop with the variables that it begins with."""
+        for operation in best.model.main.operations:
+            operands = [best.model.main.operands[i] for i in operation.inputs]
+            called = [o.location.offset for o in operands if o.lifetime == Lifetime.SUBGRAPH]
+            for number in called if not self._spent else ():
+                graph = best.model.referenced[number]
+                inputs = None
+                if best.inputs is not None and self._values is not None:
+                    values, given = self._values(best), operation.inputs[len(operation.inputs) - len(graph.inputs) :]
+                    if any(i not in values for i in given):
+                        continue
+                    inputs = tuple(values[i] for i in given)
+                alone = ReductionCandidate(without_unused(_fresh(best.model, graph)), inputs)
+                found = self._try(best, alone)
+                if found is not None:
+                    return self._called_alone(found)
         return best
 
     def _simpler_subgraphs(self, best: ReductionCandidate) -> ReductionCandidate:

@@ -51,6 +51,10 @@ class TypeVerdicts:
         self._tried |= dict.fromkeys(types)
         self.at(types[0] if len(types) == 1 else "")
 
+    def begin_more(self, *types: str) -> None:
+        """Try types at once with those that were begun before: a failure is not of one of several."""
+        self.begin(*dict.fromkeys((*self._tried, *types)))
+
     def end(self, verdict: str) -> None:
         """End the current type with its verdict."""
         self._tried.pop(self.now, None)

@@ -40,9 +40,9 @@ class _Text(str):
 UNSAID = _Text("...")  # a default that depends on the signature
 
 
-def method_name(record: Op) -> str:
+def method_name(operation: str) -> str:
     """Return the name of the builder's method for an operation."""
-    name = record.name.lower()
+    name = operation.lower()
     return f"{name}_" if iskeyword(name) else name
 
 

@@ -11,6 +11,7 @@ from nnhal.base.errors import ContractBroken, InvalidRequest
 from nnhal.base.extensions import canonical, converted_code, local_prefixes
 from nnhal.base.lazy import cached_property
 from nnhal.base.memory import Memory
+from nnhal.base.names import short
 from nnhal.base.operands import Array, ChannelQuant, Value, dtype_of
 from nnhal.base.records import PartlyCompared, Record, field, replace
 from nnhal.base.sealed import sealed
@@ -335,6 +336,6 @@ def describe(model: Model, subgraph: Subgraph, index: int) -> str:
     return f"%{index}{label} {type_name(operand.type)}{shape}"
 
 
-def operation_label(type: int, index: int) -> str:
-    """Describe an operation for messages: `CONV_2D #3`."""
-    return f"{operation_name(type)} #{index}"
+def operation_label(type: int, index: int, name: str = "") -> str:
+    """Describe an operation for messages: `CONV_2D #3`, or `CONV_2D #3 "Conv #5 (stem)"` with its name."""
+    return f"{operation_name(type)} #{index}" + (f' "{short(name)}"' if name else "")

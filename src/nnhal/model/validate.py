@@ -502,7 +502,7 @@ def _bind(model: Model, number: int, done: dict[int, SubgraphBinding]) -> Subgra
         if record is None:
             bounds.append(None)
             continue
-        label = operation_label(operation.type, index) + (f" of subgraph {number - 1}" if number else "")
+        label = _label(operation.type, index, number, operation.name)
         given, outs = [values[i] for i in operation.inputs], [values[i] for i in operation.outputs]
         a = _again(made[index], record, given, outs, label) or bind(record, given, outs, label)
         _check_ranks(a, (*operation.inputs, *operation.outputs), values)
@@ -512,6 +512,11 @@ def _bind(model: Model, number: int, done: dict[int, SubgraphBinding]) -> Subgra
             if shape is not None and value is not None and shape != value.shape:
                 values[place] = replace(value, shape=_merge(shape, value.shape))
     return SubgraphBinding(tuple(bounds), tuple(values))
+
+
+def _label(type: int, index: int, number: int, name: str = "") -> str:
+    """Describe an operation of subgraph `number`, 0 for the main one."""
+    return operation_label(type, index, name) + (f" of subgraph {number - 1}" if number else "")
 
 
 def _again(
@@ -610,10 +615,15 @@ def _level(model: Model, bindings: Sequence[SubgraphBinding]) -> tuple[Level, tu
             if kind in TYPE_FACTS:
                 since = TYPE_FACTS[kind].since
                 found.append((since, f"{type_name(kind)} exists since {since}"))
-    bounds = [a for binding in bindings for a in binding.operations if a is not None]
-    level = max([since for since, _ in found] + [a.level for a in bounds])
+    bounds = [
+        (a, (operation.type, index, number))
+        for number, (subgraph, binding) in enumerate(zip(model.subgraphs, bindings, strict=True))
+        for index, (operation, a) in enumerate(zip(subgraph.operations, binding.operations, strict=True))
+        if a is not None
+    ]
+    level = max([since for since, _ in found] + [a.level for a, _ in bounds])
     reasons = [reason for since, reason in found if since == level and reason]
-    reasons += [f"{a.name}: {a.reasons[-1]}" for a in bounds if a.level == level]
+    reasons += [f"{_label(*which)}: {a.reasons[-1]}" for a, which in bounds if a.level == level]
     return level, tuple(dict.fromkeys(reasons))
 
 

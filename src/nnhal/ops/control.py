@@ -121,7 +121,7 @@ def loop(a: Bound, context: Any, operands: list[Array | None]) -> list[Array | N
         spent, limit = time.monotonic_ns() - start, context.control.loop_timeout
         if spent > limit:
             raise LoopTimeout(
-                f"{a.name}: has run for {spent / 1e6:.3g} ms, must end within its loop time-out of {limit / 1e6:g} ms"
+                f"{a.name}: has run for {spent / 1e6:.1f} ms, must end within its loop time-out of {limit / 1e6:g} ms"
             )
         results = call(a, context, a.body_model, values)
         values[: len(results)] = results

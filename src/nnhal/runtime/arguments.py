@@ -108,6 +108,13 @@ class ModelInterface:
             self.require_alike(arrays)
         return arrays
 
+    def inside(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return all inputs of the model in its types: the caller's arrays, and initial states."""
+        found = {state.input: state.initial for state in self._states}
+        for n, (at, spec) in enumerate(zip(self.given, self.inputs, strict=True)):
+            found[at] = spec.form.inside(arrays[n], f"input {n} ({spec.name})")
+        return [found[at] for at in range(self._inputs)]
+
     def require_alike(self, arrays: Sequence[Any]) -> None:
         """Raise InvalidRequest if dimensions of one name have several sizes, as far as inputs have contents."""
         for name, places in self.alike:

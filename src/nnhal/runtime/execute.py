@@ -15,9 +15,11 @@ from nnhal.base.errors import (
     LoopTimeout,
     MissedDeadline,
     NnhalError,
+    OperationFailed,
     OutputInsufficientSize,
 )
 from nnhal.base.log import logger
+from nnhal.base.names import short
 from nnhal.base.once import OnceTable
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
@@ -294,7 +296,7 @@ class Runner:
         """Run the whole model on the CPU, the last resort; raise `error` if that is impossible."""
         raise_application_error(error)
         if not self._may_fall_back(self.plan.steps):
-            raise error
+            raise self._explained(job, error)
         device = self.lines[0].label if len(self.lines) == 1 else "a step"
         self._note(job, WHOLE, f"execution failed on {device}: {error}; trying the whole model on the CPU")
         main, buffers = self.plan.model.main, job.buffers
@@ -305,12 +307,28 @@ class Runner:
             request = spare.prepared.request(job.given, job.rooms, input_buffers=read, output_buffers=written)
             _on_host(spare, request, job.control)
         except NnhalError as second:
-            raise second from error
+            raise self._explained(job, second) from error
         if len(self.lines) == 1:
             self._keep_against(self.plan.partition.steps[0], error)
         if request.small:
             raise buffers_too_small(request.shapes, request.small)
         job.results, job.shapes = request.results, request.shapes
+
+    def _explained(self, job: Job, error: Exception) -> Exception:
+        """Return a failure with the inputs whose values break a rule, if that is its cause."""
+        from nnhal.model.value_rules import ValueRules  # few executions fail
+
+        if not isinstance(error, OperationFailed) or self.plan.model.emptied:
+            return error
+        model = self.plan.model
+        given = {n: x for n, x in enumerate(job.given) if isinstance(x, np.ndarray)}
+        broken = ValueRules.of(model).broken(given)
+        if broken is None:
+            return error
+        names = [short(model.main.operands[model.main.inputs[n]].name or f"input {n}") for n in broken.inputs]
+        why = [str(error)] if broken.why in str(error) else [str(error), broken.why]
+        text = "; ".join([*why, f"this follows from the values of input {' and '.join(names)}: give others"])
+        return OperationFailed(text).with_traceback(error.__traceback__)
 
     def _note(self, job: Job, step: int, text: str) -> None:
         _log.info("%s", text)

@@ -305,7 +305,7 @@ class _Operation:
     def __init__(self, model: Model, number: int, skipped: int) -> None:
         """skipped: inputs that select what to run."""
         operation = model.main.operations[number]
-        self.label = operation_label(operation.type, number)
+        self.label = operation_label(operation.type, number, operation.name)
         self.inputs, self.outputs = (*operation.inputs[: skipped - 2], *operation.inputs[skipped:]), operation.outputs
         values = validate(model).subgraphs[0].values
         self._shapes = [None if (v := values[i]) is None else v.shape for i in self.outputs]
@@ -365,7 +365,7 @@ class _While(_Operation):
                 spent, limit = time.monotonic_ns() - start, control.loop_timeout
                 if spent > limit:
                     raise LoopTimeout(
-                        f"{self.label}: has run for {spent / 1e6:.3g} ms, must end within its loop time-out of "
+                        f"{self.label}: has run for {spent / 1e6:.1f} ms, must end within its loop time-out of "
                         f"{limit / 1e6:g} ms"
                     )
                 state.turned(course.second(state.values, course.execution, state.rooms(), state.buffers(course.second)))

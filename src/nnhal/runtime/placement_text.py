@@ -299,7 +299,8 @@ def alternatives(placement: PlacementView) -> list[Alternative]:
 
 def _rejected(name: str, rejected: Sequence[Choice]) -> str:
     count = Counter(operation_name(c.type) for c in rejected)
-    return f"rejects {_kinds(count)}: {rejected[0].others.get(name, '')}"
+    reason = next(filter(None, (choice.others.get(name) for choice in rejected)), "")
+    return f"rejects {_kinds(count)}{': ' if reason else ''}{reason}"
 
 
 def _slower(placement: PlacementView, other: Expectation | None, name: str = "") -> str:

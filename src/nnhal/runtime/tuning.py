@@ -10,21 +10,20 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import copy
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from nnhal.base.codes import TYPE_FACTS
 from nnhal.base.errors import InvalidArgument, NnhalError, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
 from nnhal.model.graph import Model
-from nnhal.runtime.arguments import ModelInterface, Spec
+from nnhal.runtime.arguments import ModelInterface
 from nnhal.runtime.compilation import Compilation, Failure, Plan, Tune
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.partition import Expectation, Measured, Offer, Steps, expectations
 from nnhal.runtime.placer import Placer
+from nnhal.runtime.random_inputs import random_inputs
 from nnhal.runtime.strategies import Strategy, manual_placement, restrict_offers
 
 SECONDS = 2.0  # the default duration of measuring
@@ -89,7 +88,10 @@ def _tune(seconds: float, compilation: Compilation, offers: Sequence[Offer], pla
         seconds, compilation = min(seconds, half / 1e9), copy(compilation)
         compilation.settings = replace(compilation.settings, deadline=now + half)
     attempt, measured = partial(compilation.attempt, offers), placer.measured or Measured()
-    inputs = random_inputs(ModelInterface(model).inputs)
+    for place, spec in enumerate(ModelInterface(model).inputs):
+        if spec.fixed is None:
+            raise InvalidArgument(f"tune: input {place} is {spec}, must have a shape that is known")
+    inputs = random_inputs(model, np.random.default_rng(0))
     chosen = _chosen(_expected(model, offers, placer, measured))
     end = time.perf_counter() + seconds
     with ExitStack() as stack:
@@ -184,25 +186,3 @@ def _devices_text(devices: Sequence[str]) -> str:
     """`litert`, or `a split of litert + openvino`."""
     several = list(dict.fromkeys(filter(None, devices)))
     return several[0] if len(several) == 1 else f"a split of {' + '.join(several)}"
-
-
-def random_inputs(specs: Sequence[Spec]) -> list[Array]:
-    """Return random values for the inputs. InvalidArgument if a shape is unknown."""
-    return [_drawn(spec, place) for place, spec in enumerate(specs)]
-
-
-def _drawn(spec: Spec, place: int) -> Any:
-    """Return random values for an input: floats around 0, integers near 0, quantised ones of all magnitudes."""
-    shape = spec.fixed
-    if shape is None:
-        raise InvalidArgument(f"tune: input {place} is {spec}, must have a shape that is known")
-    random = np.random.default_rng(place)
-    facts = TYPE_FACTS.get(spec.type)
-    if spec.dtype.kind == "f":
-        return random.standard_normal(shape).astype(spec.dtype)
-    if spec.dtype.kind == "b" or facts is None:
-        return np.zeros(shape, spec.dtype)
-    if spec.scale:
-        bounds = np.iinfo(spec.dtype)
-        return random.integers(bounds.min, bounds.max, shape, spec.dtype, endpoint=True)
-    return np.zeros(shape, spec.dtype)

@@ -87,6 +87,7 @@ def run_vectors(vectors: Path, level, one_in: int) -> None:
     assert set(calls) == CALLED[level]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("level", DRIVERS)
 def test_a_tenth_of_the_published_vectors_passes_at_each_level(vectors, level):
     run_vectors(vectors, level, 10)

@@ -53,7 +53,11 @@ class SuiteRun(Subject, frozen=True):
 
 
 class Case(NamedTuple):
-    """One test. name: unique in its suite; it repeats the test alone. arguments: what the suite needs to run it."""
+    """One test.
+
+    name: unique in its suite; it repeats the test alone. operation, type: as the HAL names them, "" without one, or with
+    several. arguments: what the suite needs to run it.
+    """
 
     suite: str
     name: str
@@ -65,7 +69,7 @@ class Case(NamedTuple):
 class CaseOutcome(Record, frozen=True):
     """The outcome of a case: one of `VERDICTS`, and why.
 
-    type: the operand type that it has, or for which it is bad; "" without one, or with several. hint: the likely cause.
+    operation, type: those that it has, or for which it is bad; "" without one, or with several. hint: the likely cause.
     place: FILE:LINE of the driver, "" if unknown. alone: the verdict alone in a new process, if it ended only a process
     in which others had run. before: the names of those others, in order. found: measurements and files, by name. types:
     the verdict of each operand type that it tried; empty for one that only has `type`.
@@ -95,13 +99,21 @@ class CaseFailed(Exception):
     """The driver broke the promise that a case looks at.
 
     hint: the likely cause. found: measurements and files. verdict: another one of a process that the case started.
+    operation, type: those that are wrong alone, "" if they are those of the case.
     """
 
     def __init__(
-        self, reason: str, hint: str = "", found: Mapping[str, Any] | None = None, verdict: str = "failed"
+        self,
+        reason: str,
+        hint: str = "",
+        found: Mapping[str, Any] | None = None,
+        verdict: str = "failed",
+        operation: str = "",
+        type: str = "",
     ) -> None:
         super().__init__(reason)
         self.hint, self.found, self.verdict = hint, dict(found or {}), verdict
+        self.operation, self.type = operation, type
 
 
 class NotSupported(Exception):

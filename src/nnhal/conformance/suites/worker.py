@@ -1,9 +1,10 @@
 """A process that runs cases of a suite: `nnhal.conformance.worker`, whose items are cases."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from nnhal.base.records import replace
 from nnhal.conformance.suites.run import suite_of
 from nnhal.conformance.suites.suite import (
     PREPARING,
@@ -37,31 +38,31 @@ class _Cases(Worker):
                 self.at(stage)
 
             context = Context(self.device, self.subject, at, self.tries)
-            verdict, reason, place, hint, found = outcome_of(suite, case, context, stages)
+            outcome = outcome_of(suite, case, context, stages)
             taken = time.monotonic_ns() - begin
-            types = {} if case.type else context.types.of_case(verdict)
-            kind = case.type or type_of_case(types)
-            yield CaseOutcome(
-                *(case.suite, case.name, verdict, reason, case.operation, kind, taken, hint, place),
-                found=found,
-                types=types,
-            )
+            types = {} if outcome.type else context.types.of_case(outcome.verdict)
+            kind = outcome.type or type_of_case(types)
+            yield replace(outcome, type=kind, nanoseconds=taken, types=types)
 
 
-def outcome_of(
-    suite: Suite, case: Case, context: Context, stages: Sequence[str]
-) -> tuple[str, str, str, str, Mapping[str, Any]]:
-    """Return verdict, reason, place, hint and measurements of one case; raise only what may end this process."""
+def outcome_of(suite: Suite, case: Case, context: Context, stages: Sequence[str]) -> CaseOutcome:
+    """Run one case, and return its outcome without its time; raise only what may end this process."""
+
+    def ended(verdict: str, reason: str = "", **more: Any) -> CaseOutcome:
+        return CaseOutcome(case.suite, case.name, verdict, reason, case.operation, case.type, **more)
+
     try:
-        return "passed", "", "", "", suite.run(case, context) or {}
+        return ended("passed", found=suite.run(case, context) or {})
     except NotSupported as why:
-        return "unsupported", str(why), "", "", {}
+        return ended("unsupported", str(why))
     except NotApplicable as why:
-        return "skipped", str(why), "", "", {}
+        return ended("skipped", str(why))
     except CaseFailed as error:
-        return error.verdict, str(error), "", error.hint, error.found
+        outcome = ended(error.verdict, str(error), hint=error.hint, found=error.found)
+        return replace(outcome, operation=error.operation or case.operation, type=error.type or case.type)
     except BaseException as error:
-        return *fault_of(error, stages[-1]), "", {}
+        fault = fault_of(error, stages[-1])
+        return ended(fault.verdict, fault.reason, place=fault.place)
 
 
 def main() -> None:

@@ -79,12 +79,12 @@ def restored(trial: Trial) -> int:
 
 def _with_other_parameters(trial: Trial) -> Iterator[tuple[Call, Model]]:
     """Yield supported calls whose parameters have values that no sample has, ordinary calls first."""
-    known = {each for call, _ in trial.samples() for each in _parameters(call)}
-    for call, model in sorted(trial.taken(), key=lambda pair: pair[0].cell.values != "ordinary"):
+    known = {each for call, _ in trial.calls.samples() for each in _parameters(call)}
+    for call, model in sorted(trial.calls.taken(), key=lambda pair: pair[0].cell.values != "ordinary"):
         fresh = set() if call.open else set(_parameters(call)) - known
         if fresh:
             with suppress(NnhalError):  # the reference rejects some values
-                if any(w is not None and w.size for w in trial.wanted(model, arrays_of(call))):
+                if any(w is not None and w.size for w in trial.calls.wanted(model, arrays_of(call))):
                     known |= fresh
                     yield call, model
 
@@ -107,7 +107,7 @@ def _parameters(call: Call) -> Iterator[tuple[str, int]]:
 def interleaved(trial: Trial) -> int:
     seen = 0
     for call, model, cache in _saved(trial):
-        other = other_constants(call, trial.rng)
+        other = other_constants(call, trial.calls.rng)
         other_model = model_of(other)
         with empty_files(CacheFiles(len(cache.model_files), len(cache.data_files)), OTHER) as its:
             try:
@@ -222,13 +222,13 @@ def _other_tokens(token: bytes) -> Iterator[tuple[str, bytes]]:
 
 def _saved(trial: Trial) -> Iterator[tuple[Call, Model, Cache]]:
     """Yield the samples, each with empty files for it. NotAccepted if the driver has no compilation cache."""
-    trial.fixed()
+    trial.calls.fixed()
     yield from _each_saved(trial, _samples(trial))
 
 
 def _samples(trial: Trial) -> Iterator[tuple[Call, Model]]:
     """Yield the samples; NotAsked without any is raised after the errors of `_each_saved`."""
-    yield from trial.samples()
+    yield from trial.calls.samples()
 
 
 def _each_saved(trial: Trial, calls: Iterable[tuple[Call, Model]]) -> Iterator[tuple[Call, Model, Cache]]:
@@ -300,7 +300,7 @@ def _changed(data: bytes, trial: Trial) -> Iterator[tuple[str, bytes]]:
         yield f"cut off after byte {length}", data[:length]
     yield "of zeros", bytes(len(data))
     for _ in range(FLIPS if data else 0):
-        bit = int(trial.rng.integers(8 * len(data)))
+        bit = int(trial.calls.rng.integers(8 * len(data)))
         broken = bytearray(data)
         broken[bit // 8] ^= 1 << bit % 8
         yield f"with bit {bit % 8} of byte {bit // 8} flipped", bytes(broken)

@@ -87,8 +87,8 @@ def look_by_type(trial: Trying, look: Callable[[Trying], int]) -> int:
         Exception: the first error of a type. NotAsked and NotAccepted, in this order, if no type kept the rule.
     """
     kept, unseen, ended = 0, False, list[Exception]()
-    for kind in trial.kinds():
-        trial.restrict(kind)
+    for kind in trial.calls.kinds():
+        trial.calls.restrict(kind)
         try:
             seen = look(trial)
         except NoSample as why:
@@ -106,9 +106,9 @@ def look_by_type(trial: Trying, look: Callable[[Trying], int]) -> int:
             kept, unseen, verdict = kept + seen, unseen or not seen, "passed" if seen else "skipped"
         trial.end()
         trial.types.end(verdict) if verdict else trial.types.drop()
-        if trial.has_one and verdict in ("passed", "failed"):
+        if trial.calls.has_one and verdict in ("passed", "failed"):
             break
-    trial.restrict(None)
+    trial.calls.restrict(None)
     worst = max(ended, key=_rank, default=None)
     least = NotAsked if kept else NoSample if unseen else None  # an error up to this one is not that of the case
     if worst is not None and (least is None or _rank(worst) > _ERRORS.index(least)):

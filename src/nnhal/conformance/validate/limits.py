@@ -77,7 +77,7 @@ class _EnteredModel(PreparedWrapper):
 def deadline(trial: Trial) -> int:
     entry = EntryLimit()
     driver = WithEntryLimit(trial.device, entry)
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         wanted = trial.alone(model, arrays_of(call))
         prepared = trial.prepare(model, through=driver)
         far, passed = (Control(deadline=time.monotonic_ns() + ahead) for ahead in (FAR_NS, -1))
@@ -90,8 +90,7 @@ def deadline(trial: Trial) -> int:
         if min(late) > GRACE_NS:
             trial.unmet(f"returned {min(late) / 1e9:.1f} s after its deadline, must poll control.check()")
         results = trial.run(prepared, copies(arrays_of(call)))
-        if not trial.random:
-            trial.same(call, wanted, results, "after a missed deadline")
+        trial.same(call, wanted, results, "after a missed deadline")
         with suppress(MissedDeadline):
             trial.prepare(model, Hints(threads=1, deadline=time.monotonic_ns() - 1))
     return entry.limited
@@ -118,7 +117,7 @@ def _late(trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, entry: 
 def cancellation(trial: Trial) -> int:
     entry = EntryLimit()
     driver = WithEntryLimit(trial.device, entry)
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         wanted = trial.alone(model, arrays_of(call))
         prepared = trial.prepare(model, through=driver)
         for later in (0.0, SHORT_NS / 4e9):
@@ -126,8 +125,7 @@ def cancellation(trial: Trial) -> int:
             if spent > GRACE_NS:
                 trial.unmet(f"returned {spent / 1e9:.1f} s after it was cancelled, must poll control.check()")
         results = trial.run(prepared, copies(arrays_of(call)))
-        if not trial.random:
-            trial.same(call, wanted, results, "after a cancelled execution")
+        trial.same(call, wanted, results, "after a cancelled execution")
     return entry.limited
 
 
@@ -163,8 +161,7 @@ def _bounded(
     except NnhalError as error:
         text = f"{type(error).__name__}: {error}, must be a result or {allowed.__name__}"
         raise RequirementNotMet(text, place_in(error.stack) or trial.place()) from error
-    if not trial.random:
-        trial.same(call, wanted, actual, f"with {'a deadline' if control.deadline else 'a cancellation'}")
+    trial.same(call, wanted, actual, f"with {'a deadline' if control.deadline else 'a cancellation'}")
     return False
 
 
@@ -176,7 +173,7 @@ def _bounded(
 )
 def loop_timeout(trial: Trial) -> int:
     seen = 0
-    for call, _ in trial.samples():
+    for call, _ in trial.calls.samples():
         if not isinstance(call, WhileCall) or not call.limit_given:
             continue
         seen += 1
@@ -198,15 +195,14 @@ def loop_timeout(trial: Trial) -> int:
                 break
         else:
             trial.unmet(f"returned {(spent - SHORT_NS) / 1e9:.1f} s after the timeout of its loop")
-        if not trial.random:
-            trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), "after a loop timeout")
+        trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), "after a loop timeout")
     return seen
 
 
 @check("timing", "The times that run returns are possible.", unseen="run returns no times", inside=True)
 def timing(trial: Trial) -> int:
     seen = 0
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         prepared = trial.prepare(model)
         request = trial.request(prepared, arrays_of(call))
         with trial.stages.enter("run"):
@@ -257,7 +253,7 @@ def driver_pid(trial: Trial) -> int:
 )
 def growth(trial: Trial) -> int:
     pid = driver_pid(trial)
-    call, model = trial.first()
+    call, model = trial.calls.first()
     kept = trial.prepare(model)
     _look(trial, pid, "run", partial(trial.run, kept, copies(arrays_of(call))))
     trial.close(kept)

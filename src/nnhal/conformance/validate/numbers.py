@@ -26,10 +26,10 @@ TIE = 1e-3  # of a quantisation step: a value this close to a half may be rounde
 
 @check("values", "Results follow the definition, within its tolerance, for values of every class.")
 def values(trial: Trial) -> int:
-    trial.fixed()
+    trial.calls.fixed()
     wrong: list[tuple[int, Call, str]] = []
     ran = 0
-    for call, model in trial.many():
+    for call, model in trial.calls.many():
         ran += 1
         problem = _problem(trial, call, model)
         if problem:
@@ -43,7 +43,7 @@ def values(trial: Trial) -> int:
 def _problem(trial: Trial, call: Call, model: Model) -> str:
     """Return the fault of a call, by the reference; each call runs on a new prepared model."""
     try:
-        wanted, expected, status = trial.wanted(model_of(call), arrays_of(call)), "", ErrorStatus.NONE
+        wanted, expected, status = trial.calls.wanted(model_of(call), arrays_of(call)), "", ErrorStatus.NONE
     except (DriverFailed, ContractBroken):
         raise
     except NnhalError as error:
@@ -64,10 +64,10 @@ def _problem(trial: Trial, call: Call, model: Model) -> str:
     unseen=f"the supported calls have fewer than {ENOUGH} quantised results of one type",
 )
 def steps(trial: Trial) -> int:
-    trial.fixed()
+    trial.calls.fixed()
     seen = 0
     found: dict[tuple[int, int], OneSidedError] = {}
-    for drawn, _ in trial.many():
+    for drawn, _ in trial.calls.many():
         if drawn.cell.values == "far" or not any(quantised(v.type) for v in drawn.outputs):
             continue
         try:
@@ -147,7 +147,7 @@ def _spread(trial: Trial, call: Call) -> tuple[Call, Outputs]:
     A result at an end of its type does not show how a driver rounds. If the record allows no other scale, the call is
     unchanged.
     """
-    best = call, trial.wanted(model_of(call), arrays_of(call))
+    best = call, trial.calls.wanted(model_of(call), arrays_of(call))
     if type(call) is not Call or len(call.outputs) != 1:
         return best
     (value,) = call.outputs
@@ -159,11 +159,11 @@ def _spread(trial: Trial, call: Call) -> tuple[Call, Outputs]:
         outputs = (replace(value, scale=value.scale * factor),)
         try:
             other = replace(call, outputs=outputs, bound=bind(call.cell.op, call.inputs, outputs))
-            wanted = trial.wanted(model_of(other), arrays_of(other))
+            wanted = trial.calls.wanted(model_of(other), arrays_of(other))
         except NnhalError:
             break
         inside = _count(other, wanted[0])
-        if inside > most and trial.verdict(model_of(other)).ok:
+        if inside > most and trial.calls.verdict(model_of(other)).ok:
             best, most = (other, wanted), inside
     return best
 

@@ -6,20 +6,17 @@ import time
 from nnhal.base.errors import Closed, InvalidArgument, NnhalError, OperationFailed
 from nnhal.base.levels import V1_2, V1_3, Level
 from nnhal.base.memory import Memory
-from nnhal.base.operands import Array
 from nnhal.conformance.differential import arrays_of
-from nnhal.conformance.draw import Call
 from nnhal.conformance.execution_paths import WAYS, by_callbacks, not_used
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.state import SECOND, data_sets
 from nnhal.conformance.validate.trial import NotAsked, Trial, copies
 from nnhal.hal.answers import allocated_by, checked_info, fenced_by
 from nnhal.hal.chain import checked_burst
-from nnhal.hal.device import Prepared
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.prepared import driver_roles
-from nnhal.hal.request import UNLIMITED, Request
+from nnhal.hal.request import UNLIMITED
 
 SAME = ", in the memory of the execution before"
 WAIT = 30.0  # seconds for a callback
@@ -29,9 +26,9 @@ EARLY = 0.02  # seconds in which an execution that ignores its fence may end
 
 @check("burst", "A burst gives the results of plain calls, and none after its end.", SECOND)
 def burst(trial: Trial) -> int:
-    trial.fixed()
+    trial.calls.fixed()
     _since(trial, "bursts", V1_2)
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         sets = data_sets(trial, call, model)
         prepared = trial.prepare(model)
         memory = copies(sets[0][1])
@@ -56,7 +53,7 @@ def burst(trial: Trial) -> int:
         except (Closed, OperationFailed):
             continue
         trial.unmet("a burst that was closed executes, must raise Closed")
-    return len(trial.samples())
+    return len(trial.calls.samples())
 
 
 @check(
@@ -65,16 +62,16 @@ def burst(trial: Trial) -> int:
     unseen="the shapes of its outputs are unknown before the execution",
 )
 def fenced(trial: Trial) -> int:
-    trial.fixed()
+    trial.calls.fixed()
     _since(trial, "fenced executions", V1_3, "fenced")
     seen = 0
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         prepared = trial.prepare(model)
         if not trial.signature_of(prepared).closed:
             continue
         seen += 1
         wanted = trial.alone(model, arrays_of(call))
-        request = _with_rooms(trial, prepared, call)
+        request = trial.with_rooms(prepared, call)
         ready, signal = fence_pair()
         with trial.stages.enter("execute_fenced"):
             launched = fenced_by(prepared, trial.where, request, UNLIMITED, [ready])
@@ -88,21 +85,13 @@ def fenced(trial: Trial) -> int:
     return seen
 
 
-def _with_rooms(trial: Trial, prepared: Prepared, call: Call) -> Request:
-    import numpy as np
-
-    signature = trial.signature_of(prepared)
-    rooms: list[Array | None] = [None if a.fixed is None else np.empty(a.fixed, a.dtype) for a in signature.outputs]
-    return trial.request(prepared, arrays_of(call), rooms)
-
-
 @check("callback", "An execution in the background notifies exactly once, with the results in place.", inside=True)
 def callback(trial: Trial) -> int:
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         with by_callbacks() as heard:
             wanted = trial.alone(model, arrays_of(call))
             prepared = trial.prepare(model)
-            request = _with_rooms(trial, prepared, call)
+            request = trial.with_rooms(prepared, call)
             came: list[NnhalError | None] = []
             done = threading.Event()
 
@@ -126,19 +115,18 @@ def callback(trial: Trial) -> int:
             trial.unmet(heard[0])
         if came[0] is not None:
             raise came[0]
-        if not trial.random:
-            trial.same(call, wanted, request.results, "in the background")
-    return len(trial.samples())
+        trial.same(call, wanted, request.results, "in the background")
+    return len(trial.calls.samples())
 
 
 @check("allocation", "Driver memory holds inputs and outputs as arrays do, and has no contents at first.")
 def allocation(trial: Trial) -> int:
-    trial.fixed()
+    trial.calls.fixed()
     _since(trial, "driver memory", V1_3, "memory")
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         wanted = trial.alone(model, arrays_of(call))
         prepared = trial.prepare(model)
-        request = _with_rooms(trial, prepared, call)
+        request = trial.with_rooms(prepared, call)
         with trial.stages.enter("allocate"):
             WAYS["memory"](trial.device, prepared, request, UNLIMITED)
         trial.same(call, wanted, request.results, "in driver memory")
@@ -153,7 +141,7 @@ def allocation(trial: Trial) -> int:
                 trial.unmet("a copy from unwritten memory succeeds, must be OperationFailed")
             finally:
                 buffer.close()
-    return len(trial.samples())
+    return len(trial.calls.samples())
 
 
 @check(
@@ -163,7 +151,7 @@ def allocation(trial: Trial) -> int:
 )
 def allocation_roles(trial: Trial) -> int:
     _since(trial, "driver memory", V1_3, "memory")
-    call, model = trial.first()
+    call, model = trial.calls.first()
     prepared = trial.prepare(model)
     if not call.given:
         return 0
@@ -189,9 +177,8 @@ def allocation_roles(trial: Trial) -> int:
 
 def _since(trial: Trial, what: str, level: Level, way: str = "") -> None:
     """Raise NotAsked if the device's HAL version lacks the feature, or if nnhal does not use the driver's."""
-    trial.taken()  # NotAccepted has precedence
-    if trial.device.level < level:
-        raise NotAsked(f"{what} exist since HAL {level}, the device has HAL {trial.device.level}")
+    trial.calls.taken()  # NotAccepted has precedence
+    trial.since(level, what)
     unused = not_used(trial.device, way)
     if unused:
         raise NotAsked(unused)

@@ -36,7 +36,7 @@ def _by_rule(name: str, make: MakeRequest = Request) -> Callable[[Trial], int]:
 
     def look(trial: Trial) -> int:
         seen = 0
-        for call, model in trial.samples():
+        for call, model in trial.calls.samples():
             prepared = trial.prepare(model)
             try:
                 trial.run(prepared, copies(arrays_of(call)), make=make)
@@ -60,7 +60,7 @@ for _name, _promise in {
 
 @check("runs", "An operation that supports() accepts runs, and raises nothing.", ("prepared-anew",))
 def runs(trial: Trial) -> int:
-    for call, _ in trial.samples():
+    for call, _ in trial.calls.samples():
         prepared = trial.prepare(model_of(call))
         try:
             trial.run(prepared, copies(arrays_of(call)))
@@ -68,7 +68,7 @@ def runs(trial: Trial) -> int:
             if not any(rule.search(str(error)) for rule in RULES.values()):
                 text = f"run(): {type(error).__name__}: {error} ({call.cell})"
                 raise RequirementNotMet(text, place_in(error.stack) or trial.place()) from error
-    return len(trial.samples())
+    return len(trial.calls.samples())
 
 
 # ---------------------------------------------------------------------------------------------------------------- writes
@@ -140,7 +140,7 @@ def _room(shape: Any, dtype: np.dtype[Any], pattern: int) -> Array:
 @check("output-filled", "Every element of an output is written by each execution.", RAN, unseen=OTHERS)
 def output_filled(trial: Trial) -> int:
     seen = 0
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         prepared = trial.prepare(model)
         try:
             trial.run(prepared, copies(arrays_of(call)))
@@ -199,7 +199,7 @@ def late_write(trial: Trial) -> int:
         watched.append(request)
         return request
 
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         trial.run(trial.prepare(model), copies(arrays_of(call)), make=make)
     before = [[_whole(array) for array in request.memory.lent] for request in watched]
     with trial.stages.enter("wait"):
@@ -231,7 +231,7 @@ def _whole(array: Array) -> bytes:
 )
 def inputs_kept(trial: Trial) -> int:
     seen = 0
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         prepared = trial.prepare(model)
         arrays = copies(arrays_of(call))
         try:
@@ -257,7 +257,7 @@ def inputs_kept(trial: Trial) -> int:
 )
 def constants_kept(trial: Trial) -> int:
     seen = 0
-    for call, _ in trial.samples():
+    for call, _ in trial.calls.samples():
         before, model = model_of(call).values, model_of(call)  # unwritten
         prepared = trial.prepare(model)
         trial.run(prepared, copies(arrays_of(call)))

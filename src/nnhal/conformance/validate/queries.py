@@ -83,15 +83,15 @@ def extensions(trial: Trial) -> int:
 
 @check("verdicts", "supports() returns a verdict for each operation, the same one each time, and raises nothing.", ())
 def verdicts(trial: Trial) -> int:
-    calls, taken = trial.drawn(), trial.drawing.taken or ()
+    calls, taken = trial.calls.drawn(), trial.calls.drawing.taken or ()
     for call, model in calls:
         first = any(call is each for each, _ in taken)
         for asked, again in (("for the same model", model), ("for an equal model", model_of(call))):
-            now_said = trial.verdict(again)
+            now_said = trial.calls.verdict(again)
             if now_said.ok != first:
                 text = f"supports() returns {_said(first)}, then {_said(now_said.ok)} {asked}: {now_said.reason}"
                 raise RequirementNotMet(f"{text} ({call.cell})", trial.place("supports"))
-    trial.taken()  # a type of which each call is rejected is unsupported
+    trial.calls.taken()  # a type of which each call is rejected is unsupported
     return len(calls)
 
 
@@ -101,7 +101,7 @@ def _said(ok: bool) -> str:
 
 @check("prepares", "An operation that supports() accepts can be prepared.", ("verdicts",))
 def prepares(trial: Trial) -> int:
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         try:
             trial.keep(trial.prepare(model))
         except NnhalError as error:
@@ -109,7 +109,7 @@ def prepares(trial: Trial) -> int:
             raise RequirementNotMet(
                 f"supports() accepts it, prepare() raises {type(error).__name__}: {error} ({call.cell})", place
             ) from error
-    return len(trial.samples())
+    return len(trial.calls.samples())
 
 
 @check(
@@ -120,9 +120,9 @@ def prepares(trial: Trial) -> int:
 def close(trial: Trial) -> int:
     for prepared in trial.kept():
         trial.close(prepared)
-    for call, _ in trial.samples():
+    for call, _ in trial.calls.samples():
         trial.close(trial.prepare(model_of(call)))
-    call, _ = trial.samples()[0]
+    call, _ = trial.calls.samples()[0]
     for number in range(HELD):
         try:
             prepared = trial.prepare(model_of(call))
@@ -135,16 +135,16 @@ def close(trial: Trial) -> int:
 
 @check("prepared-anew", "prepare() returns a new Prepared each time.", ("close",))
 def prepared_anew(trial: Trial) -> int:
-    for _, model in trial.samples():
+    for _, model in trial.calls.samples():
         for hints in (PLAIN, PLAIN, Hints()):
             trial.prepare(model, hints)
         trial.end()
-    return len(trial.samples())
+    return len(trial.calls.samples())
 
 
 @check("prepared-twice", "Two prepared models of one model are independent.", SINGLE)
 def prepared_twice(trial: Trial) -> int:
-    for call, _ in trial.samples():
+    for call, _ in trial.calls.samples():
         model = model_of(call)  # nothing was prepared from it yet
         one, other = trial.prepare(model), trial.prepare(model)
         trial.run(one, copies(arrays_of(call)))
@@ -155,16 +155,15 @@ def prepared_twice(trial: Trial) -> int:
         except NnhalError as error:
             text = f"after the other of the same model was closed: {type(error).__name__}: {error}"
             raise RequirementNotMet(text, place_in(error.stack) or trial.place()) from error
-        if not trial.random:
-            trial.same(call, wanted, results, "after the other of the same model was closed")
+        trial.same(call, wanted, results, "after the other of the same model was closed")
         trial.close(other)
-    return len(trial.samples())
+    return len(trial.calls.samples())
 
 
 @check("many-prepared", f"{HELD} prepared models can exist at once, and release their resources.")
 def many_prepared(trial: Trial) -> int:
-    trial.fixed()
-    call, model = trial.first()
+    trial.calls.fixed()
+    call, model = trial.calls.first()
     wanted = trial.alone(model, arrays_of(call))
     for turn in range(2):
         held = []
@@ -186,20 +185,20 @@ def many_prepared(trial: Trial) -> int:
 
 @check("stable-verdicts", "supports() returns the same after models were prepared, ran and were closed.")
 def stable_verdicts(trial: Trial) -> int:
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         prepared = trial.prepare(model)
         trial.run(prepared, copies(arrays_of(call)))
         for when in ("while the model is prepared", "after the model was closed"):
-            if not trial.verdict(model).ok:
+            if not trial.calls.verdict(model).ok:
                 raise RequirementNotMet(f"supports() returns yes, and no {when}", trial.place("supports"))
             if when.startswith("while"):
                 trial.close(prepared)
-    return len(trial.samples())
+    return len(trial.calls.samples())
 
 
 @check("hints", "Preference, priority, threads and a deadline of the compilation change no result.")
 def hints(trial: Trial) -> int:
-    trial.fixed()
+    trial.calls.fixed()
     far = time.monotonic_ns() + 600_000_000_000
     several = [
         *(Hints(preference, threads=1) for preference in Preference),
@@ -207,7 +206,7 @@ def hints(trial: Trial) -> int:
         *(Hints(threads=threads) for threads in (0, 2)),
         Hints(threads=1, deadline=far),
     ]
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         wanted = trial.alone(model, arrays_of(call))
         for each in several:
             prepared = trial.prepare(model, each)
@@ -225,7 +224,7 @@ def _told(each: Hints) -> str:
 
 @check("options", "An unknown option is ignored, or raises InvalidArgument, and nothing else.")
 def options(trial: Trial) -> int:
-    _, model = trial.first()
+    _, model = trial.calls.first()
     values = 1, "text"
     for value in values:
         given = {"an unknown option": value}

@@ -93,8 +93,7 @@ class _Checks(Work):
     def __init__(self, chosen: Validation) -> None:
         self._chosen = chosen
         # By operation and check: its verdict, or the failed check that it needs. A check that saw nothing does not keep
-        # others
-        # from running.
+        # others from running.
         self._came: dict[str, dict[str, str]] = defaultdict(dict)
         self._types: dict[str, dict[str, Mapping[str, str]]] = defaultdict(dict)  # by operation and check
         self._waiting: dict[str, set[str]] = {}  # by operation: the checks that run, or are skipped, after others

@@ -47,15 +47,16 @@ DataSet = tuple[Call, list[Array], Outputs]  # a call, its inputs, and its resul
 def data_sets(trial: Trial, call: Call, model: Model, count: int = SETS) -> list[DataSet]:
     """Return the call with several inputs, and the results for each from a model that runs once."""
     return [
-        (each, arrays_of(each), trial.alone(model, arrays_of(each))) for each in (call, *trial.others(call, count - 1))
+        (each, arrays_of(each), trial.alone(model, arrays_of(each)))
+        for each in (call, *trial.calls.others(call, count - 1))
     ]
 
 
 @check("stale-output", "A second execution gives the results for its inputs.", unseen=ALIKE)
 def stale_output(trial: Trial) -> int:
-    trial.fixed()
+    trial.calls.fixed()
     seen = 0
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         sets = data_sets(trial, call, model)
         if type(sets[-1][0]) is Call:  # a checksum of the elements may be the same in another order
             turned = reordered(sets[-1][0])
@@ -78,9 +79,9 @@ def stale_output(trial: Trial) -> int:
     unseen=ALIKE,
 )
 def same_memory(trial: Trial) -> int:
-    trial.fixed()
+    trial.calls.fixed()
     seen = 0
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         sets = data_sets(trial, call, model, 2)
         prepared = trial.prepare(model)
         memory = [x.copy() for x in sets[0][1]]
@@ -106,9 +107,9 @@ def _own_results(trial: Trial, call: Call, wanted: Outputs, before: Outputs, act
 
 @check("order", "Results do not depend on earlier executions.", SECOND, unseen=ALIKE)
 def order(trial: Trial) -> int:
-    trial.fixed()
+    trial.calls.fixed()
     seen = 0
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         sets = data_sets(trial, call, model)
         prepared = trial.prepare(model)
         for number in (0, 1, 2, 3, 2, 0, 0, 1, 3):
@@ -120,15 +121,15 @@ def order(trial: Trial) -> int:
 
 @check("deterministic", "The same inputs give the same results.")
 def deterministic(trial: Trial) -> int:
-    trial.fixed()
-    for call, model in trial.samples():
+    trial.calls.fixed()
+    for call, model in trial.calls.samples():
         prepared = trial.prepare(model)
         first = [None if r is None else r.copy() for r in trial.run(prepared, copies(arrays_of(call)))]
         for number in range(2, 9):
             trial.same(
                 call, first, trial.run(prepared, copies(arrays_of(call))), f"run {number} on the inputs of run 1"
             )
-    return len(trial.samples())
+    return len(trial.calls.samples())
 
 
 @check(
@@ -138,10 +139,10 @@ def deterministic(trial: Trial) -> int:
     unseen="none of the supported calls has constants that change its results",
 )
 def interleaved(trial: Trial) -> int:
-    trial.fixed()
+    trial.calls.fixed()
     seen = 0
-    for call, model in trial.samples():
-        other = other_constants(call, trial.rng)
+    for call, model in trial.calls.samples():
+        other = other_constants(call, trial.calls.rng)
         pair = [(call, model), (other, model_of(other))]
         wanted = []
         for c, m in pair:
@@ -171,16 +172,16 @@ def interleaved(trial: Trial) -> int:
     unseen="the driver supports no call with float32 in a relaxed model",
 )
 def relaxed(trial: Trial) -> int:
-    trial.fixed()
+    trial.calls.fixed()
     seen = 0
     floats = [
         (call, model, trial.alone(model, arrays_of(call)))
-        for call, model in trial.samples()
+        for call, model in trial.calls.samples()
         if any(operand.type == F32 for operand in model.main.operands)
     ]
     for call, model, wanted in floats:
         twin = replace(model, relaxed=True)
-        if not trial.verdict(twin).ok:
+        if not trial.calls.verdict(twin).ok:
             continue
         before = trial.prepare(model)
         trial.run(trial.prepare(twin), copies(arrays_of(call)))
@@ -199,11 +200,11 @@ def relaxed(trial: Trial) -> int:
     unseen="no model in which two such operations read the result of a third is supported",
 )
 def intermediates(trial: Trial) -> int:
-    trial.fixed()
+    trial.calls.fixed()
     seen = 0
-    for call, _ in trial.samples():
+    for call, _ in trial.calls.samples():
         model = _read_twice(call)
-        if model is None or not all(trial.verdicts(model)):
+        if model is None or not all(verdict.ok for verdict in trial.calls.verdicts(model)):
             continue
         seen += 1
         one, other = trial.run(trial.prepare(model), copies(arrays_of(call)))
@@ -234,7 +235,7 @@ def _read_twice(call: Call) -> Model | None:
     unseen="no supported call has two constants",
 )
 def constants_pools(trial: Trial) -> int:
-    trial.fixed()
+    trial.calls.fixed()
     seen = 0
     for call, model, pooled in pooled_samples(trial):
         wanted = trial.alone(model, arrays_of(call))
@@ -249,9 +250,9 @@ def pooled_samples(trial: Trial) -> Iterator[tuple[Call, Model, Model]]:
 
     That with the most constants comes first.
     """
-    for call, model in sorted(trial.samples(), key=lambda pair: -pair[0].constants):
+    for call, model in sorted(trial.calls.samples(), key=lambda pair: -pair[0].constants):
         pooled = with_pools(model)
-        if pooled is not None and trial.verdict(pooled).ok:
+        if pooled is not None and trial.calls.verdict(pooled).ok:
             yield call, model, pooled
 
 
@@ -265,9 +266,9 @@ def pooled_samples(trial: Trial) -> Iterator[tuple[Call, Model, Model]]:
     unseen=ALIKE,
 )
 def threads(trial: Trial) -> int:
-    trial.fixed()
+    trial.calls.fixed()
     seen = 0
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         sets = data_sets(trial, call, model)
         prepared = trial.prepare(model)
         results = at_once(trial, [(prepared, arrays) for _, arrays, _ in sets])
@@ -322,9 +323,9 @@ def _raised_by_a_thread(trial: Trial, error: BaseException) -> None:
     inside=True,
 )
 def trimmed(trial: Trial) -> int:
-    trial.fixed()
+    trial.calls.fixed()
     seen = 0
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         prepared = trial.prepare(model)
         if not prepared.trimmable:
             continue
@@ -349,7 +350,7 @@ def trimmed(trial: Trial) -> int:
 )
 def malformed_request(trial: Trial) -> int:
     seen = 0
-    for call, model in trial.samples():
+    for call, model in trial.calls.samples():
         wanted = trial.alone(model, arrays_of(call))
         prepared = trial.prepare(model)
         arrays = arrays_of(call)
@@ -358,8 +359,7 @@ def malformed_request(trial: Trial) -> int:
             for bad in (None, flat[:0] if not array.ndim else array[:0], array.reshape(1, *array.shape), flat[:1]):
                 _survives(trial, trial.request(prepared, [*arrays[:number], bad, *arrays[number + 1 :]]), prepared.run)
         results = trial.run(prepared, copies(arrays))
-        if not trial.random:
-            trial.same(call, wanted, results, "after invalid requests")
+        trial.same(call, wanted, results, "after invalid requests")
         seen += len(arrays)
     return seen
 
@@ -395,8 +395,7 @@ def invalid_values(trial: Trial) -> int:
         prepared = trial.prepare(model)
         for wrong, value, rule in late.broken:
             results = trial.run(prepared, copies(late.arrays))
-            if not trial.random:
-                trial.same(late.call, wanted, results, "after invalid values")
+            trial.same(late.call, wanted, results, "after invalid values")
             _must_fail(trial, prepared, wrong, results, f"with {value} in {late.name}", rule)
         seen += len(late.broken)
     return seen
@@ -408,7 +407,7 @@ def _late_arguments(trial: Trial) -> Iterator[_LateArgument]:
     A driver need not read an argument if the shapes of inputs and outputs leave one value for it.
     """
     tries: Counter[str] = Counter()
-    for call, _ in trial.taken():
+    for call, _ in trial.calls.taken():
         if type(call) is not Call or call.open:
             continue
         for place, (argument, value) in enumerate(zip(call.arguments, call.inputs, strict=True)):
@@ -418,7 +417,7 @@ def _late_arguments(trial: Trial) -> Iterator[_LateArgument]:
                 continue
             tries[argument.name] += 1
             late = _late_argument(trial, replace(call, given=tuple(sorted({*call.given, place}))), place)
-            if late is not None and trial.verdict(model_of(late.call)).ok:
+            if late is not None and trial.calls.verdict(model_of(late.call)).ok:
                 tries[argument.name] = TRIES
                 yield late
 
@@ -432,10 +431,10 @@ def _late_argument(trial: Trial, call: Call, place: int) -> _LateArgument | None
         changed = copies(arrays)
         changed[at].reshape(-1)[-1] = np.clip(value, *INT32_ENDS)
         try:
-            known.append(trial.wanted(model, changed))
+            known.append(trial.calls.wanted(model, changed))
         except OperationFailed as error:
             broken.append((changed, value, str(error)))
-    shown = broken and broken[0][1] != last and (trial.random or distinct(*known))
+    shown = broken and broken[0][1] != last and (trial.calls.random or distinct(*known))
     return _LateArgument(call, call.arguments[place].name, arrays, broken) if shown else None
 
 

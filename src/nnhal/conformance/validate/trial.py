@@ -2,10 +2,8 @@
 
 import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,12 +11,13 @@ import numpy as np
 from nnhal.base.answers import close_quietly, driver_call
 from nnhal.base.codes import type_name
 from nnhal.base.errors import DeadObject, NnhalError
+from nnhal.base.levels import Level
 from nnhal.base.operands import Array
-from nnhal.conformance.control import CONTROL, Source, Takes, sources
-from nnhal.conformance.differential import OPEN, Outputs, arrays_of, compare_outputs, model_of, with_other_values
-from nnhal.conformance.draw import Call, Cell, cells, draw
+from nnhal.conformance.differential import Outputs, arrays_of, compare_outputs, with_other_values
+from nnhal.conformance.draw import Call
 from nnhal.conformance.execution_paths import close_and_wait
 from nnhal.conformance.place import place_of
+from nnhal.conformance.validate.drawing import Drawing
 from nnhal.conformance.verdict import TypeVerdicts
 from nnhal.hal.chain import PreparedChain, checked_prepared
 from nnhal.hal.claims import query_verdicts
@@ -31,9 +30,7 @@ from nnhal.runtime import discovery
 
 DRAWING = "draw"  # the stage before the driver's first call
 AFTER = "after "  # prefix of the last driver call, as the stage while the suite itself works
-MORE = 3  # times as many supported calls, for checks of values
 SAMPLES = 3  # the calls of an operation for all checks but those of values
-RECENT = 3  # operations whose drawn calls stay in memory
 PLAIN = Hints(threads=1)
 MakeRequest = Callable[[Signature, Sequence[Array]], Request]
 
@@ -60,76 +57,6 @@ class NotAccepted(NotAsked):
 
 class NoSample(NotAsked):
     """None of the few calls for most checks serves."""
-
-
-class Drawing:
-    """The drawn calls of one operation, with the driver's verdict of each; the same for the same seed.
-
-    drawing: is called before each call is drawn.
-    """
-
-    def __init__(self, operation: str, seed: int, draws: int, drawing: Callable[[], object] = lambda: None) -> None:
-        self.operation, self._drawing = operation, drawing
-        self.calls: list[tuple[Call, Model]] = []
-        self._sources: list[Source] = []  # of each call
-        self._seed, self._draws = [seed, zlib.crc32(operation.encode())], draws
-        self._rng = np.random.default_rng(self._seed)
-        several = list(cells([operation]))
-        self._draw([partial(_plain, cell) for cell in several])
-        with_scalars = [cell for cell in several if any(argument.scalar for argument in cell.op.forms[cell.form])]
-        self._draw([partial(draw, cell, late=True) for cell in with_scalars if cell.values == "ordinary"])
-        self.taken: list[tuple[Call, Model]] | None = None
-        self.refused: list[tuple[int, str]] = []  # the type and reason of each rejected call
-        self.samples: list[tuple[Call, Model]] | None = None
-        self.kept: list[tuple[int | None, Prepared]] = []  # with the type under test; a later check closes them
-
-    def _draw(self, sources: Sequence[Source]) -> None:
-        for source in sources:
-            for _ in range(self._draws):
-                self._drawing()
-                call = source(self._rng)
-                if call is not None:
-                    self.calls.append((call, model_of(call)))
-                    self._sources.append(source)
-
-    def begin(self, takes: Takes) -> None:
-        """Draw calls that depend on other verdicts: control flow contains operations that the driver supports alone."""
-        if self.operation in CONTROL:
-            self.calls, self._sources = [], []
-            self._draw(sources(self.operation, self._rng, takes))
-
-    def more(self, calls: Sequence[tuple[Call, Model]]) -> Iterator[tuple[Call, Model]]:
-        """Yield further calls of the kinds that these drawn calls have; the same ones each time."""
-        rng = np.random.default_rng([*self._seed, MORE])
-        like = {id(call) for call, _ in calls}
-        pairs = zip(self._sources, self.calls, strict=True)
-        for source in dict.fromkeys(source for source, (call, _) in pairs if id(call) in like):
-            for _ in range(MORE * self._draws):
-                self._drawing()
-                call = source(rng)
-                if call is not None:
-                    yield call, model_of(call)
-
-
-class RecentDrawings:
-    """The drawn calls of the operations that were asked for last; those of others are drawn again."""
-
-    def __init__(self) -> None:
-        self._drawings: OrderedDict[tuple[str, int], Drawing] = OrderedDict()
-
-    def of(self, operation: str, seed: int, draws: int, drawing: Callable[[], object]) -> Drawing:
-        """Return an operation's calls. draws, drawing: as of `Drawing`, if they are drawn now."""
-        key = operation, seed
-        found = self._drawings.pop(key, None) or Drawing(operation, seed, draws, drawing)
-        self._drawings[key] = found
-        if len(self._drawings) > RECENT:
-            self._drawings.popitem(last=False)
-        return found
-
-
-def _plain(cell: Cell, rng: np.random.Generator) -> Call:
-    """Draw a call; some have dimensions that the model leaves open."""
-    return draw(cell, rng, open=bool(rng.random() < OPEN))
 
 
 class DriverStages:
@@ -166,41 +93,26 @@ class DriverStages:
                 self._at(AFTER + self.last if self.last else DRAWING)
 
 
-class Trial:
-    """The arguments of a check: a device, and calls of an operation.
+class SupportedCalls:
+    """The drawn calls of an operation that a driver supports: it is asked for its verdicts, and announced each time.
 
-    isolated: whether the device is isolated. prepared: the driver's last prepared model, for `place`. stages: announces
-    the calls of the driver. types: the verdict of each operand type. kind: the type under test, to which all calls are
-    restricted; None: the calls of all types. has_one: whether the check looks at one call alone, and has found it.
+    types: receives the type of each call. kind: the type under test, to which all calls are restricted; None: the calls
+    of all types. has_one: whether the check looks at one call alone, and has found it. random: whether the operation's
+    results are random. rng: draws other values.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        drawing: Drawing,
-        at: Callable[[str], None],
-        *,
-        isolated: bool,
-        types: TypeVerdicts | None = None,
-    ) -> None:
-        self.device, self.drawing, self.isolated = device, drawing, isolated
-        self.stages, self.types = DriverStages(at), types or TypeVerdicts()
+    def __init__(self, device: Device, drawing: Drawing, stages: DriverStages, types: TypeVerdicts) -> None:
+        self.drawing = drawing
+        self._device, self._stages, self._types = device, stages, types
         self.kind: int | None = None
         self.has_one = False
-        self.where = where_of(device)
-        self.operation = drawing.operation
-        self.prepared: Prepared | None = None
-        self.found: tuple[str, ...] = ()
-        self._open: list[Prepared] = []
         record = OPS.get(drawing.operation)
         self.random = record is not None and record.random
         self.rng = np.random.default_rng(zlib.crc32(drawing.operation.encode()))
 
-    # --------------------------------------------------------------------------------------------------------- calls
-
     def kinds(self) -> list[int | None]:
         """The types of the drawn calls, those of the samples first; None alone for a driver as a whole."""
-        if not self.operation:
+        if not self.drawing.operation:
             return [None]
         kinds: dict[int | None, None] = {}
         with suppress(NotAsked):
@@ -211,23 +123,23 @@ class Trial:
         """Look at the calls of one type from now on, or at all for None."""
         self.kind, self.has_one = kind, False
         if kind is not None:
-            self.types.begin(type_name(kind))
+            self._types.begin(type_name(kind))
 
     def drawn(self) -> list[tuple[Call, Model]]:
         """The drawn calls; NotAccepted if the driver supports none, of any type."""
         drawing = self.drawing
         if drawing.taken is None:
-            taken, before = [], self.types.now
+            taken, before = [], self._types.now
             drawing.begin(lambda model: self.verdict(model).ok)
             for call, model in drawing.calls:
-                self.types.at(type_name(call.cell.kind))
+                self._types.at(type_name(call.cell.kind))
                 verdict = self.verdict(model)
                 if verdict.ok:
                     taken.append((call, model))
                 else:
                     drawing.refused.append((call.cell.kind, verdict.reason))
             drawing.taken = taken
-            self.types.at(before)
+            self._types.at(before)
         if not drawing.taken:
             raise self._not_accepted()
         return self._of_kind(drawing.calls)
@@ -310,25 +222,50 @@ class Trial:
 
     def wanted(self, model: Model, arrays: Sequence[Array]) -> Outputs:
         """Return the reference's results."""
-        self.stages.suite_works()
+        self._stages.suite_works()
         return by_reference(model, arrays)
 
-    # ------------------------------------------------------------------------------------------------ driver calls
-
     def verdict(self, model: Model) -> Verdict:
-        """Return the driver's verdict of the one operation; no if its HAL version lacks it, as no runtime would ask."""
-        return self._said(model)[0]
+        """Return the driver's verdict of the one operation of a model."""
+        return self.verdicts(model)[0]
 
-    def verdicts(self, model: Model) -> list[bool]:
-        """Return whether the driver supports each operation."""
-        return [verdict.ok for verdict in self._said(model)]
-
-    def _said(self, model: Model) -> list[Verdict]:
-        lacking = refusals(model, self.device.level)
+    def verdicts(self, model: Model) -> list[Verdict]:
+        """Return the driver's verdict of each operation; no if its HAL version lacks one, as no runtime would ask."""
+        lacking = refusals(model, self._device.level)
         if any(lacking):
             return [Verdict(not why, why) for why in lacking]
-        with self.stages.enter("supports"):
-            return query_verdicts(self.device, model)
+        with self._stages.enter("supports"):
+            return query_verdicts(self._device, model)
+
+
+class Trial:
+    """The arguments of a check: a device that prepares and runs models, and the calls that it supports.
+
+    isolated: whether the device is isolated. stages: announces the calls of the driver. types: the verdict of each
+    operand type. prepared: the driver's last prepared model, for `place`.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        drawing: Drawing,
+        at: Callable[[str], None],
+        *,
+        isolated: bool,
+        types: TypeVerdicts | None = None,
+    ) -> None:
+        self.device, self.operation, self.isolated = device, drawing.operation, isolated
+        self.stages, self.types = DriverStages(at), types or TypeVerdicts()
+        self.calls = SupportedCalls(device, drawing, self.stages, self.types)
+        self.where = where_of(device)
+        self.prepared: Prepared | None = None
+        self.found: tuple[str, ...] = ()
+        self._open: list[Prepared] = []
+
+    def since(self, level: Level, what: str) -> None:
+        """Raise NotAsked if the device's HAL version lacks a feature."""
+        if self.device.level < level:
+            raise NotAsked(f"{what} exist since HAL {level}, the device has HAL {self.device.level}")
 
     def prepare(self, model: Model, hints: Hints = PLAIN, through: Device | None = None) -> PreparedChain:
         """Prepare; closed with the trial unless the check closes it. through: the device, wrapped."""
@@ -352,12 +289,13 @@ class Trial:
     def keep(self, prepared: Prepared) -> None:
         """Leave it open, for a later check to close."""
         self._open.remove(prepared)
-        self.drawing.kept.append((self.kind, prepared))
+        self.calls.drawing.kept.append((self.calls.kind, prepared))
 
     def kept(self) -> list[Prepared]:
         """Return the models that an earlier check has left open, once."""
-        found = [prepared for kind, prepared in self.drawing.kept if self.kind in (None, kind)]
-        self.drawing.kept = [each for each in self.drawing.kept if each[1] not in found]
+        drawing, kind = self.calls.drawing, self.calls.kind
+        found = [prepared for each, prepared in drawing.kept if kind in (None, each)]
+        drawing.kept = [each for each in drawing.kept if each[1] not in found]
         return found
 
     def request(
@@ -365,6 +303,12 @@ class Trial:
     ) -> Request:
         """Make a request for one execution, with exactly these arrays."""
         return Request(self.signature_of(prepared), arrays, rooms)
+
+    def with_rooms(self, prepared: Prepared, call: Call) -> Request:
+        """Make a request for one execution of a call, with memory for each output of known shape."""
+        outputs = self.signature_of(prepared).outputs
+        rooms: list[Array | None] = [None if a.fixed is None else np.empty(a.fixed, a.dtype) for a in outputs]
+        return self.request(prepared, copies(arrays_of(call)), rooms)
 
     def signature_of(self, prepared: Prepared) -> Signature:
         """Return the signature of a prepared model."""
@@ -387,8 +331,11 @@ class Trial:
         return results
 
     def same(self, call: Call, wanted: Outputs, actual: Outputs, what: str) -> None:
-        """Raise RequirementNotMet if results differ from those of `alone` by more than the definition leaves open."""
-        problem = self.differs(call, wanted, actual)
+        """Raise RequirementNotMet if results differ from those of `alone` by more than the definition leaves open.
+
+        Random results are not compared.
+        """
+        problem = "" if self.calls.random else self.differs(call, wanted, actual)
         if problem:
             self.unmet(f"{what}: {problem}")
 

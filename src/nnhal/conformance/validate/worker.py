@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from nnhal.base.errors import DeadObject
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome, ContractCheck, look_by_type
+from nnhal.conformance.validate.drawing import Drawing, RecentDrawings
 from nnhal.conformance.validate.run import CheckItem, Validation
 from nnhal.conformance.validate.table import FAMILIES
 from nnhal.conformance.validate.trial import (
     DRAWING,
-    Drawing,
     NotAccepted,
     NotAsked,
     ProcessDied,
-    RecentDrawings,
     RequirementNotMet,
     Trial,
     open_trial,
@@ -63,7 +62,7 @@ def outcome_of(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
 def _looked(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
     def look(trial: Trial) -> int:
         if check.inside and trial.isolated:
-            trial.taken()  # NotAccepted has precedence
+            trial.calls.taken()  # NotAccepted has precedence
             raise NotAsked("needs the driver in this process (without --isolate)")
         return check.look(trial)
 

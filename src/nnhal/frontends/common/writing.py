@@ -88,11 +88,17 @@ class ImportedGraph(WrittenGraph):
 
     def emit_copy(self, term: Term) -> Term:
         """Return a copy of a term, if a model may not have it as an output itself."""
+        result = self.emit_converted(term, "CAST", replace(term.value, data=None))
+        result.kind, result.scalar = term.kind, term.scalar
+        return result
+
+    def emit_converted(self, term: Term, name: str, value: Value) -> Term:
+        """Return a term in another type, for an output. name: the operation that converts it."""
         self.budget.spend(Cost.OPERATIONS, 1)
-        copied = replace(term.value, data=None)
-        bound = bind(OPS["CAST"], [term.value], [copied], "CAST")
-        result = Term(replace(copied, shape=bound.shapes[0] or copied.shape), term.kind, scalar=term.scalar)
-        self.operations.append(EmittedOperation("CAST", (term,), (result,), "copy", bound))
+        value = replace(value, shape=term.value.shape)
+        bound = bind(OPS[name], [term.value], [value], name)
+        result = Term(replace(value, shape=bound.shapes[0] or value.shape))
+        self.operations.append(EmittedOperation(name, (term,), (result,), "copy", bound))
         return result
 
 

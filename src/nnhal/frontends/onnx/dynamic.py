@@ -1,8 +1,8 @@
 """Entries of quantisation with a scale that is computed at execution, and of integer layers.
 
 NNAPI's quantised types have a fixed scale, and its layers round their sums. So the importer holds the 8-bit integers,
-and the sums of their products, as reals (`Term.reals`): float32 represents every integer below 2**24 exactly, and
-rounds greater sums.
+and the sums of their products, as reals (`Term.reals`): float32 represents every integer up to 2**24 exactly, and
+rounds greater sums. Other nodes and outputs of the model get integers again, if none is rounded.
 """
 
 import math
@@ -12,16 +12,18 @@ import numpy as np
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.functions import RealArithmetic, rounded
+from nnhal.frontends.common.integer_ranges import Span, Spans
 from nnhal.frontends.common.terms import PLAIN_SCALE, UNTYPED, Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, filled
 from nnhal.frontends.onnx.file import OnnxNode
 from nnhal.frontends.onnx.graph import NodeGraph
 from nnhal.frontends.onnx.layers import convolution
 from nnhal.frontends.onnx.products import matmul
-from nnhal.frontends.onnx.task import NodeTask, operator
+from nnhal.frontends.onnx.task import NodeTask, integer_range, operator
 from nnhal.ops.schema import F32, I32
 
-MOST = 255.0  # the range of DynamicQuantizeLinear's integers
+MOST = 255.0  # the range of 8-bit integers, and the greatest magnitude of one minus its zero point
+BEYOND = 1 << 31  # the size of a dimension that is known only at execution
 
 
 @operator("DynamicQuantizeLinear", outputs=3,
@@ -54,9 +56,9 @@ def in_steps(t: NodeTask, x: Term) -> tuple[Term, Term, Term]:
     return rounded(t, r("MINIMUM", steps, r.less(MOST, zero))), scale, zero
 
 
-def hold(t: NodeTask, number: int, kind: str, reals: Term, *, scalar: bool) -> None:
-    """Set output `number` to numbers of a type that NNAPI lacks, held as reals."""
-    t.results[number] = Term(Value(UNTYPED, reals.value.shape), kind, scalar=scalar, reals=reals)
+def hold(t: NodeTask, number: int, kind: str, reals: Term, *, scalar: bool, span: Span | None = None) -> None:
+    """Set output `number` to numbers of a type that NNAPI lacks, held as reals. span: their range."""
+    t.results[number] = Term(Value(UNTYPED, reals.value.shape), kind, scalar=scalar, span=span, reals=reals)
 
 
 class NodeOnReals(NodeTask):
@@ -79,11 +81,17 @@ class NodeOnReals(NodeTask):
 
     def result(self, number: int, term: Term, kind: str = "", *, scalar: bool | None = None) -> None:
         """Set output `number`, with the type of the input."""
-        hold(self, number, self._kind, term, scalar=self.is_scalar(scalar))
+        hold(self, number, self._kind, term, scalar=self.is_scalar(scalar), span=self._range(number))
 
     def same(self, term: Term, number: int = 0) -> None:
         """Set output `number` to an existing term."""
-        hold(self, number, self._kind, term, scalar=term.scalar)
+        hold(self, number, self._kind, term, scalar=term.scalar, span=self._range(number))
+
+    def _range(self, number: int) -> Span | None:
+        """Return the range of output `number`."""
+        terms = [self.graph.term(name) for name in self.node.inputs if name]
+        spans = [integer_range(term) for term in terms if term.kind == self._kind]
+        return self.facts.span(Spans(spans, terms[0].value.shape, number)) if self.facts.span else None
 
 
 class CentredNode(NodeTask):
@@ -92,6 +100,7 @@ class CentredNode(NodeTask):
     def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
         super().__init__(graph, node, opset)
         self._inputs = [self._centred(place) for place in (0, 1)]
+        self._most = self._greatest()
 
     def given(self, place: int) -> bool:
         """Hide the zero points, which are subtracted already."""
@@ -103,7 +112,18 @@ class CentredNode(NodeTask):
 
     def result(self, number: int, term: Term, kind: str = "", *, scalar: bool | None = None) -> None:
         """Set output `number` to sums of 32 bits."""
-        hold(self, number, "INT32", term, scalar=self.is_scalar(scalar))
+        hold(self, number, "INT32", term, scalar=self.is_scalar(scalar), span=(-self._most, self._most))
+
+    def _greatest(self) -> int:
+        """Return the greatest magnitude that a sum may have."""
+        (x, y), convolves = self._inputs, self.node.op == "ConvInteger"
+        if y.data is not None:  # weights, which limit the sums
+            weights = np.abs(np.asarray(y.data))
+            self.budget.spend(Cost.MEMORY, weights.nbytes, self.label)
+            axes = tuple(range(1, weights.ndim)) if convolves else max(0, weights.ndim - 2)
+            return int(MOST * np.max(weights.sum(axes, np.float64), initial=0))
+        counted = self.shape(y)[1:] if convolves else self.shape(x)[-1:]
+        return int(MOST * MOST * math.prod(BEYOND if size is None else size for size in counted))
 
     def _centred(self, place: int) -> Term:
         names = self.node.inputs

@@ -44,7 +44,7 @@ def single_floats(t: NodeTask) -> Term:
 
 def in_own_type(t: NodeTask, made: Term) -> Term:
     """Convert a result to the type of the first input."""
-    kind = t.raw(0).value.type
+    kind = t.x(0).value.type
     return made if made.value.type == kind else t.make("CAST", made, like=Value(kind))
 
 

@@ -20,6 +20,8 @@ class ExpandedNode(NodeTask):
     def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
         super().__init__(graph, node, opset)
         self.nodes: list[OnnxNode] = []
+        own = " ".join(filter(None, (self.name, node.name)))
+        self._origin = (node.name or own) if "/" in node.place else own  # the node of the file, in messages
 
     def commit(self) -> None:
         """Check that each output that is read is written."""
@@ -55,7 +57,7 @@ class ExpandedNode(NodeTask):
         names = [own.get(-1 if number is None else number) or f"{place}.{n}" for n, number in enumerate(wanted)]
         lists = {key: tuple(value) for key, value in attributes.items() if isinstance(value, list)}
         found = {key: value for key, value in (attributes | lists).items() if value is not None}
-        self.nodes.append(OnnxNode(place, "", op, "", inputs, tuple(names), found))
+        self.nodes.append(OnnxNode(place, self._origin, op, "", inputs, tuple(names), found))
         return names[0] if len(names) == 1 else names
 
     def constant(self, value: Any) -> str:

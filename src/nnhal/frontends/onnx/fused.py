@@ -1,7 +1,7 @@
 """Entries of the nodes that ONNX Runtime's optimiser writes in place of several: they are expanded into these again."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -111,20 +111,22 @@ def matmul_of_few_bits(t: ExpandedNode) -> None:
 )
 def dynamically_quantised_matmul(t: ExpandedNode) -> None:
     x, scale, zero = t.write("DynamicQuantizeLinear", t.input(0), parts=3)
-    scaled_product(t, (x, t.input(1), zero, t.input(3)), (scale, t.input(2)), t.input(4))
+    scaled_product(t, (x, t.input(1), zero, t.input(3)), (scale, t.input(2)), t.input(4), gives=0)
 
 
 @expanded("com.microsoft.MatMulIntegerToFloat", inputs=(4, 7), becomes="MatMulInteger, Cast, Mul, Add")
 def integer_matmul(t: ExpandedNode) -> None:
-    scaled_product(t, (t.input(0), t.input(1), t.input(4), t.input(5)), (t.input(2), t.input(3)), t.input(6))
+    given = t.input(0), t.input(1), t.input(4), t.input(5)
+    scaled_product(t, given, (t.input(2), t.input(3)), t.input(6), gives=0)
 
 
-def scaled_product(t: ExpandedNode, given: tuple[str, ...], scales: tuple[str, str], bias: str) -> None:
+def scaled_product(
+    t: ExpandedNode, given: tuple[str, ...], scales: tuple[str, str], bias: str, *, gives: int | None = None
+) -> str:
     """Write a product of integers in reals."""
     made = t.write("Cast", t.write("MatMulInteger", *given), to=FLOAT)
-    made = t.write("Mul", made, t.write("Mul", *scales), gives=None if bias else 0)
-    if bias:
-        t.write("Add", made, bias, gives=0)
+    made = t.write("Mul", made, t.write("Mul", *scales), gives=None if bias else gives)
+    return str(t.write("Add", made, bias, gives=gives) if bias else made)
 
 
 # ------------------------------------------------------------------------------------------------------------ activations
@@ -191,16 +193,36 @@ def embedding(t: ExpandedNode) -> None:
 
     Output 1 is the number of ones in each row of the mask.
     """
+    embedded(t, lambda table, ids: t.write("Gather", t.input(table), ids), [t.input(5), t.input(6)], t.input(8))
+
+
+@expanded(
+    "com.microsoft.QEmbedLayerNormalization", inputs=(13, 18), outputs=(1, 2),
+    becomes="Gather, DequantizeLinear, Add, LayerNormalization",
+)  # fmt: skip
+def quantised_embedding(t: ExpandedNode) -> None:
+    """Normalise the sum of embeddings that are quantised, each table with its scale and zero point."""
+
+    def real(place: int, integers: str) -> str:
+        return str(t.write("DequantizeLinear", integers, t.input(place + 6), t.input(place + 11)))
+
+    def rows(place: int, ids: str) -> str:
+        return real(place, t.write("Gather", t.input(place), ids))
+
+    embedded(t, rows, [real(place, t.input(place)) for place in (5, 6)], "")
+
+
+def embedded(t: ExpandedNode, rows: Callable[[int, str], str], norm: list[str], places: str) -> None:
+    """Normalise the sum of rows of tables. rows: gathers those of an input. norm: factors and offsets."""
     length = t.known(t.x(0))[1]
-    places = t.input(8) or t.constant(np.arange(length, dtype=np.int64)[None])
-    found = [t.write("Gather", t.input(2), t.input(0)), t.write("Gather", t.input(3), places)]
+    found = [rows(2, t.input(0)), rows(3, places or t.constant(np.arange(length, dtype=np.int64)[None]))]
     if t.given(1):
-        found.append(t.write("Gather", t.input(4), t.input(1)))
+        found.append(rows(4, t.input(1)))
     if t.given(7) and t.is_output_used(1):
         ones = t.write("Cast", t.write("Equal", t.input(7), t.constant(1)), to=INT32)
         t.write("ReduceSum", ones, t.constant([1]), gives=1, keepdims=0)
     made = sum_of(t, found, 2)
-    t.write("LayerNormalization", made, t.input(5), t.input(6), gives=0, epsilon=t.attr("epsilon", 1e-12))
+    t.write("LayerNormalization", made, *norm, gives=0, epsilon=t.attr("epsilon", 1e-12))
 
 
 # ------------------------------------------------------------------------------------------------------------- quantised

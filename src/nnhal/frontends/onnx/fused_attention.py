@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nnhal.frontends.onnx.expanded import ExpandedNode, expanded
+from nnhal.frontends.onnx.fused import scaled_product
 
 LOWEST = {"FLOAT": float(np.finfo(np.float32).min), "FLOAT16": float(np.finfo(np.float16).min)}
+IN_PLACE = "writes its cache in place, must give it as an output"
 MASKED = 2  # of Attention's qk_matmul_output_mode
 
 
@@ -29,39 +31,60 @@ class Sizes(NamedTuple):
 )
 def attention(t: ExpandedNode) -> None:
     """Project the input to queries, keys and values in one product. A cache has keys and values in one tensor."""
-    t.require(not t.attr("do_rotary", 0), "rotates, must not")
-    shared = t.given(6) or t.attr("past_present_share_buffer", 0)
-    t.require(not shared, "writes its cache in place, must give it as an output")
-    heads, sizes = t.attr("num_heads", 0), t.attr.ints("qkv_hidden_sizes") or [t.known(t.x(1))[1] // 3] * 3
+    t.require(not t.given(6), IN_PLACE)
     made = t.write("MatMul", t.input(0), t.input(1))
     made = t.write("Add", made, t.input(2)) if t.given(2) else made
+    of_projected(t, made, mask=3, past=4, added=5)
+
+
+@expanded(
+    "com.microsoft.QAttention", inputs=(5, 9), outputs=(1, 2),
+    becomes="of a constant scale DequantizeLinear, MatMul; else MatMulInteger, Cast, Mul; then as com.microsoft.Attention",
+)  # fmt: skip
+def quantised_attention(t: ExpandedNode) -> None:
+    """Project integers; the attention is of reals. Columns of the weights may have scales and zero points."""
+    x, weights, bias, *scales = (t.input(n) for n in range(5))
+    zeros = t.input(6), t.input(7)
+    if t.raw(3).data is None:  # DynamicQuantizeLinear computes it
+        made = scaled_product(t, (x, weights, *zeros), (scales[0], scales[1]), bias)
+    else:
+        pairs = zip((x, weights), scales, zeros, strict=True)
+        made = t.write("MatMul", *(t.write("DequantizeLinear", *each) for each in pairs))
+        made = t.write("Add", made, bias) if bias else made
+    of_projected(t, made, mask=5, past=8)
+
+
+def of_projected(t: ExpandedNode, made: str, *, mask: int, past: int, added: int | None = None) -> None:
+    """Write the attention of queries, keys and values side by side. mask, past, added: the places of these inputs."""
+    t.require(not t.attr("do_rotary", 0), "rotates, must not")
+    t.require(not t.attr("past_present_share_buffer", 0), IN_PLACE)
+    heads, sizes = t.attr("num_heads", 0), t.attr.ints("qkv_hidden_sizes") or [t.known(t.x(1))[1] // 3] * 3
     parts = t.write("Split", made, t.constant(np.array(sizes)), parts=3, axis=-1)
     batch, rows, _ = t.known(t.x(0))
-    past = t.known(t.x(4)) if t.given(4) else ()
-    t.require(
-        not past or past[:3] == (2, batch, heads), f"has a past of shape {list(past)}, must be of 2, {batch}, {heads}"
-    )
-    count = past[3] if past else 0
-    caches = [cut_of(t, n, past) for n in range(2 * bool(past))]
+    cache = t.known(t.x(past)) if t.given(past) else ()
+    must = f"must be of 2, {batch}, {heads}"
+    t.require(not cache or cache[:3] == (2, batch, heads), f"has a past of shape {list(cache)}, {must}")
+    count = cache[3] if cache else 0
+    caches = [cut_of(t, past, n, cache) for n in range(2 * bool(cache))]
     whole = Sizes(batch, rows, count, count + rows, bool(t.attr("unidirectional", 0)))
-    _, *presents = attended(t, [*parts, *caches], heads, mask_of(t, 3, 5, whole), (0, None, None))
+    _, *presents = attended(t, [*parts, *caches], heads, mask_of(t, mask, added, whole), (0, None, None))
     if t.is_output_used(1):
         flat = t.constant([1, batch * heads, whole.columns, sizes[1] // heads])
         joined = t.write("Concat", *(t.write("Reshape", each, flat) for each in presents), axis=0)
         t.write("Reshape", joined, t.constant([2, batch, heads, whole.columns, sizes[1] // heads]), gives=1)
 
 
-def cut_of(t: ExpandedNode, number: int, past: tuple[int, ...]) -> str:
+def cut_of(t: ExpandedNode, place: int, number: int, past: tuple[int, ...]) -> str:
     """Return the keys or values of a cache that has both."""
     _, batch, heads, *each = past
-    flat = t.write("Reshape", t.input(4), t.constant([2, batch * heads, *each]))
+    flat = t.write("Reshape", t.input(place), t.constant([2, batch * heads, *each]))
     return str(t.write("Reshape", t.write("Gather", flat, t.constant([number])), t.constant(past[1:])))
 
 
 @expanded("com.microsoft.MultiHeadAttention", inputs=(1, 10), outputs=(1, 4), becomes="Split, Add, Attention")
 def multi_head_attention(t: ExpandedNode) -> None:
     """Attend to keys and values: of new positions behind a cache, or all of them by heads."""
-    t.require(not t.given(8) and not t.given(9), "writes its cache in place, must give it as an output")
+    t.require(not t.given(8) and not t.given(9), IN_PLACE)
     t.require(t.given(6) == t.given(7), "has a past key or value without the other")
     parts, shapes = zip(*separate(t), strict=True)
     ranks, heads = [len(shape) for shape in shapes], t.attr("num_heads", 0)
@@ -105,7 +128,7 @@ def attended(
     return made
 
 
-def mask_of(t: ExpandedNode, keys: int, scores: int, of: Sizes) -> str:
+def mask_of(t: ExpandedNode, keys: int, scores: int | None, of: Sizes) -> str:
     """Return what is added to products of queries and keys, "" if nothing is.
 
     Args:
@@ -113,7 +136,7 @@ def mask_of(t: ExpandedNode, keys: int, scores: int, of: Sizes) -> str:
         keys: The input with a 1 for each key that counts: of batches and keys, and queries between them. Or, of one
             dimension, for each batch the key where they end, then maybe for each the key where they begin, or the
             places of a packed batch, which has no further meaning here.
-        scores: The input that is added.
+        scores: The input that is added, if there may be one.
         of: The sizes.
     """
     added: list[str] = []
@@ -123,9 +146,9 @@ def mask_of(t: ExpandedNode, keys: int, scores: int, of: Sizes) -> str:
     later = np.arange(of.columns) > of.past + np.arange(of.rows)[:, None]
     later[-1] = False  # as in ONNX Runtime: the last query reads all keys
     if of.causal and later.any():
-        lowest = LOWEST[t.raw(0).kind]
+        lowest = LOWEST.get(t.raw(0).kind, LOWEST["FLOAT"])
         added.append(t.constant(np.where(later, lowest, 0.0)[None, None]))
-    added += [t.input(scores)] * t.given(scores)
+    added += [t.input(scores)] if scores is not None and t.given(scores) else []
     while len(added) > 1:
         added = [t.write("Add", *added[:2]), *added[2:]]
     return added[0] if added else ""

@@ -23,7 +23,7 @@ from nnhal.frontends.common.terms import (
     constant,
     fits,
 )
-from nnhal.frontends.common.writing import INT32_RANGE, ImportedGraph
+from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS, ImportedGraph
 from nnhal.frontends.onnx.file import DTYPES, SMALL, OnnxFile, OnnxFileGraph, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.node_order import reads
 from nnhal.frontends.onnx.open_sizes import Trials
@@ -33,6 +33,7 @@ from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
 TYPES = {"FLOAT": F32, "DOUBLE": F32, "FLOAT16": F16, "INT32": I32, "INT64": I32, "BOOL": B8, "UINT8": Q8, "INT8": Q8S}
 PLAIN = {"UINT8": PLAIN_SCALE, "INT8": PLAIN_SCALE}  # scales of integers that represent themselves
 KIND_OF = {F32: "FLOAT", F16: "FLOAT16", I32: "INT32", B8: "BOOL", Q8: "UINT8", Q8S: "INT8"}
+EXACT = 1 << 24  # the greatest magnitude up to which float32 represents every integer
 TermLabels = tuple[str, Sequence[str]]  # a kind of associated files, and a line for each label
 
 
@@ -204,8 +205,15 @@ class NodeGraph(ImportedGraph):
         outer = self.outer.term(name)
         if self.open_to_outer:
             return outer
+        if outer.reals is not None:
+            reals = self._received(name, outer.reals)
+            return Term(outer.value, outer.kind, scalar=outer.scalar, span=outer.span, reals=reals)
         if outer.data is not None or outer.value.type == UNTYPED or outer.value.data is not None:
             return outer
+        return self._received(name, outer)
+
+    def _received(self, name: str, outer: Term) -> Term:
+        """Make an input that receives a value of the enclosing graph."""
         inner = Term(
             replace(outer.value, data=None), outer.kind, scalar=outer.scalar, span=outer.span, doubtful=outer.doubtful
         )
@@ -228,6 +236,12 @@ class NodeGraph(ImportedGraph):
             if term.doubtful:
                 self.failed = True
                 continue
+            form = integer_form(term)
+            if form is not None:
+                term = self._as_integers(term, form)
+            elif term.reals is not None:
+                self.problem(f"output {short(name)!r}", why_untyped(term, term.kind))
+                continue
             if self.is_unusable(term, term.kind or "nothing", short(name)):
                 continue
             if term.span is not None and not fits(term.span):
@@ -242,6 +256,12 @@ class NodeGraph(ImportedGraph):
             self.context.copy_labels(term, source)
             self.forms.append(EdgeForm(term.scalar, term.kind in WIDE_KINDS))
             self.outputs.append(term)
+
+    def _as_integers(self, term: Term, form: tuple[str, Value]) -> Term:
+        """Return integers that are held as reals in a type of NNAPI."""
+        found = self.emit_converted(term.reals or term, *form)
+        found.kind, found.scalar, found.span = term.kind, term.scalar, term.span
+        return found
 
     def only_reader(self, name: str) -> OnnxNode | None:
         """Return the only node that reads a value, None if there are several or it is an output."""
@@ -260,6 +280,25 @@ class NodeGraph(ImportedGraph):
                 kept.append(operation)
                 needed.update(id(term) for term in operation.inputs if isinstance(term, Term))
         self.operations = OperationList(kept[::-1])
+
+
+def integer_form(term: Term) -> tuple[str, Value] | None:
+    """Return the operation and the type that make integers of those held as reals; None if it may change them."""
+    if term.reals is None or term.doubtful:
+        return None
+    if term.kind in PLAIN and len(term.value.shape or ()) <= MOST_DIMENSIONS:
+        return "QUANTIZE", Value(TYPES[term.kind], None, PLAIN[term.kind])
+    exact = term.span is not None and max(map(abs, term.span)) <= EXACT
+    return ("CAST", Value(I32)) if term.kind == "INT32" and exact else None
+
+
+def why_untyped(term: Term, kind: str) -> str:
+    """Return why a term has no type in NNAPI."""
+    if term.reals is None or term.kind != "INT32":
+        return f"is {kind}, which NNAPI has no type for"
+    most = f"may reach {max(map(abs, term.span))}" if term.span is not None else "have no known limit"
+    rule = f"must be at most {EXACT}, up to which float32 has all integers, or be cast to FLOAT"
+    return f"has sums of products in INT32, which are computed in float32: they {most}, {rule}"
 
 
 def fit_int32(numbers: Sequence[int]) -> bool:

@@ -15,7 +15,7 @@ from nnhal.frontends.common.terms import UNTYPED, Term, UnsupportedOperator, bar
 from nnhal.frontends.common.writing import ASYMMETRIC, OperationWriter, copied, reshaped_constant
 from nnhal.frontends.onnx.attributes import NodeAttributes
 from nnhal.frontends.onnx.file import OnnxNode
-from nnhal.frontends.onnx.graph import KIND_OF, TYPES, NodeGraph
+from nnhal.frontends.onnx.graph import KIND_OF, TYPES, NodeGraph, integer_form, why_untyped
 from nnhal.ops.schema import I32
 
 MOST_FOLDED = 1 << 20  # elements of a result at import that may be larger than its inputs
@@ -93,6 +93,7 @@ class NodeTask(OperationWriter):
         super().__init__(graph, node.inputs, OPERATORS[self.name], node.label)
         self.node, self.opset = node, opset
         self.attr = NodeAttributes(node.attributes)
+        self._integers: dict[int, Term] = {}  # of inputs that are held as reals, by the input
         self.own: list[Term] = []  # results that belong to this node only
         self._steps = self._common_steps()
 
@@ -132,9 +133,15 @@ class NodeTask(OperationWriter):
     def usable(self, term: Term, what: str) -> Term:
         """Return a term as an NNAPI tensor. Operators that only move elements of one input work on texts too."""
         texts = term.kind == "STRING" and not self.facts.moves_one
+        form = integer_form(term)
+        if form is not None and term.reals is not None:
+            if id(term) not in self._integers:
+                made = self._integers[id(term)] = self.make(form[0], term.reals, like=form[1])
+                made.kind, made.scalar = term.kind, term.scalar
+            return self._integers[id(term)]
         if term.value.type == UNTYPED or texts:
             self.follows(term)
-            self.refuse(f"{what} is {term.kind or 'not there'}, which NNAPI has no type for")
+            self.refuse(f"{what} {why_untyped(term, term.kind or 'not there')}")
         if term.partly:
             self.follows(term)
         self.require(not term.partly, f"{what} is a shape known only at execution, which NNAPI has no operation for")
@@ -277,8 +284,15 @@ class NodeTask(OperationWriter):
 
     def _span(self, result: Term, number: int) -> Span:
         terms = [self.raw(place) for place in range(len(self.node.inputs)) if self.given(place)]
-        spans = [term.span or KINDS.get(term.kind, ANY) for term in terms if term.kind in ("INT64", "INT32", *KINDS)]
+        spans = [integer_range(term) for term in terms if term.kind in ("INT64", "INT32", *KINDS)]
         return span_of(self.facts.span, result, number, terms, spans, ANY)
+
+
+def integer_range(term: Term) -> Span:
+    """Return the range of a term's integers."""
+    if term.span is None and term.kind == "INT32" and term.data is not None and term.data.size and not term.partly:
+        return int(term.data.min()), int(term.data.max())
+    return term.span or KINDS.get(term.kind, ANY)
 
 
 class FlatNode(NodeTask):

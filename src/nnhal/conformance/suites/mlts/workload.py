@@ -18,6 +18,7 @@ from nnhal.ops.common import encode
 from nnhal.runtime import discovery
 from nnhal.runtime.arguments import Spec
 from nnhal.runtime.compiled import Compiled
+from nnhal.runtime.random_inputs import random_inputs
 from nnhal.zoo import by_name, maker, nets
 
 # The families that Android's machine-learning test suite measures, as the zoo has them; EfficientNet-Lite0 is built of
@@ -144,21 +145,8 @@ def _inputs(name: str, run: SuiteRun, model: Model, reference: Compiled) -> tupl
         by_input = {spec.name: spec for spec in specs}
         given = [onnx_inputs.inputs_of(name, by_input, number) for number in range(SAMPLES)]
         return [[each[spec.name] for spec in specs] for each in given], [], "pictures and sounds of the zoo"
-    return [[drawn(spec, rng) for spec in specs] for _ in range(SAMPLES)], [], DRAWN
+    return [random_inputs(model, rng) for _ in range(SAMPLES)], [], DRAWN
 
 
 def _stored(spec: Spec, real: Array) -> Array:
     return encode(data.value_of(spec), real.astype(np.float32)).astype(spec.dtype, copy=False)
-
-
-def drawn(spec: Spec, rng: np.random.Generator) -> Array:
-    """Draw an input: floats of the normal distribution, quantised types over their range, other integers from 0 to 9."""
-    shape = tuple(size or 1 for size in spec.shape or ())
-    if spec.dtype.kind == "f":
-        return rng.standard_normal(shape).astype(spec.dtype)
-    if spec.dtype.kind == "b":
-        return rng.integers(0, 2, shape).astype(spec.dtype)
-    if spec.scale:
-        limits = np.iinfo(spec.dtype)
-        return rng.integers(limits.min, limits.max, shape, spec.dtype, endpoint=True)
-    return rng.integers(0, 10, shape).astype(spec.dtype)

@@ -25,7 +25,7 @@ inputs, a picture, its text and a Python program.
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,39 +106,38 @@ class Random(Suite):
         yield from self._of_several_operations(run)
         for name, kind in cells:
             if name in HARD:
-                label = type_name(kind).removeprefix("TENSOR_")
-                yield Case(self.name, f"hard/{name}/{label}/0", name, label, (name, int(kind), 0, "hard"))
+                yield self._case("hard", name, kind, 0)
             if name in WIDE and kind in WIDE_TYPES:
-                label = type_name(kind).removeprefix("TENSOR_")
-                yield Case(self.name, f"wide/{name}/{label}/0", name, label, (name, int(kind), 0, "wide"))
+                yield self._case("wide", name, kind, 0)
         for name, kind in [*cells, *((name, kind) for name in CONTROL for kind in TYPES)]:
-            label = type_name(kind).removeprefix("TENSOR_")
             for number in range(draws):
-                yield Case(self.name, f"single/{name}/{label}/{number}", name, label, (name, int(kind), number, ""))
+                yield self._case("single", name, kind, number)
             if kind in FUSED_TYPES and name not in CONTROL:
-                yield Case(self.name, f"fused/{name}/{label}/0", name, label, (name, int(kind), 0, "fused"))
+                yield self._case("fused", name, kind, 0)
             if name in LONG and kind in (F32, Q8):
-                yield Case(self.name, f"long/{name}/{label}/0", name, label, (name, int(kind), 0, "long"))
+                yield self._case("long", name, kind, 0)
             for n in range(2 * (name in broadcasting)):
-                yield Case(self.name, f"broadcast/{name}/{label}/{n}", name, label, (name, int(kind), n, "broadcast"))
+                yield self._case("broadcast", name, kind, n)
+
+    def _case(self, area: str, what: str, kind: int, number: int, operation: str = "") -> Case:
+        """Make a case of an operand type. what: the operation, or what its name has in place of one."""
+        name = f"{area}/{what}/{_label(kind)}/{number}"
+        return Case(self.name, name, operation or what, type_name(kind), (what, int(kind), number, area))
 
     def _of_several_operations(self, run: SuiteRun) -> Iterator[Case]:
         for size, count in GRAPHS.items():
             for number in range(max(1, round(count * run.scale))):
                 yield Case(self.name, f"graph/{size}/{number}", arguments=(size, number))
         for number in range(max(len(KINDS), round(SEQUENCES * run.scale))):
-            yield Case(self.name, f"constants/{number}", type="FLOAT32", arguments=(0, number))
+            yield Case(self.name, f"constants/{number}", type=type_name(F32), arguments=(0, number))
         for flow, name in FLOWS.items():
             for kind in TYPES if flow != "growing" else [kind for kind in TYPES if kind in JOINED]:
-                label = type_name(kind).removeprefix("TENSOR_")
                 for number in range(max(1, round(FLOW_CASES * run.scale))):
-                    yield Case(
-                        self.name, f"flow/{flow}/{label}/{number}", name, label, (flow, int(kind), number, "flow")
-                    )
+                    yield self._case("flow", flow, kind, number, name)
         for viewed in TYPES:
-            label = type_name(viewed).removeprefix("TENSOR_")
             for number in range(max(1, round(VIEWED * run.scale))):
-                yield Case(self.name, f"views/{label}/{number}", type=label, arguments=(0, int(viewed)))
+                name = f"views/{_label(viewed)}/{number}"
+                yield Case(self.name, name, type=type_name(viewed), arguments=(0, int(viewed)))
 
     def run(self, case: Case, context: Context) -> Mapping[str, Any] | None:
         context.at(PREPARING)
@@ -319,7 +318,6 @@ class _JudgedGraph:
         if kind == DeadObject.__name__:
             raise DeadObject(problem)
         best, found = self._reduced(way, kind), {}
-        self._context.types.begin(*types_of(best.model))
         names = " ".join(names_of(best.model))
         if self._folder is not None:
             found = {"files": str(self._folder)}
@@ -327,7 +325,8 @@ class _JudgedGraph:
         count = len(best.model.main.operations)
         what = f"{kind}: {problem}" if kind else problem
         reason = f"{what}{REDUCED_TO}{count} operation{'s' * (count != 1)}: {names[:200]} {_shapes(best.model)}"
-        raise CaseFailed(reason, HINTS.get(way, ""), {"operations": count, "way": way, **found})
+        alone = {"operation": _only(names_of(best.model)), "type": _only(types_of(best.model))}
+        raise CaseFailed(reason, HINTS.get(way, ""), {"operations": count, "way": way, **found}, **alone)
 
     def _reduced(self, way: str, kind: str) -> ReductionCandidate:
         def fails(candidate: ReductionCandidate) -> bool:
@@ -375,9 +374,17 @@ class _JudgedGraph:
             raise InvalidArgument(f"report {self._folder}: {error.strerror}, must be a writable folder") from None
 
 
+def _only(names: Iterable[str]) -> str:
+    """Return the name that all of several are, "" if they differ."""
+    found = set(names)
+    return found.pop() if len(found) == 1 else ""
+
+
+def _label(kind: int) -> str:
+    """Return an operand type as names of cases have it."""
+    return type_name(kind).removeprefix("TENSOR_")
+
+
 def _shapes(model: Model) -> str:
     operands = model.main.operands
-    return "on " + ", ".join(
-        f"{type_name(operands[i].type).removeprefix('TENSOR_')}{list(operands[i].dimensions)}"
-        for i in model.main.inputs
-    )
+    return "on " + ", ".join(f"{_label(operands[i].type)}{list(operands[i].dimensions)}" for i in model.main.inputs)

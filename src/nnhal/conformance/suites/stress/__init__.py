@@ -13,6 +13,7 @@ from typing import Any
 
 from nnhal.base.errors import ResourceExhausted
 from nnhal.conformance.execution_paths import not_used
+from nnhal.conformance.reduction import types_of
 from nnhal.conformance.suites.process_state import kept_as_it_was, watched
 from nnhal.conformance.suites.stress import drift
 from nnhal.conformance.suites.stress.graphs import (
@@ -87,18 +88,18 @@ class Stress(Suite):
         """Yield the cases; `scale` changes the number of random models, and all durations."""
         for kind in KINDS:
             for what in ("execute", "compile", "mixed"):
-                yield Case(self.name, f"threads/{what}/{kind}", type=kind, arguments=("threads", what, kind))
+                yield Case(self.name, f"threads/{what}/{kind}", arguments=("threads", what, kind))
         for kind in (FLOAT, QUANT):
-            yield Case(self.name, f"mapped/{kind}", type=kind, arguments=("mapped", kind))
-            yield Case(self.name, f"constants/{kind}", type=kind, arguments=("constants", kind))
+            yield Case(self.name, f"mapped/{kind}", arguments=("mapped", kind))
+            yield Case(self.name, f"constants/{kind}", arguments=("constants", kind))
         for number in range(max(1, round(GROUPS * run.scale))):
             yield Case(self.name, f"models/{number:03}", arguments=("models", number))
         yield Case(self.name, "slow-down", arguments=("slow-down",))
         for way in WAYS:
             for kind in {"run": KINDS, "prepare": (FLOAT, QUANT)}.get(way, (FLOAT,)):
-                yield Case(self.name, f"growth/{way}/{kind}", type=kind, arguments=("growth", way, kind))
+                yield Case(self.name, f"growth/{way}/{kind}", arguments=("growth", way, kind))
         for kind in KINDS:
-            yield Case(self.name, f"drift/{kind}", type=kind, arguments=("drift", kind))
+            yield Case(self.name, f"drift/{kind}", arguments=("drift", kind))
         yield Case(self.name, "drift/compile", arguments=("drift of compilations",))
         yield Case(self.name, "count", arguments=("count",))
         yield Case(self.name, "endurance", arguments=("endurance",))
@@ -243,6 +244,7 @@ def _constants(context: Context, kind: str) -> Found:
             if not takes(context.device, graphs[0].model, context.at):
                 continue
             for graph in graphs:
+                context.types.begin_more(*types_of(graph.model))
                 inputs = graph.inputs(0)
                 one = ThreadJob(graph, [inputs], [by_reference(graph.model, inputs)])
                 opened.append((_open(context, graph, stack), one))

@@ -11,6 +11,7 @@ from nnhal.base.errors import MissedDeadline
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import Outputs
 from nnhal.conformance.execution_paths import WAYS, close_and_wait
+from nnhal.conformance.reduction import types_of
 from nnhal.conformance.suites.stress.graphs import FLOAT, QUANT, SETS, SINGLE, StressGraph, difference, supported
 from nnhal.conformance.suites.suite import PREPARING, Context, NotApplicable, NotSupported
 from nnhal.conformance.switching import switching_often
@@ -97,6 +98,7 @@ def any_job(context: Context, seed: int, length: int) -> ThreadJob:
 def alone(context: Context, graph: StressGraph, inputs: Sequence[Sequence[Array]]) -> list[Outputs]:
     """Prepare, execute once on each set, and close; return copies of the results."""
     device = context.device
+    context.types.begin_more(*types_of(graph.model))
     context.at("prepare")
     prepared = checked_prepared(device, graph.model, PLAIN)
     found = []

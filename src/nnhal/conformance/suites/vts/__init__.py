@@ -34,17 +34,17 @@ from nnhal.conformance.suites.vts import (
     surroundings,
     times,
 )
-from nnhal.conformance.suites.vts.promise import CHOSEN, DRIVER, OPERATION, PROMISES, Probe, Promise, chosen, ending
+from nnhal.conformance.suites.vts.promise import CHOSEN, DRIVER, OPERATION, PROMISES, Probe, Promise, chosen
 from nnhal.conformance.validate.check import look_by_type
+from nnhal.conformance.validate.drawing import Drawing, RecentDrawings
 from nnhal.conformance.validate.trial import (
     AFTER,
     DRAWING,
-    Drawing,
     NotAccepted,
     NotAsked,
     ProcessDied,
-    RecentDrawings,
     RequirementNotMet,
+    open_trial,
 )
 from nnhal.ops import OPS
 
@@ -82,7 +82,7 @@ class Vts(Suite):
         draw = self._drawing(context.run, announce)
         probe = Probe(context.device, context.run, case.operation, draw, announce, self._found, context.types)
         try:
-            with kept_as_it_was(context.device), ending(probe):
+            with kept_as_it_was(context.device), open_trial(probe):
                 probes = chosen(probe) if each.per == CHOSEN else [probe]
                 seen = sum(look_by_type(one, each.look) for one in probes)
         except NotAccepted as why:

@@ -32,14 +32,14 @@ class _Domain:
         if unused:
             raise NotAsked(unused)
         self.probe = probe
-        for call, model in probe.samples():
+        for call, model in probe.calls.samples():
             self.arrays = copies(arrays_of(call))
             if self.arrays and self.arrays[0].ndim and self.arrays[0].size and probe.device_gives(model):
                 break
         else:
             raise NotAsked("no supported call has a tensor as its first input and outputs of known shapes")
-        probe.fixed()
-        probe.has_one = True
+        probe.calls.fixed()
+        probe.calls.has_one = True
         self.call, self.model = call, model
         self.wanted = probe.alone(model, self.arrays)
         first = self.wanted[0]
@@ -299,7 +299,7 @@ def closed(probe: Probe) -> int:
 @promise("buffers/independent", "Two buffers of the same roles are independent; new contents take effect.")
 def independent(probe: Probe) -> int:
     domain = _Domain(probe)
-    again = next(probe.others(domain.call, 1))
+    again = next(probe.calls.others(domain.call, 1))
     arrays = copies(arrays_of(again))
     wanted = probe.alone(model_of(again), arrays)
     one, other = (domain.allocate(domain.arrays[0].shape, domain.input()) for _ in range(2))
@@ -315,12 +315,12 @@ def independent(probe: Probe) -> int:
 @promise("buffers/open", "Driver memory for open dimensions takes the shape of its contents, which have to be given.")
 def open_dimensions(probe: Probe) -> int:
     _Domain(probe)
-    for call, model in probe.taken():
+    for call, model in probe.calls.taken():
         arrays = copies(arrays_of(call))
         if not (call.open and arrays and arrays[0].ndim and arrays[0].size):
             continue
         try:
-            wanted = probe.wanted(model, arrays)
+            wanted = probe.calls.wanted(model, arrays)
         except NnhalError:
             continue
         result = wanted[0]

@@ -131,8 +131,8 @@ promise("loops/timeout", _TIMEOUT.promise, OPERATION, operations=("WHILE",), uns
 def loops(probe: Probe) -> int:
     probe.since(V1_2, "bursts")
     seen = 0
-    for call, _ in probe.samples():
-        if not isinstance(call, WhileCall) or not call.limit_given or probe.random:
+    for call, _ in probe.calls.samples():
+        if not isinstance(call, WhileCall) or not call.limit_given or probe.calls.random:
             continue
         model = model_of(call)
         wanted = probe.alone(model, arrays_of(call))

@@ -206,12 +206,12 @@ def info(probe: Probe) -> int:
 
 @promise("fences/shapes", "A fenced execution without room for an output of unknown shape is InvalidArgument.")
 def shapes(probe: Probe) -> int:
-    probe.fixed()
+    probe.calls.fixed()
     _Fenced(probe)
-    for call, model in probe.taken():
+    for call, model in probe.calls.taken():
         prepared = probe.prepare(model) if call.open else None
         if prepared is not None and not probe.signature_of(prepared).closed:
-            probe.has_one = True
+            probe.calls.has_one = True
             request = probe.request(prepared, copies(arrays_of(call)))
 
             def launch(prepared: Prepared = prepared, request: Request = request) -> object:

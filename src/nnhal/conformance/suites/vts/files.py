@@ -12,8 +12,8 @@ from nnhal.conformance.cache_files import OTHER, TOKEN, empty_files, restored_fr
 from nnhal.conformance.differential import Outputs, arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.suites.vts.elsewhere import Saved, elsewhere
-from nnhal.conformance.suites.vts.promise import COMMON, DRIVER, Look, Probe, ending, named, promise
-from nnhal.conformance.validate.trial import PLAIN, NotAccepted, NotAsked, RequirementNotMet, copies
+from nnhal.conformance.suites.vts.promise import COMMON, DRIVER, Look, Probe, named, promise
+from nnhal.conformance.validate.trial import PLAIN, NotAccepted, NotAsked, RequirementNotMet, copies, open_trial
 from nnhal.hal.answers import cache_files_by
 from nnhal.hal.cache.files import Cache, CacheFiles
 from nnhal.hal.chain import checked_prepared
@@ -86,7 +86,7 @@ def _kept(probe: Probe, count: CacheFiles, token: bytes = TOKEN, *, but: str = "
         if name == but:
             continue
         other = probe.of(name)
-        with ending(other):
+        with open_trial(other):
             try:
                 call, model = other.closed()
             except NotAsked:
@@ -112,7 +112,7 @@ def _group(number: int) -> Look:
             kept: list[_KeptFiles] = []
             for name in NAMES[number::GROUPS]:
                 other = probe.of(name)
-                held.enter_context(ending(other))
+                held.enter_context(open_trial(other))
                 try:
                     call, model = other.closed()
                 except NotAsked:

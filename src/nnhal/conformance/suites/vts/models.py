@@ -24,7 +24,7 @@ def _mutated(kind: str) -> Look:
     """Return a look at the mutants of one kind."""
 
     def look(probe: Probe) -> int:
-        model = _chained(probe) if kind == "execution order" else probe.first()[1]
+        model = _chained(probe) if kind == "execution order" else probe.calls.first()[1]
         if model is None:
             return 0
         found = [
@@ -44,10 +44,10 @@ def _mutated(kind: str) -> Look:
 
 def _chained(probe: Probe) -> Model | None:
     """Return a model in which the operation reads its own result, if one of the supported calls can."""
-    for call, _ in probe.taken():
+    for call, _ in probe.calls.taken():
         place = None if call.open else call.returns_to()
         if place is not None:
-            probe.has_one = True
+            probe.calls.has_one = True
             out = call.outputs[0]
             b = ModelBuilder(f"{call.cell} twice")
             indices, given, made = operands_of(call, b)
@@ -115,8 +115,8 @@ def _hinted(field: str) -> Look:
     """Return a look at values of a hint that do not exist."""
 
     def look(probe: Probe) -> int:
-        call, model = probe.first()
-        wanted = None if probe.random else probe.alone(model, arrays_of(call))
+        call, model = probe.calls.first()
+        wanted = None if probe.calls.random else probe.alone(model, arrays_of(call))
         for value in BAD_HINTS[field]:
             try:
                 with probe.stages.enter("prepare"):

@@ -1,25 +1,23 @@
 """The promises that vts looks at: their names, rules, and the functions that look whether a driver keeps them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from nnhal.base.codes import type_name
 from nnhal.base.errors import NnhalError
-from nnhal.base.levels import Level
 from nnhal.base.operands import Array
 from nnhal.base.records import Record
 from nnhal.conformance.differential import Outputs, arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.place import place_in
 from nnhal.conformance.suites.suite import SuiteRun
-from nnhal.conformance.validate.trial import Drawing, NotAccepted, NotAsked, RequirementNotMet, Trial, copies
+from nnhal.conformance.validate.drawing import Drawing
+from nnhal.conformance.validate.trial import NotAccepted, NotAsked, RequirementNotMet, Trial, copies, open_trial
 from nnhal.conformance.verdict import TypeVerdicts
 from nnhal.hal.device import Device, Prepared
-from nnhal.hal.request import Request, Signature
+from nnhal.hal.request import Signature
 from nnhal.model.graph import Model
 from nnhal.ops import OPS
 
@@ -68,11 +66,11 @@ class Probe(Trial):
         Raises:
             NotAsked: no supported call has them.
         """
-        self.fixed()
-        for call, model in self.samples():
+        self.calls.fixed()
+        for call, model in self.calls.samples():
             arrays = arrays_of(call)
             if arrays and all(x.size for x in arrays) and self.device_gives(model):
-                self.has_one = True
+                self.calls.has_one = True
                 return call, model
         raise NotAsked("no supported call has an input and outputs of known shapes")
 
@@ -80,20 +78,9 @@ class Probe(Trial):
         """Note the type of a call, in a promise of the driver: those of operations know it."""
         self.types.begin(type_name(call.cell.kind))
 
-    def with_rooms(self, prepared: Prepared, call: Call) -> Request:
-        """Make a request for one execution of a call, with memory for each output of known shape."""
-        outputs = self.signature_of(prepared).outputs
-        rooms: list[Array | None] = [None if a.fixed is None else np.empty(a.fixed, a.dtype) for a in outputs]
-        return self.request(prepared, copies(arrays_of(call)), rooms)
-
     def device_gives(self, model: Model) -> bool:
         """Whether all output shapes are known before the execution."""
         return Signature.of(model).closed
-
-    def since(self, level: Level, what: str) -> None:
-        """Raise NotAsked if the device's HAL version lacks a feature."""
-        if self.device.level < level:
-            raise NotAsked(f"{what} exist since HAL {level}, the device has HAL {self.device.level}")
 
     def right(self, call: Call, wanted: Outputs, prepared: Prepared, when: str) -> None:
         """Raise RequirementNotMet if an execution fails, or gives other results than wanted."""
@@ -169,7 +156,7 @@ def chosen(probe: Probe) -> Iterator[Probe]:
         raise NotAccepted("no supported call has an input and outputs of known shapes")
     for operation in probe.lists[CHOSEN]:
         each = probe.of(operation)
-        with ending(each):
+        with open_trial(each):
             yield each
 
 
@@ -177,18 +164,9 @@ def _shown(probe: Probe) -> Iterator[str]:
     """Yield the operations with a call that promises can be looked at with."""
     for operation in COMMON:
         each = probe.of(operation)
-        with ending(each), suppress(NotAsked):
+        with open_trial(each), suppress(NotAsked):
             each.closed()
             yield operation
-
-
-@contextmanager
-def ending(probe: Probe) -> Iterator[None]:
-    """End a probe with the context."""
-    try:
-        yield
-    finally:
-        probe.end()
 
 
 def named(error: BaseException) -> str:

@@ -90,9 +90,9 @@ def large(probe: Probe) -> int:
     pid = driver_pid(probe)
     asked = 0
     for name in LARGE_ONES:
-        probe.verdict(_sized(name, (1, 1)))  # an engine may load at the first query
+        probe.calls.verdict(_sized(name, (1, 1)))  # an engine may load at the first query
         before = _peak(pid)
-        probe.verdict(_sized(name, LARGE))
+        probe.calls.verdict(_sized(name, LARGE))
         grown = _peak(pid) - before
         if grown > MOST_MEBIBYTES:
             text = f"a query about {name} of {LARGE[0]:,} x {LARGE[1]:,} elements takes {grown:,.0f} MiB"

@@ -62,16 +62,16 @@ def small(probe: Probe) -> int:
     unseen="no output has elements",
 )
 def unknown(probe: Probe) -> int:
-    probe.fixed()
+    probe.calls.fixed()
     probe.since(V1_2, "outputs of unknown shape")
-    for call, model in probe.taken():
+    for call, model in probe.calls.taken():
         if call.open:
             try:
-                wanted = probe.wanted(model, arrays_of(call))
+                wanted = probe.calls.wanted(model, arrays_of(call))
             except NnhalError:
                 continue
             if any(w is not None and w.size for w in wanted):
-                probe.has_one = True
+                probe.calls.has_one = True
                 prepared = probe.prepare(model)
                 probe.right(call, wanted, prepared, "with outputs of unknown shape")
                 return 1 + _small(probe, call, model, wanted)

@@ -31,19 +31,19 @@ MOST = 10  # calls
 def signed(probe: Probe) -> int:
     probe.since(V1_3, "signed 8-bit operations")
     seen = 0
-    for call, _ in probe.taken():
+    for call, _ in probe.calls.taken():
         other = None if probe.operation in CONTROL else _signed(call)
         if other is None:
             continue
         probe.types.at(type_name(other.cell.kind))
-        verdict = probe.verdict(model_of(other))
+        verdict = probe.calls.verdict(model_of(other))
         if not verdict.ok:
             raise RequirementNotMet(
                 f"supports() accepts {call.cell}, and rejects the same call on signed tensors: {verdict.reason}",
                 probe.place("supports"),
             )
         seen += 1
-        if not probe.random and probe.operation not in OTHER_RESULTS:
+        if not probe.calls.random and probe.operation not in OTHER_RESULTS:
             _compared(probe, call, other)
         if seen == probe.count(MOST):
             break

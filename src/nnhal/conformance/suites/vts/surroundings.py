@@ -56,7 +56,7 @@ def loading(probe: Probe) -> int:
 )
 def process(probe: Probe) -> int:
     seen = 0
-    for call, model in probe.samples():
+    for call, model in probe.calls.samples():
         before = _state(probe)
 
         def look(what: str, before: State = before) -> None:
@@ -64,7 +64,7 @@ def process(probe: Probe) -> int:
             if changed:
                 raise RequirementNotMet(f"after {what}(), {changed}, must be as before", probe.place(what))
 
-        probe.verdict(model)
+        probe.calls.verdict(model)
         look("supports")
         prepared = probe.prepare(model)
         look("prepare")

@@ -44,7 +44,7 @@ class _Measured:
 def times(probe: Probe) -> int:
     probe.since(V1_2, "measured times")
     seen = 0
-    for call, model in probe.samples():
+    for call, model in probe.calls.samples():
         prepared = probe.prepare(model)
         seen += _judged(probe, _measured(probe, call, prepared, prepared.run))
         with probe.stages.enter("burst"), prepared.burst() as series:
@@ -104,7 +104,7 @@ def _judged(probe: Probe, measured: _Measured, where: str = "") -> int:
 )
 def profile(probe: Probe) -> int:
     seen = 0
-    for call, model in probe.samples():
+    for call, model in probe.calls.samples():
         prepared = probe.prepare(model)
         if prepared.profiles is not True:
             continue

@@ -1,0 +1,280 @@
+"""Rules about values that a model computes from its integer inputs, such as indices: an execution checks them.
+
+The operations between integer inputs and these rules are evaluated with the reference kernels, without layers and the
+rest of the model. So the values of inputs can be checked before an execution, and a failure of any device can be
+explained. Inputs that hide values from a softmax are found in the same way.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nnhal.base.codes import TYPE_FACTS, OperandType, OperationType
+from nnhal.base.errors import InvalidModel, NnhalError, OperationFailed
+from nnhal.base.operands import Array, UnknownValue, Value
+from nnhal.base.records import replace
+from nnhal.model.graph import CONSTANTS, Model, Operation
+from nnhal.model.validate import validate
+from nnhal.ops.schema import Bound, bind
+
+INTEGERS = frozenset({OperandType.TENSOR_INT32, OperandType.INT32, OperandType.TENSOR_BOOL8, OperandType.BOOL})
+MOST_ELEMENTS = 1 << 20  # of each operand of an operation that is evaluated
+HIDDEN = -1000.0  # its exponential is 0
+MOST_OPERATIONS = 10_000  # that are evaluated for one check of all rules
+
+
+class BrokenRule(NamedTuple):
+    """A rule that values break. why: the operation and the rule. inputs: the places of the inputs that decide it."""
+
+    why: str
+    inputs: tuple[int, ...]
+
+
+class _DecidedOperation(NamedTuple):
+    """An operation on the way to rules. checks: whether it has one. reads: a bit for each input that decides it."""
+
+    operation: Operation
+    bound: Bound
+    known: tuple[int, ...]  # the operands among its inputs that integer inputs alone decide
+    checks: bool
+    reads: int
+
+
+class _Mask(NamedTuple):
+    """The use of an input as a mask.
+
+    operand: what is added to other values; or a condition, and `chosen` the constant that takes their place when it is
+    true, or if `when` is False, when it is false.
+    """
+
+    input: int
+    operand: int
+    chosen: int | None
+    when: bool
+
+
+class _Broken(OperationFailed):
+    """An operation fails. reads: a bit for each input that decides its values."""
+
+    def __init__(self, why: str, reads: int) -> None:
+        super().__init__(why)
+        self.reads = reads
+
+
+class ValueRules:
+    """The rules of a model's main subgraph that integer inputs alone decide.
+
+    Attributes:
+        inputs: The places of the inputs that decide a rule.
+    """
+
+    def __init__(self, model: Model) -> None:
+        """model: A valid model."""
+        self._model, self._values = model, validate(model).subgraphs[0].values
+        self._steps, self._masks = ([], []) if model.emptied else _steps(model, self._values)
+        reads = 0
+        for step in self._steps:
+            reads |= step.reads * step.checks
+        self.inputs = tuple(place for place in range(len(model.main.inputs)) if reads >> place & 1)
+        self._parts: dict[int, list[tuple[_DecidedOperation, bool]]] = {}
+
+    @staticmethod
+    def of(model: Model) -> "ValueRules":
+        """Return the rules of a model; they are looked for once."""
+        found: ValueRules | None = model._memo.get("value rules")
+        if found is None:
+            found = model._memo["value rules"] = ValueRules(model)
+        return found
+
+    def broken(self, given: Mapping[int, Array], among: Sequence[int] | None = None) -> BrokenRule | None:
+        """Return the first rule that values break, None if there is none. For the parameters, see `values`."""
+        try:
+            self.values(given, among)
+        except _Broken as error:
+            return BrokenRule(str(error), tuple(n for n in self.inputs if error.reads >> n & 1))
+        return None
+
+    def values(self, given: Mapping[int, Array], among: Sequence[int] | None = None) -> list[Array]:
+        """Return the computed values that the rules are about.
+
+        Args:
+            given: Values in the model's types, by the place of the input. Rules that others decide are not checked.
+            among: Check only rules that one of these inputs decides; None for all.
+
+        Raises:
+            OperationFailed: They break a rule.
+        """
+        lacking = sum(1 << place for place in self.inputs if given.get(place) is None)
+        wanted = sum(1 << place for place in (self.inputs if among is None else among))
+        if wanted not in self._parts:
+            self._parts[wanted] = self._before(set(), wanted)
+        part = [each for each in self._parts[wanted] if not each[0].reads & lacking]
+        arrays = self._evaluated(part, given)
+        return [arrays[i] for step, _ in part if step.checks for i in step.known]
+
+    def unmasked(self, place: int, zeros: Array) -> int | None:
+        """Return the value, 0 or 1, with which a mask hides nothing; None if an input is not a mask.
+
+        A mask decides on its own where large negative numbers are added to other values, or take their place, so that
+        these have no share of a softmax.
+
+        Args:
+            place: The input.
+            zeros: Its value with all elements 0, in the model's type.
+        """
+        hidden = self._hidden(place, zeros), self._hidden(place, np.ones_like(zeros))
+        for zero, one in zip(*hidden, strict=True):
+            for kept, (x, y) in ((1, (zero, one)), (0, (one, zero))):
+                if x.shape == y.shape and (x & ~y).any():
+                    return kept
+        return None
+
+    def _hidden(self, place: int, array: Array) -> list[Array]:
+        """Return for each use of an input as a mask which elements of other values it hides."""
+        masks = [mask for mask in self._masks if mask.input == place]
+        try:
+            arrays = self._evaluated(self._before({mask.operand for mask in masks}), {place: array})
+        except OperationFailed:
+            return []
+        found = []
+        for mask in masks:
+            value = np.asarray(self._array(mask.operand, arrays))
+            if mask.chosen is None:
+                found.append(value <= HIDDEN)
+            elif np.max(np.asarray(self._array(mask.chosen, arrays)), initial=-np.inf) <= HIDDEN:
+                found.append(value if mask.when else ~value)
+        return found
+
+    def _before(self, needed: set[int], wanted: int = 0) -> list[tuple[_DecidedOperation, bool]]:
+        """Return the operations before some operands and the rules that some inputs decide, and whether each computes."""
+        found = []
+        for step in reversed(self._steps):
+            computes = not needed.isdisjoint(step.operation.outputs)
+            if computes:
+                needed.update(step.operation.inputs)
+            elif step.checks and step.reads & wanted:
+                needed.update(step.known)
+            else:
+                continue
+            found.append((step, computes))
+        return found[::-1]
+
+    def _evaluated(
+        self, part: Sequence[tuple[_DecidedOperation, bool]], given: Mapping[int, Array]
+    ) -> dict[int, Array]:
+        """Return the values of operands after some operations, each of which computes, or only checks a rule."""
+        arrays: dict[int, Array] = {i: given[n] for n, i in enumerate(self._model.main.inputs) if n in given}
+        for step, computes in part:
+            values = [self._array(i, arrays) for i in step.operation.inputs]
+            try:
+                a = self._bound(step, values)
+                results = results_of(a, values) if computes else []
+            except (InvalidModel, OperationFailed) as error:
+                raise _Broken(str(error), step.reads) from error
+            arrays.update(zip(step.operation.outputs, results, strict=False))
+        return arrays
+
+    def _array(self, index: int, arrays: Mapping[int, Array]) -> Array | None:
+        """Return the value of an operand, None if it is not evaluated."""
+        operand = self._model.main.operands[index]
+        constant = operand.lifetime in CONSTANTS and self._model.readable(operand)
+        return self._model.constant(operand) if constant else arrays.get(index)
+
+    def _bound(self, step: _DecidedOperation, arrays: Sequence[Array | None]) -> Bound:
+        """Bind an operation to its known values. InvalidModel if they break a rule."""
+        bound = step.bound
+        if not bound.deferred:
+            return bound
+        values = [self._values[i] for i in step.operation.inputs]
+        known = [
+            v if v is None or x is None else replace(v, shape=x.shape, data=x)
+            for v, x in zip(values, arrays, strict=True)
+        ]
+        return bind(bound.op, known, bound.outs, bound.name)
+
+
+def _steps(model: Model, values: Sequence[Value | None]) -> tuple[list[_DecidedOperation], list[_Mask]]:
+    """Return the operations that integer inputs alone decide or whose rules they decide, and the uses of masks."""
+    main, facts = model.main, validate(model).subgraphs[0]
+    beyond = 1 << len(main.inputs)  # the bit of what is not evaluated
+    states = {state.input for state in model.states}
+    reads: dict[int, int] = {}
+    for place, index in enumerate(main.inputs):
+        whole = main.operands[index].type in INTEGERS and place not in states
+        reads[index] = 1 << place if whole else beyond
+    for index, operand in enumerate(main.operands):
+        if operand.lifetime in CONSTANTS and not model.readable(operand):
+            reads[index] = beyond
+    found: list[_DecidedOperation] = []
+    masks: list[_Mask] = []
+    computed = 0
+    for operation, bound in zip(main.operations, facts.operations, strict=True):
+        mask = 0
+        for index in operation.inputs:
+            mask |= reads.get(index, 0)
+        evaluated = bound is not None and not bound.op.context and not bound.op.random and bound.op.weights is None
+        evaluated = evaluated and all(_is_small(values[i]) for i in (*operation.inputs, *operation.outputs))
+        if not evaluated or computed == MOST_OPERATIONS:
+            mask |= beyond
+        reads.update(dict.fromkeys(operation.outputs, mask))
+        if bound is None or bound.op.context:
+            continue
+        masks += _masks(operation, reads, beyond)
+        known = tuple(i for i in operation.inputs if 0 < reads.get(i, 0) < beyond and main.operands[i].type in INTEGERS)
+        checks = bound.deferred and bool(known)
+        if checks or mask < beyond:
+            computed += 1
+            decided = 0
+            for index in known if mask >= beyond else operation.inputs:
+                decided |= reads.get(index, 0)
+            found.append(_DecidedOperation(operation, bound, known, checks, decided))
+    return found, masks
+
+
+def _masks(operation: Operation, reads: Mapping[int, int], beyond: int) -> list[_Mask]:
+    """Return the uses of one input as a mask of values that others decide."""
+    inputs, found = operation.inputs, []
+    uses: list[tuple[int, int, int | None, bool]] = []
+    if operation.type == OperationType.ADD:
+        uses = [(mask, other, None, False) for mask, other in (inputs[:2], inputs[1::-1])]
+    elif operation.type == OperationType.SELECT:
+        uses = [(inputs[0], inputs[2 - n], inputs[1 + n], n == 0) for n in (0, 1)]
+    for mask, other, chosen, when in uses:
+        of_mask, of_other = reads.get(mask, 0), reads.get(other, 0)
+        alone = 0 < of_mask < beyond and of_mask.bit_count() == 1 and of_other & ~of_mask
+        if alone and (chosen is None or not reads.get(chosen, 0)):
+            found.append(_Mask(of_mask.bit_length() - 1, mask, chosen, when))
+    return found
+
+
+def _is_small(value: Value | None) -> bool:
+    """Whether an operand has few elements; one of unknown dimensions may have."""
+    if value is None:
+        return True
+    facts = TYPE_FACTS.get(value.type)
+    size = math.prod(d or 1 for d in value.shape or ())
+    return facts is not None and facts.dtype is not None and size <= MOST_ELEMENTS
+
+
+def results_of(a: Bound, given: Sequence[Array | None]) -> list[Array]:
+    """Return the results of a bound operation that calls no subgraph.
+
+    Raises:
+        OperationFailed: The reference kernel fails.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            results: Any = a.op.kernel(a, *([_NoContext()] if a.op.context else []), *a.form.tensors(given))
+    except NnhalError:
+        raise
+    except (UnknownValue, ValueError, IndexError, TypeError, ArithmeticError) as error:
+        raise OperationFailed(f"{a.name}: {error}") from error
+    return (list(results) if isinstance(results, tuple | list) else [results])[: len(a.outs)]
+
+
+class _NoContext:
+    """The context of operations that call no subgraph."""
+
+    call: Callable[..., Any]
