@@ -13,8 +13,10 @@ from nnhal.frontends.tflite import load, signatures
 from nnhal.measure.peers import LiteRT
 from nnhal.model.validate import validate
 from nnhal.zoo import maker
-from tests.frontends.cases import run
+from tests.frontends.cases import begin, run
 from tests.frontends.flat import Writer, litert, schema
+
+begin(__name__)
 
 
 def added(**options) -> bytes:

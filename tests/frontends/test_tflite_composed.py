@@ -10,9 +10,11 @@ from scipy.special import erf
 
 import nnhal
 from nnhal.frontends.tflite import load
-from tests.frontends.cases import Case, X, b, c, check, const, f, file_of, i, litert, out, run
+from tests.frontends.cases import Case, X, b, begin, c, check, const, f, file_of, i, litert, out, run
 from tests.frontends.flat import Writer
 from tests.nightly.random_models import RECIPES, many_draws
+
+begin(__name__)
 
 HALVES = X(np.array([-2.5, -1.5, -0.5, -0.49999997, 0.49999997, 0.5, 1.5, 2.5, 1.2, -3.7], "f4"))
 LENGTHS = X(np.array([2, 4], "i4"), "i4")

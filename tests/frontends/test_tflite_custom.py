@@ -10,8 +10,10 @@ from flatbuffers import flexbuffers
 import nnhal
 from nnhal import zoo
 from nnhal.frontends.tflite import load
-from tests.frontends.cases import run
+from tests.frontends.cases import begin, run
 from tests.frontends.flat import Writer, litert
+
+begin(__name__)
 
 
 def refused(content: bytes) -> str:

@@ -5,8 +5,10 @@ import pytest
 
 import nnhal
 from nnhal.frontends.tflite import load
-from tests.frontends.cases import X, c, check, f, out
+from tests.frontends.cases import X, begin, c, check, f, out
 from tests.frontends.flat import Writer, litert, schema
+
+begin(__name__)
 
 IDS = np.array([3, 0, 2], np.int64)
 TABLE = np.arange(8, dtype="f4").reshape(4, 2)

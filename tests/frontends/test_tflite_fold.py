@@ -15,8 +15,10 @@ from nnhal.frontends.tflite.lowering import TfliteImport, lower
 from nnhal.frontends.tflite.reader import read
 from nnhal.frontends.tflite.task import OPERATORS
 from tests.frontends import test_tflite_composed, test_tflite_newer, test_tflite_operators
-from tests.frontends.cases import Case, X, b, c, f, file_of, i, out
+from tests.frontends.cases import Case, X, b, begin, c, f, file_of, i, out
 from tests.frontends.flat import litert
+
+begin(__name__)
 
 MOST = 4096  # elements that are computed at import
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.frontends.cases import Case, bias, c, channels, check, const, f, i, out, q
+from tests.frontends.cases import Case, begin, bias, c, channels, check, const, f, i, out, q
+
+begin(__name__)
 
 POOL = {"filterWidth": 2, "filterHeight": 3, "strideW": 2, "strideH": 1}
 UNIT = {"strideW": 1, "strideH": 1, "dilationWFactor": 1, "dilationHFactor": 1}

@@ -10,8 +10,10 @@ import nnhal
 from nnhal.base.codes import OperationType
 from nnhal.frontends.tflite import load
 from nnhal.frontends.tflite.task import OPERATORS, UNRUN
-from tests.frontends.cases import RANDOM, Case, X, agrees, b, c, check, const, f, file_of, i, out, run
+from tests.frontends.cases import RANDOM, Case, X, agrees, b, begin, c, check, const, f, file_of, i, out, run
 from tests.frontends.flat import Writer, litert
+
+begin(__name__)
 
 NUMBERS = [name for name, number in vars(tflite.BuiltinOperator).items() if isinstance(number, int)]
 

@@ -6,8 +6,10 @@ import pytest
 import nnhal
 from nnhal.base.codes import OperationType
 from nnhal.frontends.tflite import load
-from tests.frontends.cases import Case, X, b, c, channels, check, const, f, file_of, i, out, q
+from tests.frontends.cases import Case, X, b, begin, c, channels, check, const, f, file_of, i, out, q
 from tests.frontends.flat import Writer, litert
+
+begin(__name__)
 
 BEYOND_BYTES = np.array([0, 255, 256, -1, -129, 70_000, 2**31 - 1, -(2**31)], np.int32)
 SUMS_BEYOND_INT32 = np.array([[2**31 - 1] * 3, [-(2**31), -(2**31), 5], [-7, -8, 2], [2**30, 2**30, -1]], np.int32)

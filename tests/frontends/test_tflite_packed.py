@@ -7,8 +7,10 @@ import pytest
 
 import nnhal
 from nnhal.base.operands import Array
-from tests.frontends.cases import run
+from tests.frontends.cases import begin, run
 from tests.frontends.flat import Writer, litert, schema
+
+begin(__name__)
 
 RANDOM = np.random.default_rng(4)
 LIMITS = {"int4": (-8, 8), "int2": (-2, 2)}

@@ -8,8 +8,27 @@ from nnhal.base.codes import OperationType
 from nnhal.frontends.common.budget import Budget, Cost
 from nnhal.frontends.tflite import load
 from nnhal.frontends.tflite.reader import read
-from tests.frontends.cases import RANDOM, Case, X, agrees, b, bias, c, channels, check, f, file_of, i, out, q, run
+from tests.frontends.cases import (
+    RANDOM,
+    Case,
+    X,
+    agrees,
+    b,
+    begin,
+    bias,
+    c,
+    channels,
+    check,
+    f,
+    file_of,
+    i,
+    out,
+    q,
+    run,
+)
 from tests.frontends.flat import Writer
+
+begin(__name__)
 
 WIDE = np.linspace(-4, 9, 300, dtype="f4")
 CASES: list[Case] = [

@@ -8,7 +8,9 @@ import pytest
 
 import nnhal
 from nnhal.frontends.tflite import load
-from tests.frontends.cases import Case, X, b, bias, c, channels, const, f, file_of, i, out, q
+from tests.frontends.cases import Case, X, b, begin, bias, c, channels, const, f, file_of, i, out, q
+
+begin(__name__)
 
 UNIT = {"strideW": 1, "strideH": 1, "dilationWFactor": 1, "dilationHFactor": 1}
 DEEP = {"strideD": 1, "strideW": 1, "strideH": 1} | dict.fromkeys(

@@ -11,9 +11,11 @@ import nnhal
 from nnhal.frontends.tflite import load
 from nnhal.model.file import write_model
 from nnhal.model.stored import pack_model, unpack_model
-from tests.frontends.cases import RANDOM, Case, X, b, c, channels, f, file_of, out, q
+from tests.frontends.cases import RANDOM, Case, X, b, begin, c, channels, f, file_of, out, q
 from tests.frontends.flat import Writer, litert
 from tests.frontends.test_tflite_quantised import Cell
+
+begin(__name__)
 
 DEVICES = ["reference", "litert", "onnxruntime", "openvino"]
 UNIT = 2.0**-15  # the scale of results of TANH, LOGISTIC and SOFTMAX
@@ -116,8 +118,8 @@ def network(given: str = "i2", taken: str = "i2") -> Writer:
         inner = w.tensor([1, 6, 7, 4], "i2", scale=1e-4)
         w.operator("QUANTIZE", [x], [inner])
     filters = w.tensor(FILTERS.data.shape, "i1", FILTERS.data, FILTERS.scale)
-    mean, rows = w.tensor([1, 5], "i2", scale=1e-4), w.tensor([3, 5], "i1", ROWS.data[:, :5], 0.01)
-    logits, soft = w.tensor([1, 3], "i2", scale=3e-4), w.tensor([1, 3], "i2", scale=UNIT)
+    mean, rows = w.tensor([1, 5], "i2", scale=5e-4), w.tensor([3, 5], "i1", ROWS.data[:, :5], 0.01)
+    logits, soft = w.tensor([1, 3], "i2", scale=1e-3), w.tensor([1, 3], "i2", scale=UNIT)
     picture = w.tensor([1, 6, 4, 5], "i2", scale=3e-3)  # wide enough for every sum
     added = w.tensor([5], "i8", ADDED.data, ADDED.scale)
     w.operator("CONV_2D", [inner, filters, added], [picture], "Conv2D", **MOVE)

@@ -5,8 +5,10 @@ import pytest
 
 import nnhal
 from nnhal.frontends.tflite import load
-from tests.frontends.cases import RANDOM, Case, X, b, bias, c, channels, check, const, f, file_of, i, out, q, run
+from tests.frontends.cases import RANDOM, Case, X, b, begin, bias, c, channels, check, const, f, file_of, i, out, q, run
 from tests.frontends.flat import Writer
+
+begin(__name__)
 
 UNIT = {"strideW": 1, "strideH": 1, "dilationWFactor": 1, "dilationHFactor": 1}
 DEEP = {"strideD": 1, "strideH": 1, "strideW": 1} | dict.fromkeys(

@@ -1,0 +1,11 @@
+"""Around every test of an importer: numbers of its own, whichever tests ran before."""
+
+import pytest
+
+from tests.frontends.cases import begin
+
+
+@pytest.fixture(autouse=True)
+def own_numbers(request: pytest.FixtureRequest) -> None:
+    """The cases that the test draws do not depend on those of others."""
+    begin(request.node.nodeid)
