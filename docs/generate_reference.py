@@ -283,7 +283,7 @@ CAUSES = {
     "Closed": ("use after `close()`, or in a forked child", "compile again in this process"),
     "OperationFailed": (
         "a kernel or driver failed, or values of an input",
-        "the message names the input, if it is the cause; else run `nnhal diff`, or allow fallback",
+        "the message names inputs whose values break a rule; else run `nnhal diff`, or allow fallback",
     ),
     "DriverFailed": ("a driver raised another exception", "read `__cause__` and `.stack`"),
     "ContractBroken": ("a driver broke the driver contract", "run `nnhal test contract --driver DRIVER`"),

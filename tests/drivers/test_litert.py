@@ -11,6 +11,7 @@ import pytest
 from nnhal.base.codes import OperandType, OperationType
 from nnhal.base.errors import (
     InvalidArgument,
+    OperationFailed,
     UnsupportedModel,
 )
 from nnhal.drivers.litert.device import Litert, _settings
@@ -203,6 +204,19 @@ def test_threads_are_those_of_the_process_4_at_most_unless_a_number_is_stated(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     assert _settings(Hints()).threads == threads
     assert _settings(Hints(threads=7)).threads == 7
+
+
+def test_a_failure_has_the_errors_of_its_own_execution() -> None:
+    """An interpreter repeats those of the executions before."""
+    gather = make_model(lambda b, x, rows: b.gather(x, 0, rows), (3,), ((2,), "TENSOR_INT32"))
+    prepared = checked_prepared(Litert(), gather, Hints(threads=1))
+    x = np.ones(3, np.float32)
+    for _ in range(2):
+        with pytest.raises(
+            OperationFailed, match=r"litert: gather index out of bounds; node number 0 .{1,30}invoke\.$"
+        ):
+            outputs(prepared, x, np.int32([0, 3]))
+        assert outputs(prepared, x, np.int32([0, 2]))[0].tolist() == [1, 1]
 
 
 def test_a_scalar_where_the_rank_was_left_open_is_computed_all_the_same() -> None:

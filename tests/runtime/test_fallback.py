@@ -44,6 +44,39 @@ def of_two(on_run: Callable[[], None], at: int = 1, **more: Any) -> nnhal.Compil
     return nnhal.compile(sums(2), devices=[device, "reference"], **{"fallback": "allow", **more})
 
 
+# ------------------------------------------------------------------------------------------------- the caller's values
+
+
+def rows(on_run: Callable[[], None]) -> nnhal.Compiled:
+    """Rows of an input by indices, on a device that may fail."""
+    b = nnhal.Builder()
+    x, ids = b.input((3, 2)), b.input((2,), "TENSOR_INT32", name="ids")
+    return nnhal.compile(b.finish([x, ids], [b.gather(x, 0, ids)]), devices=[Fake(on_run=on_run)], fallback="forbid")
+
+
+WRONG = np.ones((3, 2), np.float32), np.int32([0, 3])
+BESIDE = r"broken; the values of input ids break a rule, give others: GATHER #0: indices has 3, must be from 0 to 2$"
+
+
+def test_a_failure_names_the_input_whose_values_break_a_rule_and_keeps_its_cause_and_stack():
+    with pytest.raises(OperationFailed, match=BESIDE) as found:
+        rows(broken)(*WRONG)
+    assert type(found.value) is OperationFailed and "in broken" in found.value.stack
+
+
+def test_a_failure_at_right_values_is_not_explained():
+    with pytest.raises(OperationFailed, match=r"broken$"):
+        rows(broken)(WRONG[0], np.int32([0, 2]))
+
+
+@pytest.mark.parametrize("kind", [nnhal.DriverFailed, nnhal.ContractBroken])
+def test_a_drivers_own_fault_stays_its_own_whatever_the_values_are(kind: type[nnhal.NnhalError]):
+    error = KeyError("table") if kind is nnhal.DriverFailed else kind("two answers")
+    with pytest.raises(kind) as found:
+        rows(failing(error))(*WRONG)
+    assert "ids" not in str(found.value) and (kind is not nnhal.DriverFailed or found.value.__cause__ is error)
+
+
 # ----------------------------------------------------------------------------------------------------------- never
 
 

@@ -315,20 +315,29 @@ class Runner:
         job.results, job.shapes = request.results, request.shapes
 
     def _explained(self, job: Job, error: Exception) -> Exception:
-        """Return a failure with the inputs whose values break a rule, if that is its cause."""
+        """Return the failure of an operation with the inputs whose values break a rule, if any do.
+
+        A driver's own exceptions and broken contracts stay as they are: values are no excuse for them.
+        """
         from nnhal.model.value_rules import ValueRules  # few executions fail
 
-        if not isinstance(error, OperationFailed) or self.plan.model.emptied:
-            return error
         model = self.plan.model
+        if type(error) is not OperationFailed or model.emptied:
+            return error
         given = {n: x for n, x in enumerate(job.given) if isinstance(x, np.ndarray)}
         broken = ValueRules.of(model).broken(given)
         if broken is None:
             return error
-        names = [short(model.main.operands[model.main.inputs[n]].name or f"input {n}") for n in broken.inputs]
-        why = [str(error)] if broken.why in str(error) else [str(error), broken.why]
-        text = "; ".join([*why, f"this follows from the values of input {' and '.join(names)}: give others"])
-        return OperationFailed(text).with_traceback(error.__traceback__)
+        names = " and ".join(
+            short(model.main.operands[model.main.inputs[n]].name or f"input {n}") for n in broken.inputs
+        )
+        if broken.why in str(error):
+            text = f"{error}; this follows from the values of input {names}: give others"
+        else:
+            text = f"{error}; the values of input {names} break a rule, give others: {broken.why}"
+        explained = OperationFailed(text)
+        explained.stack, explained.__cause__ = error.stack, error.__cause__
+        return explained.with_traceback(error.__traceback__)
 
     def _note(self, job: Job, step: int, text: str) -> None:
         _log.info("%s", text)

@@ -94,6 +94,7 @@ class EngineInstance(Member):
         # which this module ensures itself.
         self._call: Callable[[], object] = self._litert._interpreter.Invoke
         self._settled = False
+        self._told = ""  # LiteRT's errors so far
         keep_alive_in_forks(self, lambda own: own._litert)
         self._recipe = recipe  # after `_call`, so that the model's bytes are freed after their reader
         self._look()
@@ -159,7 +160,7 @@ class EngineInstance(Member):
             else:
                 self._first()
         except (RuntimeError, ValueError) as error:
-            raise OperationFailed(f"litert: {error}") from error
+            raise OperationFailed(f"litert: {self._new(str(error))}") from error
         spent = time.monotonic_ns() - start if measure else 0
         if self._as_they_are:
             request.write_all(self._results, self._shapes)
@@ -168,6 +169,11 @@ class EngineInstance(Member):
             for number, (view, _, dtype) in enumerate(self._outputs):
                 request.write(number, view.astype(dtype))
         return spent
+
+    def _new(self, told: str) -> str:
+        """Return the errors of the last call: an interpreter tells all of its errors each time, one behind another."""
+        new, self._told = told.removeprefix(self._told), told
+        return new.replace("Node number", "; node number").removeprefix("; ")
 
 
 def _team(recipe: Recipe) -> Interpreters:

@@ -48,10 +48,21 @@ def quantised_attention(t: ExpandedNode) -> None:
     if t.raw(3).data is None:  # DynamicQuantizeLinear computes it
         made = scaled_product(t, (x, weights, *zeros), (scales[0], scales[1]), bias)
     else:
-        pairs = zip((x, weights), scales, zeros, strict=True)
-        made = t.write("MatMul", *(t.write("DequantizeLinear", *each) for each in pairs))
+        quantised = (x, scales[0], zeros[0]), (weights, *alike(t, 4, 7))
+        made = t.write("MatMul", *(t.write("DequantizeLinear", *each) for each in quantised))
         made = t.write("Add", made, bias) if bias else made
     of_projected(t, made, mask=5, past=8)
+
+
+def alike(t: ExpandedNode, scale: int, zero: int) -> tuple[str, str]:
+    """Return constant scales and zero points, as many of one as of the other. scale, zero: their places."""
+    scales, zeros = t.raw(scale).data, t.raw(zero).data if t.given(zero) else None
+    if scales is None or zeros is None or scales.size == zeros.size or 1 not in (scales.size, zeros.size):
+        return t.input(scale), t.input(zero)
+    count = max(scales.size, zeros.size)
+    several = (np.broadcast_to(each.reshape(-1), count) for each in (scales, zeros))
+    first, second = (t.constant(np.ascontiguousarray(each)) for each in several)
+    return first, second
 
 
 def of_projected(t: ExpandedNode, made: str, *, mask: int, past: int, added: int | None = None) -> None:
