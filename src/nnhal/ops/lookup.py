@@ -1,5 +1,7 @@
 """EMBEDDING_LOOKUP, HASHTABLE_LOOKUP, LSH_PROJECTION: rows found by index, by key, by hash."""
 
+import math
+
 import numpy as np
 
 from nnhal.base.codes import MAX_RANK, LshProjection
@@ -10,6 +12,8 @@ from nnhal.ops.common import indices_within
 from nnhal.ops.fingerprint import fingerprint64
 from nnhal.ops.ranges import Draw
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, example, fixed, out, register
+
+MOST_BYTES = 1 << 24  # of seeds and rows whose fingerprints are computed at once
 
 
 def row_numbers(d: Draw) -> Array:
@@ -119,17 +123,25 @@ def offset_level(a: Bound) -> None:
 
 def project(a: Bound, hashes: Array, x: Array, weight: Array | None) -> Array:
     """A bit is the sign of the sum over rows of weight * fingerprint(seed, row)."""
-    items = [row.tobytes() for row in np.ascontiguousarray(x)]
+    width = math.prod(x.shape[1:]) * x.itemsize
+    items = np.frombuffer(x.tobytes(), np.uint8).reshape(len(x), width)
     scales = np.ones(len(items)) if weight is None else weight.astype(np.float64)
-    bits = np.empty(hashes.shape, np.int32)
-    for at, seed in np.ndenumerate(hashes.astype(np.float32)):
-        prints = np.array([fingerprint64(seed.tobytes() + item) for item in items], np.uint64)
-        bits[at] = (prints.astype(np.int64).astype(np.float64) * scales).sum() > 0
+    seeds = hashes.astype(np.float32).reshape(-1, 1).view(np.uint8)
+    step = max(1, MOST_BYTES // max(1, len(items) * (seeds.shape[1] + width)))
+    sums = [_sums(seeds[at : at + step], items, scales) for at in range(0, len(seeds), step)]
+    bits = (np.concatenate([np.zeros(0), *sums]).reshape(hashes.shape) > 0).astype(np.int32)
     if a.kind == LshProjection.DENSE:
         return bits.reshape(-1)
     signatures = (bits << np.arange(a.bits)[::-1]).sum(1)
     offsets = np.arange(a.functions) << a.bits if a.kind == LshProjection.SPARSE else 0
     return (signatures + offsets).astype(np.int32)
+
+
+def _sums(seeds: Array, items: Array, scales: Array) -> Array:
+    """Return the sum over items, for each seed."""
+    keys = np.repeat(seeds, len(items), axis=0), np.tile(items, (len(seeds), 1))
+    prints = fingerprint64(np.concatenate(keys, axis=1)).astype(np.int64).astype(np.float64)
+    return np.asarray((prints.reshape(len(seeds), len(items)) * scales).sum(1))
 
 
 HIT = fixed({Q8: (1.0, 0)})
