@@ -1,5 +1,6 @@
 """The suite `random`: the reference passes a sample, faults of running graphs are caught and reduced."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sequence[CaseOutc
 
     def run(pattern: str, fault: str | None = None, **how: Any) -> Sequence[CaseOutcome]:
         monkeypatch.setenv(VARIABLE, fault or "")
-        drivers = (str(DRIVER),) if fault is not None else ()
+        drivers = (os.path.relpath(DRIVER),) if fault is not None else ()
         suite = SuiteRun(drivers=drivers, pattern=f"^({pattern})$", timeout=60.0, **how)
         return [outcome for some in run_suite("random", suite, 1) for outcome in some.outcomes]
 
@@ -149,7 +150,8 @@ def test_a_failure_is_kept_as_a_model_that_loads_and_a_program_that_runs(outcome
     model = nnhal.load(folder / "reduced.nnhal")
     assert len(model.main.operations) == failed.found["operations"] < 8
     assert len(nnhal.load(folder / "model.nnhal").main.operations) == 8
-    compile((folder / "repro.py").read_text(), "repro.py", "exec")
+    compile(program := (folder / "repro.py").read_text(), "repro.py", "exec")
+    assert repr(str(DRIVER.absolute())) in program  # the program runs in any folder
     assert (folder / "model.svg").read_text().startswith("<svg") and len(np.load(folder / "inputs.npz")) == len(
         model.main.inputs
     )

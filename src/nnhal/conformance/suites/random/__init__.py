@@ -365,8 +365,10 @@ class _JudgedGraph:
             np.savez(self._folder / "inputs.npz", **arrays)  # type: ignore[arg-type]
             run = self._context.run
             seed = self._seed if way == "interpreted" else None
+            path = Path(run.named)
+            driver = str(path.absolute()) if run.drivers and path.exists() else run.named
             (self._folder / "repro.py").write_text(
-                python_of(best.model, "reduced.nnhal", "inputs.npz", run.named, seed), encoding="utf-8"
+                python_of(best.model, "reduced.nnhal", "inputs.npz", driver, seed), encoding="utf-8"
             )
             (self._folder / "model.txt").write_text(text(best.model), encoding="utf-8")
             (self._folder / "model.svg").write_text(svg(outline(best.model)), encoding="utf-8")
