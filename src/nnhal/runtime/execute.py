@@ -322,9 +322,10 @@ class Runner:
             return error
         model = self.plan.model
         given = {n: x for n, x in enumerate(job.given) if isinstance(x, np.ndarray)}
-        broken = ValueRules.of(model).broken(given)
-        if broken is None:
+        found = ValueRules.of(model).broken(given)
+        if not found:
             return error
+        broken = found[0]
         names = [short(model.main.operands[model.main.inputs[n]].name or f"input {n}") for n in broken.inputs]
         why = [str(error)] if broken.why in str(error) else [str(error), broken.why]
         text = "; ".join([*why, f"this follows from the values of input {' and '.join(names)}: give others"])
