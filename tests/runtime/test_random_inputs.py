@@ -52,6 +52,26 @@ def test_indices_of_a_long_table_are_what_integers_are_elsewhere():
     assert found.tolist() == random_input(spec, np.random.default_rng(0)).tolist() and found.max() == 9
 
 
+@pytest.mark.parametrize("kind", ["TENSOR_QUANT8_ASYMM", "TENSOR_QUANT8_ASYMM_SIGNED"])
+@pytest.mark.parametrize(("scale", "zero", "whole"), [(1.0, 0, True), (0.5, 0, False), (1.0, 3, False)])
+def test_bytes_that_are_not_quantised_are_drawn_as_integers(kind, scale, zero, whole):
+    (found,) = drawn(make_model(lambda b, x: b.reshape(x, [-1]), ((20, 100), kind, scale, zero)))
+    assert ((found.min(), found.max()) == (0, 9)) == whole and (whole or found.max() > 99)
+
+
+@pytest.mark.parametrize("kind", ["TENSOR_QUANT8_ASYMM", "TENSOR_QUANT8_ASYMM_SIGNED"])
+def test_indices_of_bytes_are_rows(kind):
+    def model(less):
+        def build(b, i):
+            return b.gather(table(3), 0, b.sub(b.cast(b.dequantize(i), out_type=WHOLE), [less]))
+
+        return make_model(build, ids=((90,), kind, 1.0, 0))
+
+    assert set(drawn(model(0))[0].tolist()) == {0, 1, 2}
+    with pytest.raises(InvalidRequest, match="input ids: no values"):
+        random_inputs(model(300), np.random.default_rng(0))  # after it tried the greatest byte
+
+
 def test_numbers_that_are_computed_with_before_are_drawn_so_that_the_results_are_rows():
     model = make_model(lambda b, i: b.gather(table(5), 0, b.sub(b.mul(i, [3]), [6])), ids=((300,), WHOLE))
     assert set(drawn(model)[0].tolist()) == {2, 3}  # 0 and 3

@@ -20,6 +20,8 @@ from nnhal.model.validate import validate
 from nnhal.ops.schema import Bound, bind
 
 INTEGERS = frozenset({OperandType.TENSOR_INT32, OperandType.INT32, OperandType.TENSOR_BOOL8, OperandType.BOOL})
+BYTES = frozenset({OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED})
+NOT_QUANTISED = frozenset({(0.0, 0), (1.0, 0)})  # scales and zero points of integers that stand for themselves
 MOST_ELEMENTS = 1 << 20  # of each operand of an operation that is evaluated
 HIDDEN = -1000.0  # its exponential is 0
 MOST_OPERATIONS = 10_000  # that are evaluated for one check of all rules
@@ -249,7 +251,9 @@ def _steps(model: Model, values: Sequence[Value | None]) -> tuple[list[_DecidedO
     states = {state.input for state in model.states}
     reads: dict[int, int] = {}
     for place, index in enumerate(main.inputs):
-        whole = main.operands[index].type in INTEGERS and place not in states
+        operand = main.operands[index]
+        plain = operand.type in BYTES and (operand.scale, operand.zero_point) in NOT_QUANTISED
+        whole = (operand.type in INTEGERS or plain) and place not in states
         reads[index] = 1 << place if whole else beyond
     for index, operand in enumerate(main.operands):
         if operand.lifetime in CONSTANTS and not model.readable(operand):

@@ -16,7 +16,7 @@ from nnhal.base.names import short
 from nnhal.base.operands import Array
 from nnhal.model.graph import Model
 from nnhal.model.open import OpenModel
-from nnhal.model.value_rules import BrokenRule, ValueRules
+from nnhal.model.value_rules import NOT_QUANTISED, BrokenRule, ValueRules
 from nnhal.runtime.arguments import ModelInterface, Spec
 
 MOST = 9  # of a random integer
@@ -31,7 +31,7 @@ def random_input(spec: Spec, generator: np.random.Generator) -> Array:
         return generator.uniform(-1, 1, shape).astype(spec.dtype)
     if spec.dtype.kind == "b":
         return generator.integers(0, 2, shape).astype(spec.dtype)
-    if spec.scale:
+    if not _whole(spec):
         limits = np.iinfo(spec.dtype)
         return generator.integers(limits.min, limits.max, shape, spec.dtype, endpoint=True)
     return generator.integers(0, MOST + 1, shape).astype(spec.dtype)
@@ -78,7 +78,7 @@ def random_inputs(
 
 def _whole(spec: Spec) -> bool:
     """Whether an input has integers or booleans that stand for themselves."""
-    return spec.dtype.kind in "iub" and not spec.scale
+    return spec.dtype.kind in "iub" and (spec.scale, spec.zero_point) in NOT_QUANTISED
 
 
 class _AcceptedInputs:
@@ -139,7 +139,7 @@ class _AcceptedInputs:
             return base
         while low > 0 and self._accepts(n, low - 1):
             low -= 1
-        while high < self._most(n) and self._accepts(n, high + 1):
+        while high < min(MOST, self._most(n)) and self._accepts(n, high + 1):
             high += 1
         return (low + array.astype(np.int64) % (high - low + 1)).astype(array.dtype)
 
@@ -170,12 +170,13 @@ class _AcceptedInputs:
         return self._rules.broken(self._inside(among, found), among)
 
     def _most(self, n: int) -> int:
-        return 1 if self._arrays[n].dtype.kind == "b" else self._edge.inputs[n].form.most or MOST
+        """Return the greatest value of an input's elements."""
+        dtype = self._arrays[n].dtype
+        return 1 if dtype.kind == "b" else self._edge.inputs[n].form.most or int(np.iinfo(dtype).max)
 
     def _filled(self, n: int, fill: int) -> Array:
         array = self._arrays[n]
-        most = 1 if array.dtype.kind == "b" else self._edge.inputs[n].form.most or fill
-        return np.full(array.shape, min(fill, most), array.dtype)
+        return np.full(array.shape, min(fill, self._most(n)), array.dtype)
 
     def _inside(self, among: Sequence[int], found: Mapping[int, Array]) -> dict[int, Array]:
         """Return the inputs that decide rules of some in the model's types, by their places in it."""
