@@ -177,6 +177,20 @@ def test_a_mask_hides_nothing(hides, kind, wanted):
     assert values == {wanted} if wanted is not None else len(values) > 1
 
 
+@pytest.mark.parametrize(
+    ("hides", "wanted"),
+    [
+        (lambda b, m, n, x: b.select(b.logical_and(m, n), x, LOWEST), {1}),
+        (lambda b, m, n, x: b.select(b.logical_or(m, n), LOWEST, x), {0}),
+        (lambda b, m, n, x: b.select(b.logical_and(m, b.logical_not(n)), x, LOWEST), {0, 1}),
+    ],
+    ids=["both", "either", "one without the other"],
+)
+def test_two_masks_that_hide_together_hide_nothing(hides, wanted):
+    model = make_model(hides, m=((3, 5), BOOLEAN), n=((3, 5), BOOLEAN), scores=(3, 5))
+    assert [set(mask.reshape(-1).tolist()) for mask in drawn(model)[:2]] == [wanted, wanted]
+
+
 def test_an_operation_that_cannot_be_evaluated_has_no_rule(monkeypatch):
     def fails(*_):
         raise AttributeError("a defect")

@@ -49,19 +49,19 @@ class _DecidedOperation(NamedTuple):
 
 
 class _Mask(NamedTuple):
-    """The use of an input as a mask.
+    """The use of inputs as a mask.
 
     operand: what is added to other values; or a condition, and `chosen` the constant that takes their place when it is
     true, or if `when` is False, when it is false.
     """
 
-    input: int
+    inputs: tuple[int, ...]
     operand: int
     chosen: int | None
     when: bool
 
 
-class _Part(NamedTuple):
+class _DecidedPart(NamedTuple):
     """Operations in order, and whether each computes or only checks a rule. inputs: the places that decide them."""
 
     steps: list[tuple[_DecidedOperation, bool]]
@@ -78,17 +78,14 @@ class ValueRules:
     def __init__(self, model: Model) -> None:
         """model: A valid model."""
         self._model, self._values = model, validate(model).subgraphs[0].values
-        self._steps, masks = ([], []) if model.emptied else _steps(model, self._values)
+        self._steps, self._masks = ([], []) if model.emptied else _steps(model, self._values)
         self._makers = {i: n for n, step in enumerate(self._steps) for i in step.operation.outputs}
         self._checks: dict[int, list[int]] = {}
         for n, step in enumerate(self._steps):
             for place in _places(step.reads * step.checks):
                 self._checks.setdefault(place, []).append(n)
-        self._masks: dict[int, list[_Mask]] = {}
-        for mask in masks:
-            self._masks.setdefault(mask.input, []).append(mask)
         self.inputs = tuple(sorted(self._checks))
-        self._parts: dict[tuple[int, ...], _Part] = {}
+        self._parts: dict[tuple[int, ...], _DecidedPart] = {}
 
     @staticmethod
     def of(model: Model) -> "ValueRules":
@@ -134,28 +131,28 @@ class ValueRules:
         arrays, broken = self._evaluated(part, given)
         return {} if broken else {i: arrays[i] for s, _ in part if s.checks for i in s.known if i in arrays}
 
-    def unmasked(self, place: int, zeros: Array) -> int | None:
-        """Return the value, 0 or 1, with which a mask hides nothing; None if an input is not a mask.
+    def unmasked(self, zeros: Mapping[int, Array]) -> dict[int, int]:
+        """Return the values, 0 or 1, with which masks hide nothing, by the place of the input.
 
-        A mask decides on its own where large negative numbers are added to other values, or take their place, so that
+        Masks decide on their own where large negative numbers are added to other values, or take their place, so that
         these have no share of a softmax.
 
         Args:
-            place: The input.
-            zeros: Its value with all elements 0, in the model's type.
+            zeros: Inputs that may be masks, with all elements 0, in the model's types, by their places.
         """
-        hidden = self._hidden(place, zeros), self._hidden(place, np.ones_like(zeros))
-        for zero, one in zip(*hidden, strict=True):
-            for kept, (x, y) in ((1, (zero, one)), (0, (one, zero))):
+        masks = [mask for mask in self._masks if all(place in zeros for place in mask.inputs)]
+        hidden = self._hidden(masks, zeros), self._hidden(masks, {n: np.ones_like(x) for n, x in zeros.items()})
+        found: dict[int, int] = {}
+        for mask, zero, one in zip(masks, *hidden, strict=True):
+            for kept, x, y in ((1, zero, one), (0, one, zero)):
                 if x is not None and y is not None and x.shape == y.shape and (x & ~y).any():
-                    return kept
-        return None
+                    found = dict.fromkeys(mask.inputs, kept) | found
+        return found
 
-    def _hidden(self, place: int, array: Array) -> list[Array | None]:
-        """Return for each use of an input as a mask which elements of other values it hides; None if it is unknown."""
-        masks = self._masks.get(place, [])
+    def _hidden(self, masks: Sequence[_Mask], given: Mapping[int, Array]) -> list[Array | None]:
+        """Return for each use of masks which elements of other values it hides; None if it is unknown."""
         needed = {i for mask in masks for i in (mask.operand, mask.chosen) if i is not None}
-        arrays, _ = self._evaluated(self._before(needed, []).steps, {place: array})
+        arrays, _ = self._evaluated(self._before(needed, []).steps, given)
         found: list[Array | None] = []
         for mask in masks:
             value = self._array(mask.operand, arrays)
@@ -169,7 +166,7 @@ class ValueRules:
                 found.append((value if mask.when else ~value) if hides else np.zeros_like(value))
         return found
 
-    def _part(self, among: Sequence[int]) -> _Part:
+    def _part(self, among: Sequence[int]) -> _DecidedPart:
         """Return the rules that some inputs decide, and the operations before them."""
         key = tuple(among)
         if key not in self._parts:
@@ -184,7 +181,7 @@ class ValueRules:
         lacking = sum(1 << place for place in part.inputs if given.get(place) is None)
         return [each for each in part.steps if not each[0].reads & lacking] if lacking else part.steps
 
-    def _before(self, operands: Iterable[int], checks: Iterable[int]) -> _Part:
+    def _before(self, operands: Iterable[int], checks: Iterable[int]) -> _DecidedPart:
         """Return the operations before some operands, and before some rules and these, by their numbers."""
         computes = dict.fromkeys(checks, False)
         needed = [*operands, *(i for n in computes for i in self._steps[n].known)]
@@ -196,14 +193,14 @@ class ValueRules:
         reads = 0
         for n in computes:
             reads |= self._steps[n].reads
-        return _Part([(self._steps[n], computes[n]) for n in sorted(computes)], tuple(_places(reads)))
+        return _DecidedPart([(self._steps[n], computes[n]) for n in sorted(computes)], tuple(_places(reads)))
 
     def _evaluated(
         self, part: Sequence[tuple[_DecidedOperation, bool]], given: Mapping[int, Array]
     ) -> tuple[dict[int, Array], list[BrokenRule]]:
         """Return the values of operands after some operations, and the rules that are broken.
 
-        What follows from a broken rule, or from an operation that cannot be evaluated, is unknown and breaks none.
+        Operations after a broken rule, or after one that cannot be evaluated, are not evaluated and break none.
         """
         arrays = {self._model.main.inputs[n]: array for n, array in given.items()}
         broken: list[BrokenRule] = []
@@ -285,7 +282,7 @@ def _steps(model: Model, values: Sequence[Value | None]) -> tuple[list[_DecidedO
 
 
 def _masks(operation: Operation, reads: Mapping[int, int], beyond: int) -> list[_Mask]:
-    """Return the uses of one input as a mask of values that others decide."""
+    """Return the uses of inputs as a mask of values that others decide."""
     inputs, found = operation.inputs, []
     uses: list[tuple[int, int, int | None, bool]] = []
     if operation.type == OperationType.ADD:
@@ -294,9 +291,9 @@ def _masks(operation: Operation, reads: Mapping[int, int], beyond: int) -> list[
         uses = [(inputs[0], inputs[2 - n], inputs[1 + n], n == 0) for n in (0, 1)]
     for mask, other, chosen, when in uses:
         of_mask, of_other = reads.get(mask, 0), reads.get(other, 0)
-        alone = 0 < of_mask < beyond and of_mask.bit_count() == 1 and of_other & ~of_mask
+        alone = 0 < of_mask < beyond and of_other & ~of_mask
         if alone and (chosen is None or not reads.get(chosen, 0)):
-            found.append(_Mask(of_mask.bit_length() - 1, mask, chosen, when))
+            found.append(_Mask(tuple(_places(of_mask)), mask, chosen, when))
     return found
 
 

@@ -1,9 +1,10 @@
 """Random inputs that a model accepts.
 
-Floats are uniform in [-1, 1), quantised types over their range, booleans either value, integers from 0 to 9. Integers
-and booleans that decide indices, or other values that an execution checks, are drawn from the part of this range that
-the model accepts (`model.value_rules`). If elements are counted together, as those of a mask that becomes a length, all
-are 1. So are those of a mask whose zeros hide values from a softmax; those of one whose ones do are 0.
+Floats are uniform in [-1, 1), quantised types over their range, booleans either value, integers from 0 to 9, as 8 bits
+that are not quantised. Integers and booleans that decide indices, or other values that an execution checks, are drawn
+from the part of this range that the model accepts (`model.value_rules`). If elements are counted together, as those of
+a mask that becomes a length, all are 1. So are those of masks whose zeros hide values from a softmax; those of masks
+whose ones do are 0.
 """
 
 import math
@@ -68,11 +69,10 @@ def random_inputs(
     edge, rules = ModelInterface(model), ValueRules.of(model)
     whole = [n for n, spec in enumerate(edge.inputs) if n not in given and _whole(spec)]
     free = [n for n in whole if edge.given[n] in rules.inputs]
-    for n in sorted({*whole} - {*free}):
-        zeros = edge.inputs[n].form.inside(np.zeros_like(drawn[n]), edge.inputs[n].name)
-        fill = rules.unmasked(edge.given[n], zeros)
-        if fill is not None:
-            drawn[n] = np.full_like(drawn[n], fill)
+    others = {edge.given[n]: n for n in sorted({*whole} - {*free})}
+    zeros = {at: edge.inputs[n].form.inside(np.zeros_like(drawn[n]), edge.inputs[n].name) for at, n in others.items()}
+    for at, fill in rules.unmasked(zeros).items():
+        drawn[others[at]] = np.full_like(drawn[others[at]], fill)
     return _AcceptedInputs(rules, edge, drawn, free).drawn() if free else drawn
 
 
