@@ -259,6 +259,18 @@ def test_the_search_is_linear_in_the_number_of_inputs():
     assert lines_of(many) < 4.5 * lines_of(few)
 
 
+def test_a_search_for_inputs_that_share_one_rule_is_linear_beyond_its_bound():
+    def build(b, first, *others):
+        for each in others:
+            first = b.add(first, each)
+        return b.gather(table(1200), 0, first)
+
+    few, many = (make_model(build, *[((4,), WHOLE)] * count) for count in (200, 600))
+    for model in (few, many):
+        ValueRules.of(model)
+    assert lines_of(many) < 3 * lines_of(few)
+
+
 def evaluated(monkeypatch, model):
     """The number of operations that the search evaluates; negative if it finds no values."""
     calls = []

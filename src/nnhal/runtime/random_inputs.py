@@ -135,7 +135,7 @@ class _AcceptedInputs:
     def _within_range(self, n: int, array: Array) -> Array:
         base = self._arrays[n]
         low = high = int(base.flat[0]) if base.size else 0
-        if low > MOST or (low == 1 and self._counts(n)):
+        if low > MOST or self._left <= 0 or (low == 1 and self._counts(n)):
             return base
         while low > 0 and self._accepts(n, low - 1):
             low -= 1
