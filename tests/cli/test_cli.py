@@ -104,6 +104,12 @@ def test_a_device_that_does_not_exist_is_exit_code_4(tiny):
     assert "is not known, must be one of" in nnhal("run", tiny, "--device", "abacus", code=4)
 
 
+@pytest.mark.parametrize("words", [["run"], ["bench"], ["diff", "--device", "reference"]], ids=lambda words: words[0])
+def test_a_negative_seed_is_refused(words, tiny):
+    said = nnhal(*words, tiny, "--seed", "-1", code=2)
+    assert "--seed" in said and "-1 is not in the range x>=0" in said
+
+
 def test_wrong_usage_is_exit_code_2():
     nnhal("run", code=2)
 

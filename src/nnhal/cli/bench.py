@@ -73,7 +73,7 @@ CPUINFO = Path("/proc/cpuinfo")
 @click.option(
     "--export-json", "export", type=common.Writable(), metavar="FILE", help="Write the JSON to this file too."
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of random inputs.")
+@common.seed_option
 @common.trace_option
 @common.verbose_option
 @common.json_option

@@ -72,6 +72,9 @@ fallback_option = click.option(
 threads_option = click.option(
     "--threads", type=click.IntRange(0), default=0, show_default=True, help="Threads of the engine; 0: its default."
 )
+seed_option = click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of random inputs."
+)
 isolate_option = click.option("--isolate", is_flag=True, help="Run each driver in a sandboxed process.")
 
 

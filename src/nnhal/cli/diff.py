@@ -91,7 +91,7 @@ class Findings(NamedTuple):
     metavar="[NAME=]FILE",
     help="Read an input, as `nnhal run` does (default: random).",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of random inputs.")
+@common.seed_option
 @click.option(
     "--samples", type=click.IntRange(1), default=1, show_default=True, help="Inputs to compare the model's outputs for."
 )

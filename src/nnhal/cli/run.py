@@ -104,7 +104,7 @@ class RunRecord(Record, frozen=True):
     metavar="FILE",
     help="Write the outputs to .npz, .json or (one output) .npy.",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of random inputs.")
+@common.seed_option
 @click.option(
     "--range",
     "span",

@@ -6,7 +6,7 @@ explained. Inputs that hide values from a softmax are found in the same way.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,16 +20,22 @@ from nnhal.model.validate import validate
 from nnhal.ops.schema import Bound, bind
 
 INTEGERS = frozenset({OperandType.TENSOR_INT32, OperandType.INT32, OperandType.TENSOR_BOOL8, OperandType.BOOL})
+BYTES = frozenset({OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED})
+NOT_QUANTISED = frozenset({(0.0, 0), (1.0, 0)})  # scales and zero points of integers that stand for themselves
 MOST_ELEMENTS = 1 << 20  # of each operand of an operation that is evaluated
 HIDDEN = -1000.0  # its exponential is 0
 MOST_OPERATIONS = 10_000  # that are evaluated for one check of all rules
 
 
 class BrokenRule(NamedTuple):
-    """A rule that values break. why: the operation and the rule. inputs: the places of the inputs that decide it."""
+    """A rule that values break.
+
+    why: the operation and the rule. inputs: the places of the inputs that decide it. operation: that has the rule.
+    """
 
     why: str
     inputs: tuple[int, ...]
+    operation: Operation
 
 
 class _DecidedOperation(NamedTuple):
@@ -43,24 +49,23 @@ class _DecidedOperation(NamedTuple):
 
 
 class _Mask(NamedTuple):
-    """The use of an input as a mask.
+    """The use of inputs as a mask.
 
     operand: what is added to other values; or a condition, and `chosen` the constant that takes their place when it is
     true, or if `when` is False, when it is false.
     """
 
-    input: int
+    inputs: tuple[int, ...]
     operand: int
     chosen: int | None
     when: bool
 
 
-class _Broken(OperationFailed):
-    """An operation fails. reads: a bit for each input that decides its values."""
+class _DecidedPart(NamedTuple):
+    """Operations in order, and whether each computes or only checks a rule. inputs: the places that decide them."""
 
-    def __init__(self, why: str, reads: int) -> None:
-        super().__init__(why)
-        self.reads = reads
+    steps: list[tuple[_DecidedOperation, bool]]
+    inputs: tuple[int, ...]
 
 
 class ValueRules:
@@ -74,11 +79,13 @@ class ValueRules:
         """model: A valid model."""
         self._model, self._values = model, validate(model).subgraphs[0].values
         self._steps, self._masks = ([], []) if model.emptied else _steps(model, self._values)
-        reads = 0
-        for step in self._steps:
-            reads |= step.reads * step.checks
-        self.inputs = tuple(place for place in range(len(model.main.inputs)) if reads >> place & 1)
-        self._parts: dict[int, list[tuple[_DecidedOperation, bool]]] = {}
+        self._makers = {i: n for n, step in enumerate(self._steps) for i in step.operation.outputs}
+        self._checks: dict[int, list[int]] = {}
+        for n, step in enumerate(self._steps):
+            for place in _places(step.reads * step.checks):
+                self._checks.setdefault(place, []).append(n)
+        self.inputs = tuple(sorted(self._checks))
+        self._parts: dict[tuple[int, ...], _DecidedPart] = {}
 
     @staticmethod
     def of(model: Model) -> "ValueRules":
@@ -88,93 +95,132 @@ class ValueRules:
             found = model._memo["value rules"] = ValueRules(model)
         return found
 
-    def broken(self, given: Mapping[int, Array], among: Sequence[int] | None = None) -> BrokenRule | None:
-        """Return the first rule that values break, None if there is none. For the parameters, see `values`."""
-        try:
-            self.values(given, among)
-        except _Broken as error:
-            return BrokenRule(str(error), tuple(n for n in self.inputs if error.reads >> n & 1))
-        return None
+    def groups(self, places: Sequence[int]) -> list[list[int]]:
+        """Return some inputs in groups, so that no rule depends on inputs of two groups."""
+        wanted = sum(1 << place for place in places)
+        group = {place: [place] for place in places}
+        for step in self._steps:
+            first, *others = _places(step.reads * step.checks & wanted) or [0]
+            for other in others:
+                if group[other] is not group[first]:
+                    few, many = sorted((group[first], group[other]), key=len)
+                    many += few
+                    group.update(dict.fromkeys(few, many))
+        return [sorted(found) for place, found in group.items() if place == min(found)]
 
-    def values(self, given: Mapping[int, Array], among: Sequence[int] | None = None) -> list[Array]:
-        """Return the computed values that the rules are about.
+    def deciding(self, among: Sequence[int]) -> tuple[int, ...]:
+        """Return the places of the inputs that decide the rules that some inputs decide."""
+        return self._part(among).inputs
+
+    def cost(self, among: Sequence[int]) -> int:
+        """Return the number of operations that a check of the rules that some inputs decide evaluates."""
+        return len(self._part(among).steps)
+
+    def broken(self, given: Mapping[int, Array], among: Sequence[int] | None = None) -> list[BrokenRule]:
+        """Return the rules that values break. For the parameters, see `values`."""
+        return self._evaluated(self._known_part(given, among), given)[1]
+
+    def values(self, given: Mapping[int, Array], among: Sequence[int] | None = None) -> dict[int, Array]:
+        """Return the computed values that the rules are about, by the operand; none if a rule is broken.
 
         Args:
             given: Values in the model's types, by the place of the input. Rules that others decide are not checked.
             among: Check only rules that one of these inputs decides; None for all.
-
-        Raises:
-            OperationFailed: They break a rule.
         """
-        lacking = sum(1 << place for place in self.inputs if given.get(place) is None)
-        wanted = sum(1 << place for place in (self.inputs if among is None else among))
-        if wanted not in self._parts:
-            self._parts[wanted] = self._before(set(), wanted)
-        part = [each for each in self._parts[wanted] if not each[0].reads & lacking]
-        arrays = self._evaluated(part, given)
-        return [arrays[i] for step, _ in part if step.checks for i in step.known]
+        part = self._known_part(given, among)
+        arrays, broken = self._evaluated(part, given)
+        return {} if broken else {i: arrays[i] for s, _ in part if s.checks for i in s.known if i in arrays}
 
-    def unmasked(self, place: int, zeros: Array) -> int | None:
-        """Return the value, 0 or 1, with which a mask hides nothing; None if an input is not a mask.
+    def unmasked(self, zeros: Mapping[int, Array]) -> dict[int, int]:
+        """Return the values, 0 or 1, with which masks hide nothing, by the place of the input.
 
-        A mask decides on its own where large negative numbers are added to other values, or take their place, so that
+        Masks decide on their own where large negative numbers are added to other values, or take their place, so that
         these have no share of a softmax.
 
         Args:
-            place: The input.
-            zeros: Its value with all elements 0, in the model's type.
+            zeros: Inputs that may be masks, with all elements 0, in the model's types, by their places.
         """
-        hidden = self._hidden(place, zeros), self._hidden(place, np.ones_like(zeros))
-        for zero, one in zip(*hidden, strict=True):
-            for kept, (x, y) in ((1, (zero, one)), (0, (one, zero))):
-                if x.shape == y.shape and (x & ~y).any():
-                    return kept
-        return None
-
-    def _hidden(self, place: int, array: Array) -> list[Array]:
-        """Return for each use of an input as a mask which elements of other values it hides."""
-        masks = [mask for mask in self._masks if mask.input == place]
-        try:
-            arrays = self._evaluated(self._before({mask.operand for mask in masks}), {place: array})
-        except OperationFailed:
-            return []
-        found = []
-        for mask in masks:
-            value = np.asarray(self._array(mask.operand, arrays))
-            if mask.chosen is None:
-                found.append(value <= HIDDEN)
-            elif np.max(np.asarray(self._array(mask.chosen, arrays)), initial=-np.inf) <= HIDDEN:
-                found.append(value if mask.when else ~value)
+        masks = [mask for mask in self._masks if all(place in zeros for place in mask.inputs)]
+        hidden = self._hidden(masks, zeros), self._hidden(masks, {n: np.ones_like(x) for n, x in zeros.items()})
+        found: dict[int, int] = {}
+        for mask, zero, one in zip(masks, *hidden, strict=True):
+            for kept, x, y in ((1, zero, one), (0, one, zero)):
+                if x is not None and y is not None and x.shape == y.shape and (x & ~y).any():
+                    found = dict.fromkeys(mask.inputs, kept) | found
         return found
 
-    def _before(self, needed: set[int], wanted: int = 0) -> list[tuple[_DecidedOperation, bool]]:
-        """Return the operations before some operands and the rules that some inputs decide, and whether each computes."""
-        found = []
-        for step in reversed(self._steps):
-            computes = not needed.isdisjoint(step.operation.outputs)
-            if computes:
-                needed.update(step.operation.inputs)
-            elif step.checks and step.reads & wanted:
-                needed.update(step.known)
+    def _hidden(self, masks: Sequence[_Mask], given: Mapping[int, Array]) -> list[Array | None]:
+        """Return for each use of masks which elements of other values it hides; None if it is unknown."""
+        needed = {i for mask in masks for i in (mask.operand, mask.chosen) if i is not None}
+        arrays, _ = self._evaluated(self._before(needed, []).steps, given)
+        found: list[Array | None] = []
+        for mask in masks:
+            value = self._array(mask.operand, arrays)
+            chosen = None if mask.chosen is None else self._array(mask.chosen, arrays)
+            if value is None or (mask.chosen is not None and chosen is None):
+                found.append(None)
+            elif chosen is None:
+                found.append(value <= HIDDEN)
             else:
-                continue
-            found.append((step, computes))
-        return found[::-1]
+                hides = np.max(chosen, initial=-np.inf) <= HIDDEN
+                found.append((value if mask.when else ~value) if hides else np.zeros_like(value))
+        return found
+
+    def _part(self, among: Sequence[int]) -> _DecidedPart:
+        """Return the rules that some inputs decide, and the operations before them."""
+        key = tuple(among)
+        if key not in self._parts:
+            self._parts[key] = self._before((), {n for place in key for n in self._checks.get(place, [])})
+        return self._parts[key]
+
+    def _known_part(
+        self, given: Mapping[int, Array], among: Sequence[int] | None
+    ) -> list[tuple[_DecidedOperation, bool]]:
+        """Return the same without those that inputs that are not given decide."""
+        part = self._part(self.inputs if among is None else among)
+        lacking = sum(1 << place for place in part.inputs if given.get(place) is None)
+        return [each for each in part.steps if not each[0].reads & lacking] if lacking else part.steps
+
+    def _before(self, operands: Iterable[int], checks: Iterable[int]) -> _DecidedPart:
+        """Return the operations before some operands, and before some rules and these, by their numbers."""
+        computes = dict.fromkeys(checks, False)
+        needed = [*operands, *(i for n in computes for i in self._steps[n].known)]
+        while needed:
+            n = self._makers.get(needed.pop())
+            if n is not None and not computes.get(n):
+                computes[n] = True
+                needed += self._steps[n].operation.inputs
+        reads = 0
+        for n in computes:
+            reads |= self._steps[n].reads
+        return _DecidedPart([(self._steps[n], computes[n]) for n in sorted(computes)], tuple(_places(reads)))
 
     def _evaluated(
         self, part: Sequence[tuple[_DecidedOperation, bool]], given: Mapping[int, Array]
-    ) -> dict[int, Array]:
-        """Return the values of operands after some operations, each of which computes, or only checks a rule."""
-        arrays: dict[int, Array] = {i: given[n] for n, i in enumerate(self._model.main.inputs) if n in given}
+    ) -> tuple[dict[int, Array], list[BrokenRule]]:
+        """Return the values of operands after some operations, and the rules that are broken.
+
+        Operations after a broken rule, or after one that cannot be evaluated, are not evaluated and break none.
+        """
+        arrays = {self._model.main.inputs[n]: array for n, array in given.items()}
+        broken: list[BrokenRule] = []
+        unknown: set[int] = set()
         for step, computes in part:
-            values = [self._array(i, arrays) for i in step.operation.inputs]
-            try:
-                a = self._bound(step, values)
-                results = results_of(a, values) if computes else []
-            except (InvalidModel, OperationFailed) as error:
-                raise _Broken(str(error), step.reads) from error
-            arrays.update(zip(step.operation.outputs, results, strict=False))
-        return arrays
+            operation, results = step.operation, None
+            if unknown.isdisjoint(operation.inputs):
+                try:
+                    values = [self._array(i, arrays) for i in operation.inputs]
+                    a = self._bound(step, values)
+                    results = results_of(a, values) if computes else []
+                except (InvalidModel, OperationFailed) as error:
+                    broken.append(BrokenRule(str(error), tuple(_places(step.reads)), operation))
+                except Exception:  # the execution reports it, if it meets it too
+                    results = None
+            if results is None:
+                unknown.update(operation.outputs)
+            else:
+                arrays.update(zip(operation.outputs, results, strict=False))
+        return arrays, broken
 
     def _array(self, index: int, arrays: Mapping[int, Array]) -> Array | None:
         """Return the value of an operand, None if it is not evaluated."""
@@ -202,7 +248,9 @@ def _steps(model: Model, values: Sequence[Value | None]) -> tuple[list[_DecidedO
     states = {state.input for state in model.states}
     reads: dict[int, int] = {}
     for place, index in enumerate(main.inputs):
-        whole = main.operands[index].type in INTEGERS and place not in states
+        operand = main.operands[index]
+        plain = operand.type in BYTES and (operand.scale, operand.zero_point) in NOT_QUANTISED
+        whole = (operand.type in INTEGERS or plain) and place not in states
         reads[index] = 1 << place if whole else beyond
     for index, operand in enumerate(main.operands):
         if operand.lifetime in CONSTANTS and not model.readable(operand):
@@ -234,7 +282,7 @@ def _steps(model: Model, values: Sequence[Value | None]) -> tuple[list[_DecidedO
 
 
 def _masks(operation: Operation, reads: Mapping[int, int], beyond: int) -> list[_Mask]:
-    """Return the uses of one input as a mask of values that others decide."""
+    """Return the uses of inputs as a mask of values that others decide."""
     inputs, found = operation.inputs, []
     uses: list[tuple[int, int, int | None, bool]] = []
     if operation.type == OperationType.ADD:
@@ -243,9 +291,18 @@ def _masks(operation: Operation, reads: Mapping[int, int], beyond: int) -> list[
         uses = [(inputs[0], inputs[2 - n], inputs[1 + n], n == 0) for n in (0, 1)]
     for mask, other, chosen, when in uses:
         of_mask, of_other = reads.get(mask, 0), reads.get(other, 0)
-        alone = 0 < of_mask < beyond and of_mask.bit_count() == 1 and of_other & ~of_mask
+        alone = 0 < of_mask < beyond and of_other & ~of_mask
         if alone and (chosen is None or not reads.get(chosen, 0)):
-            found.append(_Mask(of_mask.bit_length() - 1, mask, chosen, when))
+            found.append(_Mask(tuple(_places(of_mask)), mask, chosen, when))
+    return found
+
+
+def _places(bits: int) -> list[int]:
+    """Return the places of the bits that are set."""
+    found = []
+    while bits:
+        found.append((bits & -bits).bit_length() - 1)
+        bits &= bits - 1
     return found
 
 

@@ -325,9 +325,10 @@ class Runner:
         if type(error) is not OperationFailed or model.emptied:
             return error
         given = {n: x for n, x in enumerate(job.given) if isinstance(x, np.ndarray)}
-        broken = ValueRules.of(model).broken(given)
-        if broken is None:
+        found = ValueRules.of(model).broken(given)
+        if not found:
             return error
+        broken = found[0]
         names = " and ".join(
             short(model.main.operands[model.main.inputs[n]].name or f"input {n}") for n in broken.inputs
         )

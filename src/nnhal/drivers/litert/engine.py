@@ -94,7 +94,7 @@ class EngineInstance(Member):
         # which this module ensures itself.
         self._call: Callable[[], object] = self._litert._interpreter.Invoke
         self._settled = False
-        self._told = ""  # LiteRT's errors so far
+        self._reported = ""  # LiteRT's errors so far
         keep_alive_in_forks(self, lambda own: own._litert)
         self._recipe = recipe  # after `_call`, so that the model's bytes are freed after their reader
         self._look()
@@ -170,9 +170,9 @@ class EngineInstance(Member):
                 request.write(number, view.astype(dtype))
         return spent
 
-    def _new(self, told: str) -> str:
-        """Return the errors of the last call: an interpreter tells all of its errors each time, one behind another."""
-        new, self._told = told.removeprefix(self._told), told
+    def _new(self, reported: str) -> str:
+        """Return the errors of the last call: an interpreter reports all of its errors each time, one behind another."""
+        new, self._reported = reported.removeprefix(self._reported), reported
         return new.replace("Node number", "; node number").removeprefix("; ")
 
 
