@@ -306,7 +306,7 @@ class StatusCancelled(Raising):
 
 @fault("status-missed-deadline", "reports a missed deadline without a deadline", "runs")
 class StatusMissedDeadline(Raising):
-    error = errors.MissedDeadline("of nobody's")
+    error = errors.MissedDeadline("of no clock")
 
 
 @fault("status-too-small", "reports that a large enough output buffer is too small", "runs")
