@@ -319,10 +319,12 @@ class Runner:
 
         A driver's own exceptions and broken contracts stay as they are: values are no excuse for them.
         """
-        from nnhal.model.value_rules import ValueRules  # few executions fail
-
         model = self.plan.model
         if type(error) is not OperationFailed or model.emptied:
+            return error
+        try:
+            from nnhal.model.value_rules import ValueRules  # few executions fail
+        except OSError:  # no descriptor is free
             return error
         given = {n: x for n, x in enumerate(job.given) if isinstance(x, np.ndarray)}
         found = ValueRules.of(model).broken(given)
