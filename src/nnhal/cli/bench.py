@@ -44,14 +44,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 @nnhal_command("bench", formerly={"--each": "--profile"})
 @common.model_options
-@click.option(
-    "--input",
-    "-i",
-    "files",
-    multiple=True,
-    metavar="[NAME=]FILE",
-    help="Read an input, as `nnhal run` does (default: random).",
-)
+@common.input_option()
 @common.device_option
 @common.driver_option
 @common.option_option

@@ -75,6 +75,14 @@ threads_option = click.option(
 seed_option = click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of random inputs."
 )
+
+
+def input_option(of: str = ", as `nnhal run` does") -> Callable[[Any], Any]:
+    """Return the option that reads inputs from files. of: the part of its help that names them."""
+    what = f"Read an input{of} (default: random)."
+    return click.option("--input", "-i", "files", multiple=True, metavar="[NAME=]FILE", help=what)
+
+
 isolate_option = click.option("--isolate", is_flag=True, help="Run each driver in a sandboxed process.")
 
 

@@ -83,14 +83,7 @@ class Findings(NamedTuple):
 @common.option_option
 @common.numerics_option
 @common.isolate_option
-@click.option(
-    "--input",
-    "-i",
-    "files",
-    multiple=True,
-    metavar="[NAME=]FILE",
-    help="Read an input, as `nnhal run` does (default: random).",
-)
+@common.input_option()
 @common.seed_option
 @click.option(
     "--samples", type=click.IntRange(1), default=1, show_default=True, help="Inputs to compare the model's outputs for."

@@ -87,14 +87,7 @@ class RunRecord(Record, frozen=True):
 
 @nnhal_command("run", formerly={"--fit": "--letterbox"})
 @common.model_options
-@click.option(
-    "--input",
-    "-i",
-    "files",
-    multiple=True,
-    metavar="[NAME=]FILE",
-    help="Read an input: .npy, .npz, picture, .wav, raw bytes (default: random).",
-)
+@common.input_option(": .npy, .npz, picture, .wav, raw bytes")
 @common.place_options
 @common.cache_options
 @click.option(
