@@ -1,4 +1,4 @@
-"""Around every test of an importer: numbers of its own, whichever tests ran before."""
+"""Gives each test of an importer its own random numbers, whichever tests ran before it."""
 
 import pytest
 

@@ -264,6 +264,19 @@ def unary(b: ModelBuilder, name: str, x: int) -> int:
     return made
 
 
+def branching(b: ModelBuilder, x: int) -> int:
+    """An IF whose branches are ABS and NEG; it takes the first."""
+    branches = []
+    for name in ("ABS", "NEG"):
+        sub = b.subgraph()
+        given = sub.operand(F32, (12,))
+        branches.append(sub.finish_subgraph([given], [unary(sub, name, given)]))
+    made = b.operand(F32, (12,))
+    graphs = [b.subgraph_operand(OperandType.SUBGRAPH, each) for each in branches]
+    b.operation("IF", [b.constant(B8, [True]), *graphs, x], [made])
+    return made
+
+
 def test_a_reduction_leaves_one_operation_and_copies_in_a_body_and_the_size_that_fails() -> None:
     def fails(candidate: ReductionCandidate) -> bool:
         inside = [o.type for graph in candidate.model.referenced for o in graph.operations]
@@ -279,17 +292,6 @@ def test_a_reduction_leaves_one_operation_and_copies_in_a_body_and_the_size_that
 def test_a_called_subgraph_that_fails_alone_is_what_a_reduction_ends_with(given: bool) -> None:
     """The body of the loop calls the branch that fails."""
 
-    def body(b: ModelBuilder, x: int, y: int) -> tuple[int, int]:
-        branches = []
-        for name in ("ABS", "NEG"):
-            sub = b.subgraph()
-            one = sub.operand(F32, (12,))
-            branches.append(sub.finish_subgraph([one], [unary(sub, name, one)]))
-        made = b.operand(F32, (12,))
-        graphs = [b.subgraph_operand(OperandType.SUBGRAPH, each) for each in branches]
-        b.operation("IF", [b.constant(B8, [True]), *graphs, x], [made])
-        return made, unary(b, "ABS", y)
-
     def fails(candidate: ReductionCandidate) -> bool:
         everywhere = [o.type for graph in candidate.model.subgraphs for o in graph.operations]
         return OperationType.NEG in everywhere and (candidate.inputs is None) is not given
@@ -300,28 +302,19 @@ def test_a_called_subgraph_that_fails_alone_is_what_a_reduction_ends_with(given:
         return run.values
 
     arrays = np.zeros(1, np.int32), np.full(12, 2, np.float32), np.full(12, -3, np.float32)
-    first = ReductionCandidate(counting(body), arrays if given else None)
+    first = ReductionCandidate(
+        counting(lambda b, x, y: (branching(b, x), unary(b, "ABS", y))), arrays if given else None
+    )
     found = Reduction(fails, values if given else None).reduce(first)
     assert list(names_of(found.model)) == ["NEG"] and not found.model.referenced
     assert found.inputs is None or [x.tolist() for x in found.inputs] == [[2.0]]
 
 
 def test_a_reduction_removes_subgraphs_that_nothing_calls_any_more() -> None:
-    def body(b: ModelBuilder, x: int, y: int) -> tuple[int, int]:
-        branches = []
-        for name in ("ABS", "NEG"):
-            sub = b.subgraph()
-            given = sub.operand(F32, (12,))
-            branches.append(sub.finish_subgraph([given], [unary(sub, name, given)]))
-        made = b.operand(F32, (12,))
-        graphs = [b.subgraph_operand(OperandType.SUBGRAPH, each) for each in branches]
-        b.operation("IF", [b.constant(B8, [True]), *graphs, x], [made])
-        return made, unary(b, "NEG", y)
-
     def fails(candidate: ReductionCandidate) -> bool:
         return any(o.type == OperationType.NEG for graph in candidate.model.referenced[-1:] for o in graph.operations)
 
-    model = counting(body)
+    model = counting(lambda b, x, y: (branching(b, x), unary(b, "NEG", y)))
     assert len(model.referenced) == 4
     assert len(Reduction(fails).reduce(ReductionCandidate(model)).model.referenced) == 2
 

@@ -137,14 +137,16 @@ class Reduction:
 
     def _called_alone(self, best: ReductionCandidate) -> ReductionCandidate:
         """Return a called subgraph as the model if it fails alone: one of a loop with the variables that it begins with."""
-        for operation in best.model.main.operations:
-            operands = [best.model.main.operands[i] for i in operation.inputs]
+        main, values = best.model.main, None
+        for operation in main.operations:
+            operands = [main.operands[i] for i in operation.inputs]
             called = [o.location.offset for o in operands if o.lifetime == Lifetime.SUBGRAPH]
             for number in called if not self._spent else ():
                 graph = best.model.referenced[number]
                 inputs = None
                 if best.inputs is not None and self._values is not None:
-                    values, given = self._values(best), operation.inputs[len(operation.inputs) - len(graph.inputs) :]
+                    values = values or self._values(best)
+                    given = operation.inputs[len(operation.inputs) - len(graph.inputs) :]
                     if any(i not in values for i in given):
                         continue
                     inputs = tuple(values[i] for i in given)

@@ -1,5 +1,6 @@
 """Imports one operator of a file, for both formats: computes it, lowers it, or records why it is refused."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ LONGEST_REASON = 400  # characters; a longer one is cut
 Lower = Callable[[Any], None]  # writes the operations of a task
 
 
-class OperatorImport:
+class OperatorImport(ABC):
     """The import of one operator of a file: it is computed if its inputs are known; otherwise lowered, or refused."""
 
     graph: ImportedGraph  # gets its operations
@@ -35,23 +36,23 @@ class OperatorImport:
     label: str  # its place, for errors of the file
     unfit: tuple[type[Exception], ...] = ()  # errors of numpy about arrays of a malformed file
 
+    @abstractmethod
     def ways(self, lower: Lower, terms: Sequence[Term]) -> Iterator[tuple[Callable[[], Any], Lower]]:
         """Yield the ways to lower it: what makes the task, and what lowers it. The first successful one counts.
 
         lower: the operator's own way. terms: its inputs.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def results(self, function: Callable[..., Any], arrays: Sequence[Array]) -> Iterable[tuple[Any, str]]:
         """Pay for a function of known inputs, and return its results with their types in the file.
 
         Raises CannotFold for too large ones, and for others than the outputs.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def unknown(self, output: Any) -> Term:
         """Return an output of a refused operator, with the file's type, so that the rest can be checked."""
-        raise NotImplementedError
 
     def run(self) -> None:
         """Import the operator."""
