@@ -10,8 +10,8 @@ import nnhal
 from nnhal.base.codes import OperationType
 from nnhal.base.operands import Array
 from nnhal.base.records import replace
-from nnhal.drivers.kit.dynamic import IntegerLayer, dynamic_composites, whole_weights
 from nnhal.drivers.kit.variants import UNPROVED, Forms
+from nnhal.model.dynamic_quantisation import IntegerLayer, dynamic_composites, whole_weights
 from nnhal.model.graph import Model
 
 onnx = pytest.importorskip("onnx")

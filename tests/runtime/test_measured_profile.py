@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.bench import workloads
 from nnhal.frontends.python import Builder
 from nnhal.ops import OPS
 from nnhal.runtime.measured.families import FAMILIES, OperationWork, SubgraphWork, work_of_operations
@@ -147,6 +148,32 @@ def test_what_a_network_of_a_family_says_goes_with_the_bytes_that_a_model_touche
     assert found.predicted([work("add", bytes=5)], 1) == pytest.approx([1.5 * US])  # others are as all networks were
 
 
+def test_of_the_networks_of_a_family_the_nearest_in_multiplications_for_each_byte_counts() -> None:
+    """One step of a sequence waits for its weights; twenty steps use them again."""
+    lines = {"float32": {"lstm": LinearCost(US, 0.0, 0.0)}}
+    several = network(took=8.0, family="lstm", bytes=1000, macs=5000)
+    found = device(
+        lines, workloads={"one step": network(took=2.0, family="lstm", bytes=1000, macs=250), "more": several}
+    )
+    for macs, least, most in ((250, 2.0, 2.1), (5000, 7.6, 8.0), (1118, 3.99, 4.01), (1, 2.0, 2.1), (10**6, 7.6, 8.0)):
+        (took,) = found.predicted([work("lstm", macs=macs, bytes=1000)], 1) or [0.0]
+        assert least <= took / US <= most, macs
+
+
+def test_what_quantises_at_execution_counts_as_one_operation_and_its_layers_apart() -> None:
+    """An engine may run it whole, in 8 bits: the sum of its operations is not what that takes."""
+    b = Builder()
+    x = b.input((4, 32))
+    steps, scale = workloads.quantised_at_execution(b, x)
+    y = b.fully_connected(steps, np.ones((8, 32), np.float32), np.zeros(8, np.float32))
+    works = work_of_operations(b.finish([x], [b.mul(b.mul(y, scale), y)]))
+    quantised = [each for each in works if each.family == "quantize"]
+    assert len(quantised) == 40 and {each.kind for each in quantised} == {"dynamic"}
+    assert [(each.turns, each.bytes > 4 * 4 * 32) for each in quantised if each.bytes] == [(1, True)]
+    assert [each.macs for each in works if (each.kind, each.family) == ("dynamic", "fully_connected")] == [4 * 32 * 8]
+    assert [each.kind for each in works if each.family == "add"] == ["float32"] * 2
+
+
 def test_an_operation_takes_what_its_line_says_times_what_whole_networks_took_over_their_sums() -> None:
     lines = {"float32": {"pointwise": LinearCost(2 * US, 1e-12, 1e-9)}}
     bare = device(lines)
@@ -228,7 +255,7 @@ ADD = "devices", "a", "lines", "float32", "add"
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("form",), 1, r"f: format is 1, must be 2: run nnhal calibrate again"),
+        (("form",), 1, r"f: format is 1, must be 3: run nnhal calibrate again"),
         ((*ADD, "fixed"), -1.0, r"f: devices\.a\.lines\.float32\.add\.fixed = -1\.0, must be .* at least 0"),
         (
             ("devices", "a", "lines", "float32", "addition"),
@@ -246,6 +273,7 @@ ADD = "devices", "a", "lines", "float32", "add"
         (("devices", "a", "steps", "none"), math.inf, r"f: "),
         (("devices", "a", "workloads", "n", "predicted"), 0.0, r"workloads\.n\.predicted = 0\.0, must be"),
         (("devices", "a", "workloads", "n", "bytes"), -1, r"workloads\.n\.bytes = -1, must be"),
+        (("devices", "a", "workloads", "n", "macs"), -1, r"workloads\.n\.macs = -1, must be"),
         (("devices", "a", "workloads", "n", "kind"), "float99", r"workloads\.n\.kind: 'float99' must be one of"),
         (("crossings", "a > b", "none", "byte"), -1e-9, r"crossings\.a > b\.none\.byte = -1e-09"),
         (("made",), "yesterday", r"f: is not a profile: .*made"),

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from nnhal import api
+from nnhal.base.disturbed import NOTICED, process_cpu_time, share
 from nnhal.base.errors import NnhalError, UnsupportedModel
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
 from nnhal.base.records import Struct, field, replace
 from nnhal.bench import workloads
-from nnhal.bench.disturbed import NOTICED, process_cpu_time, share
 from nnhal.measure.latency import measure_calls, timed
 from nnhal.model.graph import Model
 from nnhal.runtime import isolation
@@ -205,9 +205,9 @@ class Calibration:
             except (NnhalError, ImplausibleRate) as error:
                 self._left_out(found, f"{family.name} of {kind}", error)
                 return
-            own = [work for work in each if work.family == family.name]
-            lines = found.lines.get(kind, {})
-            other = [lines[w.family].seconds(w) for w in each if w.family in family.beside and w.family in lines]
+            own = [work for work in each if (work.kind, work.family) == (kind, family.name) and work.turns]
+            beside = [(found.lines.get(w.kind, {}).get(w.family), w) for w in each if w.family in family.beside]
+            other = [line.seconds(work) for line, work in beside if line is not None]
             spent = max(slope - sum(other), slope / 20) / max(1, len(own))
             points.append((own[0], spent))
         found.lines.setdefault(kind, {})[family.name] = fitted(points)
@@ -248,7 +248,7 @@ class Calibration:
             sustained,
             cores * several,
             family,
-            sum(w.bytes for w in each if family and w.family == family),
+            *(sum(getattr(w, what) for w in each if family and w.family == family) for what in ("bytes", "macs")),
         )
 
     def _crossing(self, one: str, other: str, place: str) -> None:
@@ -352,5 +352,6 @@ def predictions(profile: DeviceProfile) -> Iterator[tuple[str, float, float]]:
     """
     for name, workload in profile.workloads.items():
         others = {each: w for each, w in profile.workloads.items() if each != name}
-        factor = replace(profile, workloads=others).factor(workload.kind, workload.family, 1, workload.bytes)
+        bare = replace(profile, workloads=others)
+        factor = bare.factor(workload.kind, workload.family, 1, workload.bytes, workload.macs)
         yield name, workload.predicted * factor, workload.seconds

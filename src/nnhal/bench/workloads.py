@@ -9,6 +9,7 @@ import numpy as np
 from nnhal.base.codes import OperandType
 from nnhal.frontends.python import Builder
 from nnhal.frontends.tensor import Tensor
+from nnhal.model.dynamic_quantisation import QUANTISED as QUANTISED_LINES
 from nnhal.model.graph import Model
 
 SCALE, FINE = 0.05, 0.002  # scales of quantised values and of quantised filters
@@ -31,8 +32,9 @@ VALUES = {
     "float32": Values("float32", OperandType.TENSOR_FLOAT32),
     "quant8": Values("quant8", OperandType.TENSOR_QUANT8_ASYMM, 128),
     "quant8_signed": Values("quant8_signed", OperandType.TENSOR_QUANT8_ASYMM_SIGNED),
+    "dynamic": Values("dynamic", OperandType.TENSOR_FLOAT32),
 }
-FLOATS, QUANTISED = ("float32",), ("quant8", "quant8_signed")
+FLOATS, QUANTISED, DYNAMIC = ("float32",), ("quant8", "quant8_signed"), ("dynamic",)
 # Five sizes separate the cost of multiplications from that of bytes: a small one, one with many bytes for its
 # multiplications, one with few, and two large ones of these kinds.
 SIZES = ((7, 16), (112, 16), (7, 256), (56, 64), (14, 256))  # side and channels of pictures
@@ -57,7 +59,7 @@ class Family(NamedTuple):
     link: "Callable[[Builder, Values, int, Tensor, Tensor], Tensor]"
     tensor: "Callable[[int], tuple[int, ...]]"
     beside: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = tuple(VALUES)
+    kinds: tuple[str, ...] = (*FLOATS, *QUANTISED)
 
 
 def picture(size: int) -> tuple[int, ...]:
@@ -209,6 +211,56 @@ def _lstm(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Te
     )
 
 
+def quantised_at_execution(b: Builder, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantises a tensor at execution, as ONNX's DynamicQuantizeLinear.
+
+    Args:
+        b: The builder.
+        x: The float32 tensor.
+
+    Returns:
+        The integers minus their zero point, as reals of the shape of `x`, and their scale [1].
+    """
+    made: dict[str, Any] = {"x": x}
+    rank = len(x.shape or ())
+
+    def argument(name: str) -> Any:
+        if name in QUANTISED_LINES and name not in made:
+            kind, names = QUANTISED_LINES[name]
+            more = {"axes": np.arange(rank, dtype=np.int32), "keep_dims": False} if "REDUCE" in kind else {}
+            made[name] = b.operation(kind, *map(argument, names), **more)
+        return made[name] if name in made else b.constant(np.array([name], np.float32))
+
+    return argument("steps"), argument("scale")
+
+
+def _real(b: Builder, values: Tensor, scale: Tensor) -> Tensor:
+    return _floats(b.mul(values, b.mul(scale, np.array([FINE], np.float32))))
+
+
+def _quantised_link(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    steps, scale = quantised_at_execution(b, x)
+    return _floats(b.mul(steps, scale))
+
+
+def _integer_weights(b: Builder, shape: tuple[int, ...]) -> Tensor:
+    random = np.random.default_rng(len(shape) + shape[0])
+    return b.constant(random.integers(-127, 127, shape, endpoint=True).astype(np.float32))
+
+
+def _integer_connected(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    width = MATRICES[size][1]
+    steps, scale = quantised_at_execution(b, x)
+    return _real(b, b.fully_connected(steps, _integer_weights(b, (width, width)), _bias(b, values, width)), scale)
+
+
+def _integer_conv(side: int, b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
+    channels = SIZES[size][1]
+    steps, scale = quantised_at_execution(b, x)
+    filters = _integer_weights(b, (channels, side, side, channels))
+    return _real(b, b.conv_2d(steps, filters, _bias(b, values, channels), padding="same", stride=1), scale)
+
+
 FAMILIES = (
     Family("relu", _relu, picture),
     Family("add", _add, picture),
@@ -233,6 +285,10 @@ FAMILIES = (
     Family("pad", _pad, picture),
     Family("resize", _resize, picture, ("pool",)),
     Family("topk", _topk, picture, ("add",)),
+    Family("quantize", _quantised_link, matrix, ("add",), kinds=DYNAMIC),
+    Family("fully_connected", _integer_connected, matrix, ("quantize", "add"), kinds=DYNAMIC),
+    Family("pointwise", partial(_integer_conv, 1), picture, ("quantize", "add"), kinds=DYNAMIC),
+    Family("convolution", partial(_integer_conv, 3), picture, ("quantize", "add"), kinds=DYNAMIC),
     Family("lstm", _lstm, lambda size: (LSTM[size][0], 1, LSTM[size][1]), kinds=FLOATS),
 )
 

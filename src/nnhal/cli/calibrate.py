@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from nnhal.base.brief import duration, with_count
+from nnhal.base.disturbed import NOTICED, probed
 from nnhal.base.errors import InvalidArgument, OperationFailed
 from nnhal.bench.calibrate import CPU, Calibration, predictions
-from nnhal.bench.disturbed import NOTICED, probed
 from nnhal.cli import common
 from nnhal.cli.command import command as nnhal_command
 from nnhal.cli.judged import shown_progress

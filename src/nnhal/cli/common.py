@@ -195,7 +195,7 @@ tune_option = click.option(
     "--tune",
     type=DurationType(0, min_open=True),
     metavar="SECONDS",
-    help="Measure candidate placements first, for so long.",
+    help="Measure candidate placements first, for so long beside compilations.",
 )
 
 

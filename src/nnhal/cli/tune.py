@@ -30,7 +30,7 @@ SAVING = 20.0  # seconds to wait for another process that has the record
     default=SECONDS,
     show_default=True,
     metavar="SECONDS",
-    help="Measure for so long.",
+    help="Measure for so long, beside compilations.",
 )
 @common.rule_option
 @common.fallback_option

@@ -1,8 +1,8 @@
 """Tuning: measures candidate placements of one model, and chooses the fastest.
 
 Candidates are: everything on each device that supports it, and the best predicted splits. They run in rounds, one
-execution each, so that all see the same machine load. The best time of each counts, and slow candidates drop out.
-Inputs are random: with control flow, the time may depend on their values.
+execution each, so that all see the same machine load. The lower quartile of each counts, without rounds that waited for
+a core, and slow candidates drop out. Inputs are random: with control flow, the time may depend on their values.
 """
 
 import time
@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import copy
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
+from nnhal.base.disturbed import NOTICED, process_cpu_time, share
 from nnhal.base.errors import InvalidArgument, NnhalError, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
@@ -29,41 +31,67 @@ from nnhal.runtime.strategies import Strategy, manual_placement, restrict_offers
 SECONDS = 2.0  # the default duration of measuring
 SPLITS = 3  # candidates of several partitions
 FAR = 1.5  # times the best, above which a candidate drops out
-HOPELESS = 3.0  # times the best prediction of one partition, above which one comes last
+HOPELESS = (
+    6.0  # times the best prediction of one partition, above which one comes last: predictions err by 3 either way
+)
 BLOCK_NS = 200_000  # shorter executions are measured several at once
 ROUNDS, LEAST = 30, 4  # the most rounds, and those before a candidate drops out: some engines begin slowly
 _log = logger("compilation")
 
 
 def tune_for(seconds: float) -> Tune:
-    """Measure for this many seconds, not counting the last candidate's preparation and first execution."""
+    """Measure for this many seconds.
+
+    Devices that are not predicted to be `HOPELESS` are prepared and executed whatever time that takes, without a deadline.
+    """
     return partial(_tune, seconds)
 
 
+class _Round(NamedTuple):
+    """One round of a candidate: nanoseconds of an execution, and the share of the time that threads waited for a core."""
+
+    took: float
+    waited: float
+
+
 class _Contender:
-    """A placement that is being measured. took: nanoseconds of an execution, by round."""
+    """A placement that is being measured. spent: seconds of its executions before the rounds."""
 
     def __init__(self, compiled: Compiled, inputs: Sequence[Array], devices: Sequence[str], left: float | None) -> None:
         """left: seconds for its first execution, None for no limit."""
         self.compiled, self.devices = compiled, devices
         self._run = partial(compiled, *inputs)
-        self.took: list[float] = []
+        self.rounds: list[_Round] = []
+        began = time.perf_counter()
         compiled.run(*inputs, deadline=left)  # the first execution is not representative
         self._require_as_placed()
         self._inner = max(1, min(1000, int(BLOCK_NS / max(1, self.timed(1)))))  # a clock may stand still
         if self._inner > 1:
-            self.took.clear()
+            self.rounds.clear()
             self.timed()
+        self.spent = time.perf_counter() - began
         self._require_as_placed()
 
     def timed(self, inner: int = 0) -> float:
         """Run one round."""
-        count = inner or self._inner
+        count, before = inner or self._inner, process_cpu_time()
         start = time.perf_counter_ns()
         for _ in range(count):
             self._run()
-        self.took.append((time.perf_counter_ns() - start) / count)
-        return self.took[-1]
+        took = (time.perf_counter_ns() - start) / count
+        self.rounds.append(_Round(took, share(before, process_cpu_time())))
+        return took
+
+    @property
+    def best(self) -> float:
+        """The nanoseconds of the shortest round."""
+        return min(took for took, _ in self.rounds)
+
+    @property
+    def typical(self) -> float:
+        """The lower quartile of the nanoseconds of the rounds that other work did not disturb, or of all without such."""
+        calm = [took for took, waited in self.rounds if waited <= NOTICED]
+        return float(np.quantile(calm or [took for took, _ in self.rounds], 0.25))
 
     def run_round(self) -> None:
         """Run one round. NnhalError if it fails, or does not run as placed."""
@@ -92,7 +120,8 @@ def _tune(seconds: float, compilation: Compilation, offers: Sequence[Offer], pla
         if spec.fixed is None:
             raise InvalidArgument(f"tune: input {place} is {spec}, must have a shape that is known")
     inputs = random_inputs(model, np.random.default_rng(0))
-    chosen = _chosen(_expected(model, offers, placer, measured))
+    chosen, near = _chosen(_expected(model, offers, placer, measured))
+    certain = near if deadline is None else 1  # however long their preparation takes
     end = time.perf_counter() + seconds
     with ExitStack() as stack:
         candidates: list[_Contender] = []
@@ -103,7 +132,7 @@ def _tune(seconds: float, compilation: Compilation, offers: Sequence[Offer], pla
             _log.info("%s", text)
 
         for number, each in enumerate(chosen):
-            if number and time.perf_counter() > end:
+            if number >= certain and time.perf_counter() > end:
                 leave_out([late.devices for late in chosen[number:]], "the time was over")
                 break
             try:
@@ -112,9 +141,11 @@ def _tune(seconds: float, compilation: Compilation, offers: Sequence[Offer], pla
                 leave_out([each.devices], error)
                 continue
             candidates.append(candidate)
-            _log.info("tuning: %s: %.3g ms", candidate.compiled.placement.summary(), candidate.took[0] / 1e6)
+            _log.info("tuning: %s: %.3g ms", candidate.compiled.placement.summary(), candidate.best / 1e6)
+        if deadline is None:
+            end = max(end, time.perf_counter() + seconds - sum(c.spent for c in candidates))
         candidates = _rounds(candidates, end, leave_out)
-        found = {c.steps: min(c.took) / 1e9 for c in candidates}
+        found = {c.steps: c.typical / 1e9 for c in candidates}
     if found:
         placer.record_tuned(found)
     return replace(placer, measured=replace(measured, tuned=found))
@@ -127,15 +158,16 @@ def _expected(model: Model, offers: Sequence[Offer], placer: Placer, measured: M
     return [each for each in found if len({*each.devices} - {""}) == 1] if placer.strategy.single else found
 
 
-def _chosen(found: Sequence[Expectation]) -> list[Expectation]:
+def _chosen(found: Sequence[Expectation]) -> tuple[list[Expectation], int]:
     """Order the candidates: single devices, best first, then splits, then those predicted far behind.
 
-    Time may run out in between, and splits, which are less predictable, have to beat single devices.
+    Time may run out in between, and splits, which are less predictable, have to beat single devices. Also return how
+    many of them are single devices that are not far behind.
     """
     single = [each for each in found if len(each.forecasts) <= 1]
     splits = [each for each in found if len(each.forecasts) > 1][:SPLITS]
     near = [each for each in single if each.seconds <= HOPELESS * single[0].seconds]
-    return [*near, *splits, *single[len(near) :]]
+    return [*near, *splits, *single[len(near) :]], len(near)
 
 
 def _made(
@@ -176,9 +208,9 @@ def _rounds(
                 fallen.append(each)
         scheduled = [c for c in scheduled if c not in fallen]
         running = [c for c in running if c not in fallen]
-        best = min((min(c.took) for c in running), default=0.0)
+        best = min((c.best for c in running), default=0.0)
         if number >= LEAST:
-            running = [c for c in running if min(c.took) <= FAR * best]
+            running = [c for c in running if c.best <= FAR * best]
     return scheduled
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from nnhal.base.operands import Shape
 from nnhal.base.records import Record
-from nnhal.drivers.kit.composites import CompositeSearch, optional_value
+from nnhal.model.composites import CompositeSearch, optional_value
 from nnhal.model.graph import Model
 from nnhal.ops.schema import F32
 

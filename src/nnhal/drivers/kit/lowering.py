@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from nnhal.base.codes import operation_name, type_name
 from nnhal.base.errors import Unmappable
 from nnhal.base.operands import Array, UnknownValue, Value
 from nnhal.base.records import Record
-from nnhal.drivers.kit.composites import Composite
 from nnhal.drivers.kit.variants import UNPROVED, Forms, Refused
 from nnhal.hal.device import YES, Considered, Hints, Verdict, hidden_constant
 from nnhal.model.graph import Model, Operation
@@ -134,6 +133,19 @@ class LoweringTask:
 
 T = TypeVar("T", bound=LoweringTask)
 G = TypeVar("G")
+
+
+class Composite(NamedTuple, Generic[T]):
+    """A function that an engine has whole, of operations that `nnhal.model.composites` finds.
+
+    find: returns what was found in a model's main subgraph, by the operation after which it is complete. write: writes
+    it to the engine's graph, as the value of its results. verified: the operation and the type whose fast variant the
+    function's kernel is; None if it has no variants.
+    """
+
+    find: Callable[[Model], Mapping[int, Any]]
+    write: Callable[[T, Any], None]
+    verified: tuple[str, int] | None = None
 
 
 class WholeModelGraph(Generic[G]):

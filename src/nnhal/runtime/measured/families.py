@@ -6,7 +6,7 @@ they run.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from nnhal.base.brief import with_count
@@ -24,7 +24,8 @@ FAMILIES = (  # as records name them; "pointwise" is a convolution whose window 
     *("add", "relu", "logistic", "quantize", "softmax", "mean", "reshape", "transpose", "pad", "resize", "topk"),
     "lstm",
 )
-KINDS = ("float32", "relaxed", "quant8", "quant8_signed")  # of values, measured separately
+# of values, measured separately; "dynamic": float32 quantised to 8 bits at execution, with the layers of these integers
+KINDS = ("float32", "relaxed", "quant8", "quant8_signed", "dynamic")
 _KIND: dict[int, str] = {
     OperandType.TENSOR_QUANT8_ASYMM: "quant8",
     OperandType.TENSOR_QUANT8_ASYMM_SIGNED: "quant8_signed",
@@ -118,7 +119,8 @@ def work_of_operations(model: Model) -> tuple[OperationWork, ...]:
 
 
 def _works(model: Model) -> Iterator[OperationWork]:
-    shown, facts = outline(model), validate(model).subgraphs[0]
+    shown, facts, (quantisations, layers) = outline(model), validate(model).subgraphs[0], _dynamic(model)
+    quantised = {n for members in quantisations.values() for n in members}
     values = [(0, 0) if v is None else (math.prod(d or 1 for d in v.shape or ()), width(v.type)) for v in facts.values]
     for n, (operation, bound) in enumerate(zip(model.main.operations, facts.operations, strict=True)):
         touched = [values[i] for i in (*operation.inputs, *operation.outputs)]
@@ -127,7 +129,22 @@ def _works(model: Model) -> Iterator[OperationWork]:
         count, assumed = iterations(model, n) if operation.type == OperationType.WHILE else (None, False)
         inside = _inside(model, n, count) if operation.type in NAMES and subgraphs_inside(model, n) <= MOST else ()
         kind, turns = _kind(model, operation), _turns(node.name, bound)
+        if n in quantised:
+            family, kind = "quantize", "dynamic"
+            if n not in quantisations:  # the last operation of a quantisation stands for all
+                bytes = turns = 0
+        elif n in layers:
+            kind = "dynamic"
         yield OperationWork(family, kind, shown.macs(node), bytes, turns, elements, inside, count, assumed)
+
+
+def _dynamic(model: Model) -> tuple[Mapping[int, frozenset[int]], Collection[int]]:
+    """Return what is quantised at execution; the search for it is loaded only for models that look like it."""
+    if all(operation.type != OperationType.REDUCE_MIN for operation in model.main.operations):
+        return {}, ()
+    from nnhal.model.dynamic_quantisation import dynamic_operations
+
+    return dynamic_operations(model)
 
 
 def _inside(model: Model, n: int, count: int | None) -> tuple[SubgraphWork, ...]:

@@ -5,6 +5,7 @@ by family and kind of values. A partition and a device transfer have fixed costs
 measured times of whole networks correct the sums.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,9 +17,10 @@ from nnhal.base.records import Record, field
 from nnhal.hal.device import Performance
 from nnhal.runtime.measured.families import FAMILIES, KINDS, OperationWork, with_inside
 
-FORM = 2  # of the file
+FORM = 3  # of the file
 LATEST = 253_402_214_400  # seconds since 1970: the end of 9999
-MOST_BYTES = 2**62  # that a network can read and write
+MOST_WORK = 2**62  # bytes that a network can read and write, and multiplications
+NEAREST = 0.1  # the distance of networks, in natural logarithms, below which one no longer counts more than another
 MOST_SECONDS = 1e9  # of one operation, or of what else is measured
 CONTROL = "if", "while"  # kinds of networks other than those of values
 PLACES = "none", "process"  # the places of a driver, by the names of `isolation`
@@ -48,7 +50,7 @@ class Workload(Record, frozen=True, forbid_unknown_fields=True):
 
     Seconds of an execution with one thread, with the engine's default threads, of one of two at a time, and of all CPUs
     together (CPU time). predicted: the sum of its operations. family: of the operations that dominate it, "" for
-    several. bytes: that those read and write.
+    several. bytes, macs: that those read and write, and their multiplications.
     """
 
     kind: str
@@ -59,6 +61,7 @@ class Workload(Record, frozen=True, forbid_unknown_fields=True):
     cpu_seconds: float
     family: str = ""
     bytes: int = 0
+    macs: int = 0
 
     def correction(self, threads: int, bytes: int) -> float:
         """Return the ratio of measured to predicted time, for a model whose operations of this family have so many bytes.
@@ -87,16 +90,21 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
         near = [(each, family) for each in kinds] + [(each, name) for each in kinds for name in ("pad", "add", "relu")]
         return next((self.lines[k][f] for k, f in near if f in self.lines.get(k, {})), None)
 
-    def factor(self, kind: str, family: str, threads: int, bytes: int) -> float:
+    def factor(self, kind: str, family: str, threads: int, bytes: int, macs: int) -> float:
         """Return the ratio of measured to predicted time of whole networks, with one thread or more.
 
-        Networks of that family count, if there are some, by the bytes in a model. For networks of several families the
-        ratio is at least 1 with one thread: a sum that is too large has one wrong line, and does not make other
-        operations faster.
+        Networks of that family count, if there are some, by the bytes in a model, and the more, the nearer they are in
+        multiplications for each byte: memory limits a network that uses each of its weights once. For networks of
+        several families the ratio is at least 1 with one thread: a sum that is too large has one wrong line, and does
+        not make other operations faster.
         """
         plain = [w for w in self.workloads.values() if w.kind not in CONTROL]
         if own := [w for w in plain if family and w.family == family]:
-            return _mean([w.correction(threads, bytes) for w in _alike(own, kind)])
+            near = _alike(own, kind)
+            places = [_intensity(w.macs, w.bytes) for w in near]
+            place = min(max(_intensity(macs, bytes), min(places)), max(places))
+            weights = [1 / (NEAREST + abs(place - other)) for other in places]
+            return _mean([w.correction(threads, bytes) for w in near], weights)
         several = _alike([w for w in plain if not w.family], kind)
         gained = 1.0 if threads == 1 else _mean([w.seconds_threads / w.seconds for w in several])
         return max(_mean([w.seconds / w.predicted for w in several]), 1.0) * gained
@@ -111,15 +119,16 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
 
     def predicted(self, works: Sequence[OperationWork], threads: int) -> list[float] | None:
         """Return the predicted seconds of each operation; None without enough measurements."""
-        touched = Counter[tuple[str, str]]()
+        touched, multiplied = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         for work in with_inside(works):
             touched[work.kind, work.family] += work.bytes
+            multiplied[work.kind, work.family] += work.macs
         lines: dict[tuple[str, str], tuple[LinearCost, float]] = {}
         for key, bytes in touched.items():
             line = self.line(*key)
             if line is None:
                 return None
-            lines[key] = line, self.factor(*key, threads, bytes)
+            lines[key] = line, self.factor(*key, threads, bytes, multiplied[key])
 
         def seconds(work: OperationWork) -> float:
             line, factor = lines[work.kind, work.family]
@@ -150,11 +159,17 @@ def _alike(networks: Sequence[Workload], kind: str) -> Sequence[Workload]:
     return [w for w in networks if w.kind == kind] or networks
 
 
-def _mean(values: Sequence[float]) -> float:
-    """Return the geometric mean; 1 without values."""
+def _intensity(macs: int, bytes: int) -> float:
+    """Return the natural logarithm of the multiplications for each byte."""
+    return math.log(max(macs, 1) / max(bytes, 1))
+
+
+def _mean(values: Sequence[float], weights: Sequence[float] = ()) -> float:
+    """Return the geometric mean, of equal weights by default; 1 without values."""
+    weights = weights or [1.0] * len(values)
     product = 1.0
-    for value in values:
-        product *= max(value, 1e-12) ** (1 / len(values))
+    for value, weight in zip(values, weights, strict=True):
+        product *= max(value, 1e-12) ** (weight / sum(weights))
     return product
 
 
@@ -204,9 +219,10 @@ def decoded(data: bytes, where: str) -> MachineProfile:
             _known(f"{where}: devices.{name}.workloads.{name_of}.kind", workload.kind, (*KINDS, *CONTROL))
             _known(f"{where}: devices.{name}.workloads.{name_of}.family", workload.family, ("", *FAMILIES))
             _seconds(f"{where}: devices.{name}.workloads.{name_of}", workload, least=1e-12)
-            if not 0 <= workload.bytes <= MOST_BYTES:
-                given = f"devices.{name}.workloads.{name_of}.bytes = {workload.bytes}"
-                raise BadFile(f"{where}: {given}, must be a number of at least 0 and at most {MOST_BYTES}")
+            for field_name in ("bytes", "macs"):
+                if not 0 <= (given := getattr(workload, field_name)) <= MOST_WORK:
+                    place = f"devices.{name}.workloads.{name_of}.{field_name} = {given}"
+                    raise BadFile(f"{where}: {place}, must be a number of at least 0 and at most {MOST_WORK}")
     for pair, places in profile.crossings.items():
         for place, crossing in places.items():
             _known(f"{where}: crossings.{pair}", place, PLACES)

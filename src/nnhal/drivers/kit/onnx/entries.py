@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from nnhal.drivers.kit import dynamic
-from nnhal.drivers.kit.dynamic import DynamicQuantisation, IntegerLayer
 from nnhal.drivers.kit.gru import GatedSequence, gated_sequences
 from nnhal.drivers.kit.onnx.graph import AWAY, SIGN, engine_dtype, require_known, zero_point
 from nnhal.drivers.kit.onnx.primitives import moving
@@ -12,7 +10,8 @@ from nnhal.drivers.kit.operations import layers
 from nnhal.drivers.kit.operations.common import image, layout
 from nnhal.drivers.kit.operations.task import FLOATS, NUMBERS, QUANTS
 from nnhal.drivers.kit.sums import greatest_sum, require_32_bits
-from nnhal.ops.schema import Q8PC, Q8S
+from nnhal.model.dynamic_quantisation import LARGEST, DynamicQuantisation, IntegerLayer, dynamic_composites
+from nnhal.ops.schema import Q8, Q8PC, Q8S
 
 WIDEST = 64  # the greatest radius of sums of shifted tensors
 
@@ -173,8 +172,11 @@ def nan_mask(t: OnnxTask, x: str, state: str, s: GatedSequence) -> str:
 
 # --------------------------------------------------------------------------------- quantisation with a computed scale
 
+# nnhal verifies the fast variant of FULLY_CONNECTED, which multiplies 8-bit integers by the same kernels.
+VERIFIED = "FULLY_CONNECTED", int(Q8)
 
-@TABLE.composite("dynamic quantisation", dynamic.dynamic_composites, dynamic.VERIFIED)
+
+@TABLE.composite("dynamic quantisation", dynamic_composites, VERIFIED)
 def dynamic_composite(t: OnnxTask, found: DynamicQuantisation | IntegerLayer) -> None:
     """Write a quantisation or a layer of its integers: one search finds both."""
     if isinstance(found, IntegerLayer):
@@ -198,7 +200,7 @@ def dynamically_quantised(t: OnnxTask, found: DynamicQuantisation) -> None:
 def integer_layer(t: OnnxTask, found: IntegerLayer) -> None:
     """Multiply unsigned integers, with kernels that add up in 32 bits."""
     magnitudes = np.abs(np.moveaxis(found.weights, t.weights.axis, 0)).reshape(found.weights.shape[t.weights.axis], -1)
-    require_32_bits(dynamic.LARGEST * float(magnitudes.sum(1, dtype=np.int64).max(initial=0)))
+    require_32_bits(LARGEST * float(magnitudes.sum(1, dtype=np.int64).max(initial=0)))
     t.require(found.quantised in t.graph.dynamic, "the integers are not held in 8 bits")
     x, x_zero = t.graph.dynamic[found.quantised]
     weights, zero = (found.weights + found.zero).astype(np.uint8), np.uint8(found.zero)

@@ -11,9 +11,9 @@ import numpy as np
 from nnhal.base.codes import Lifetime, OperandType, type_name
 from nnhal.base.operands import Array, Value, fixed
 from nnhal.drivers.kit import Refused
-from nnhal.drivers.kit.dynamic import DynamicQuantisation
 from nnhal.drivers.kit.onnx.nodes import EXTERNAL, NodeFacts
 from nnhal.drivers.kit.onnx.primitives import OnnxPrimitives
+from nnhal.model.dynamic_quantisation import DynamicQuantisation
 from nnhal.model.graph import CONSTANTS, Model, describe
 from nnhal.model.validate import validate
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM

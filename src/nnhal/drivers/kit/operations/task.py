@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from nnhal.base.operands import Value
-from nnhal.drivers.kit.composites import Composite
-from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
+from nnhal.drivers.kit.lowering import Composite, LoweringTable, LoweringTask
 from nnhal.drivers.kit.operations.primitives import Node, Primitives
 from nnhal.model.graph import Model, Operation
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound

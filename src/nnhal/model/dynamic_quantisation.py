@@ -1,18 +1,19 @@
 """Finds quantisation with a scale that is computed at execution, and layers of its integers.
 
 NNAPI has no such quantisation, so `frontends.onnx` holds the integers as reals. An engine may have them whole: 8-bit
-products need a quarter of the weights' memory. Definition: ONNX's DynamicQuantizeLinear, MatMulInteger, ConvInteger.
+products need a quarter of the weights' memory. Calibration measures them as one. Definition: ONNX's DynamicQuantizeLinear,
+MatMulInteger, ConvInteger.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from nnhal.base.operands import Array
-from nnhal.drivers.kit.composites import CompositeSearch, optional_value, pattern
+from nnhal.model.composites import CompositeSearch, optional_value, pattern
 from nnhal.model.graph import Model
-from nnhal.ops.schema import F32, Q8
+from nnhal.ops.schema import F32
 
 LARGEST = 255  # of the integers, and of their distance from their zero point
 LAYERS = "FULLY_CONNECTED", "CONV_2D", "GROUPED_CONV_2D", "DEPTHWISE_CONV_2D"
@@ -74,6 +75,12 @@ class IntegerLayer(NamedTuple):
     zero: int
 
 
+def dynamic_operations(model: Model) -> tuple[Mapping[int, frozenset[int]], Collection[int]]:
+    """Return the operations of each quantisation in the main subgraph, by the last of them, and the layers of integers."""
+    search = _DynamicSearch(model)
+    return search.members, search.layers()
+
+
 def dynamic_composites(model: Model) -> dict[int, DynamicQuantisation | IntegerLayer]:
     """Return the quantisations and layers of integers in the main subgraph, by the operation that completes each."""
     search = _DynamicSearch(model)
@@ -84,10 +91,12 @@ class _DynamicSearch(CompositeSearch):
     def __init__(self, model: Model) -> None:
         super().__init__(model)
         self.quantisations: dict[int, DynamicQuantisation] = {}
+        self.members: dict[int, frozenset[int]] = {}  # the operations of each
         for n, a, operation in self.operations("SELECT") if any(self.operations("REDUCE_MIN")) else ():
             found: dict[str, int] = {}
             if a.T == F32 and self.matched(operation.outputs[0], QUANTISED, "steps", found) and self._whole(found):
                 self.quantisations[n] = DynamicQuantisation(*(found[name] for name in DynamicQuantisation._fields))
+                self.members[n] = frozenset(self.makers[found[name]] for name in QUANTISED)
 
     def _whole(self, found: Mapping[str, int]) -> bool:
         """Whether both reductions are of all elements."""
@@ -130,7 +139,3 @@ def whole_weights(weights: Array) -> tuple[Array, int] | None:
     integers = weights.astype(np.int16)
     zero = int(np.clip(128, -least, LARGEST - most))
     return (integers, zero) if np.array_equal(integers, weights) else None
-
-
-# nnhal verifies the fast variant of FULLY_CONNECTED, which multiplies 8-bit integers by the same kernels.
-VERIFIED = "FULLY_CONNECTED", int(Q8)

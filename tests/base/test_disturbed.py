@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nnhal.bench import disturbed
-from nnhal.bench.disturbed import process_cpu_time, share, thread_cpu_time
+from nnhal.base import disturbed
+from nnhal.base.disturbed import process_cpu_time, share, thread_cpu_time
 
 
 def thread(folder: Path, name: str, text: str) -> None:

@@ -8,8 +8,8 @@ Other names are operands of the model, and numbers are constants of that one val
 patterns are those that the importers of `nnhal.frontends` write.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -20,21 +20,7 @@ from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import validate
 from nnhal.ops.schema import Bound
 
-T = TypeVar("T")
 Lines = dict[str, tuple[str, tuple[str, ...]]]  # by result: the operation and its arguments
-
-
-class Composite(NamedTuple, Generic[T]):
-    """A function that an engine has whole.
-
-    find: returns what was found in a model's main subgraph, by the operation after which it is complete. write: writes
-    it to the engine's graph, as the value of its results. verified: the operation and the type whose fast variant the
-    function's kernel is; None if it has no variants.
-    """
-
-    find: Callable[[Model], Mapping[int, Any]]
-    write: Callable[[T, Any], None]
-    verified: tuple[str, int] | None = None
 
 
 def pattern(text: str) -> Lines:
