@@ -22,6 +22,7 @@ from nnhal.runtime import discovery
 from nnhal.runtime.compilation import Fallback
 from nnhal.zoo import maker
 from tests.differential.drawing import DRAWS, seeds
+from tests.frontends.flat import Writer, litert
 from tests.matrix.devices import INSTALLED
 from tests.models import make_model
 
@@ -125,6 +126,23 @@ def test_a_whole_net_of_8_bits_is_what_its_own_engine_makes_of_it(device: str, n
     with compiled:
         for picture, result in zip(pictures, wanted, strict=True):
             np.testing.assert_array_equal(np.asarray(compiled(picture)), result)
+
+
+@pytest.mark.parametrize("alpha", [0.005, 0.0111, 0.03])
+@pytest.mark.parametrize("scale, out", [(0.0117, 0.03), (0.02, 0.02), (0.05, 0.0123)])
+@pytest.mark.parametrize("kind, zero", [("u1", 128), ("i1", 0)])
+def test_a_prelu_is_that_of_the_files_own_engine(kind: str, zero: int, scale: float, out: float, alpha: float) -> None:
+    """Each side of 0 has its own factor of 31 bits: of 256 values 29 were a step away."""
+    x = np.arange(256).astype(np.uint8).view(kind).reshape(1, 8, 8, 4)
+    writer = Writer()
+    given = writer.tensor(x.shape, kind, scale=scale, zero=zero + 7)
+    slopes = writer.tensor((1, 1, 4), kind, [zero + 20, zero - 30, zero + 90, zero + 3], scale=alpha, zero=zero)
+    result = writer.tensor(x.shape, kind, scale=out, zero=zero - 5)
+    writer.operator("PRELU", [given, slopes], [result])
+    writer.ends([given], [result])
+    content = writer.bytes()
+    with nnhal.compile(content, devices=DEVICES, numerics="exact") as compiled:
+        np.testing.assert_array_equal(compiled(x), litert(content, x)[0])
 
 
 GREAT = [np.inf, 3.4e38, 2.0**31, 1e10, 65504, 300, 255.5]

@@ -145,6 +145,7 @@ register(
         FLOAT | QUANT,
         (Form(*args("input alpha", T)),),
         kernel=elementwise(prelu),
+        integer=integer.quantised(integer.prelu, elementwise(prelu)),
         doc="Multiplies elements below 0 by alpha; others are unchanged.",
         example=example([-1, 3], input=[-2, 3], alpha=[0.5, 0.5]),
     ),

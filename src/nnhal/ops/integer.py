@@ -101,6 +101,15 @@ def product(a: Bound, x: Array, y: Array) -> Array:
     return stored(a, rescaled(steps(a.input1, x) * steps(a.input2, y), float(factor)))
 
 
+def prelu(a: Bound, x: Array, alpha: Array) -> Array:
+    """Rescale elements from 0, and products with alpha below; both factors are computed in float32."""
+    factor = np.float32(a.input.scale) / np.float32(a.out.scale)
+    steep = np.float32(a.input.scale) * np.float32(a.alpha.scale) / np.float32(a.out.scale)
+    distances = steps(a.input, x)
+    below = rescaled(distances * steps(a.alpha, alpha), float(steep))
+    return stored(a, np.where(distances < 0, below, rescaled(distances, float(factor))))
+
+
 def mean(a: Bound, x: Array, axes: Array) -> Array:
     """Return the mean along axes, for one scale and zero point.
 
