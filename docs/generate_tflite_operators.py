@@ -54,8 +54,8 @@ TFLite_Detection_PostProcess. You can define others: see
 - **INT16 without a scale** is refused. The quantised recurrent operators below keep their states of INT16.
 - **Quantised recurrent operators**: LSTM and UNIDIRECTIONAL_SEQUENCE_LSTM of INT8 give exactly LiteRT's
   numbers. LSTM's basic kernel of UINT8 and SVDF of INT8 are within one LSB.
-- **QUANTIZE** between two scales gives the nearest LSB, as LiteRT's built-in kernel does. XNNPACK is
-  off by up to 0.73 of an LSB, so models with it may differ by one LSB from there on.
+- **QUANTIZE** between two scales gives the nearest LSB. LiteRT's built-in kernel rounds twice, and XNNPACK
+  is off by up to 0.73 of an LSB, so models with it may differ by one LSB from there on.
 - **64-bit integers** are 32 bits in NNAPI. nnhal checks inputs at each call, and computes the range of
   sums and products. If 32 bits may not suffice, inputs may only have numbers of 30 bits or fewer, with a
   note. If that does not suffice, nnhal refuses the operator.
