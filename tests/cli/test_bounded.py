@@ -29,8 +29,7 @@ def large(tmp_path: Path) -> str:
     tensors = [w.tensor([4]) for _ in range(OPERATIONS + 1)]
     for n, (given, made) in enumerate(pairwise(tensors)):
         w.operator(KINDS[n % 4], [given], [made])
-    w.ends(tensors[:1], tensors[-1:])
-    (tmp_path / "large.tflite").write_bytes(w.bytes())
+    (tmp_path / "large.tflite").write_bytes(w.file(tensors[:1], tensors[-1:]))
     return str(tmp_path / "large.tflite")
 
 
@@ -153,8 +152,7 @@ def test_many_inputs_and_outputs_are_counted(capsys, tmp_path):
     inputs, outputs = [w.tensor([4]) for _ in range(60)], [w.tensor([4]) for _ in range(60)]
     for given, made in zip(inputs, outputs, strict=True):
         w.operator("ABS", [given], [made])
-    w.ends(inputs, outputs)
-    (tmp_path / "many.tflite").write_bytes(w.bytes())
+    (tmp_path / "many.tflite").write_bytes(w.file(inputs, outputs))
     for words in (["run"], ["show"], ["run", "--top", "3"], ["diff", "-d", "litert"]):
         text = called(capsys, words[0], tmp_path / "many.tflite", *words[1:])[0]
         assert any(line.startswith("  … ") and "--verbose" in line for line in bounded(text))

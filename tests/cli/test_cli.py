@@ -252,8 +252,7 @@ def test_an_operation_that_is_wrong_by_itself_is_told_from_those_behind_it(tmp_p
     x, one, two, three = (w.tensor([4]) for _ in range(4))
     for name, given, made in (("ADD", (x, x), one), ("SUB", (one, x), two), ("MUL", (two, two), three)):
         w.operator(name, given, [made], name.title())
-    w.ends([x], [three])
-    (tmp_path / "m.tflite").write_bytes(w.bytes())
+    (tmp_path / "m.tflite").write_bytes(w.file([x], [three]))
     arguments = ["diff", str(tmp_path / "m.tflite"), "--driver", str(tmp_path / "wrong.py"), "-d", "mine"]
     document = json.loads(nnhal(*arguments, "--json", code=1))
     alone, added = zip(*((o["worst"], o["added_up"]["worst"]) for o in document["operands"]), strict=True)
@@ -268,8 +267,7 @@ def test_diff_compares_what_the_device_takes_and_says_what_it_leaves(tmp_path):
     w.operator("ADD", [x, x], [one], "Add")
     w.operator("ABS", [one], [two], "Abs")
     w.operator("SUB", [two, x], [three], "Sub")
-    w.ends([x], [three])
-    (tmp_path / "m.tflite").write_bytes(w.bytes())
+    (tmp_path / "m.tflite").write_bytes(w.file([x], [three]))
     arguments = ["diff", str(tmp_path / "m.tflite"), "--driver", EXAMPLE, "-d", "mine"]
     document = json.loads(nnhal(*arguments, "--json"))
     assert [(o["label"], o["worst"], o["added_up"]) for o in document["operands"]] == [

@@ -63,8 +63,7 @@ def test_a_picture_is_quantised_by_the_scale_of_the_input(tmp_path, picture, kin
     w = Writer()
     x, axes, y = w.tensor([1, 2, 2, 3], kind, **quant), w.tensor([2], "i4", [1, 2]), w.tensor([1, 3], kind, **quant)
     w.operator("MEAN", [x, axes], [y], "Reducer")
-    w.ends([x], [y])
-    found, _ = given_by(tmp_path, saved(tmp_path, w.bytes()), "-i", picture, *options)
+    found, _ = given_by(tmp_path, saved(tmp_path, w.file([x], [y])), "-i", picture, *options)
     expected = steps(PIXELS.astype("f8")).mean((0, 1))
     assert np.abs(found[0] - expected).max() <= 1
 
@@ -130,8 +129,7 @@ def test_labels_are_for_the_outputs_that_have_as_many_classes(tmp_path):
     w = Writer()
     x, five, two = w.tensor([1, 7]), w.tensor([1, 5]), w.tensor([1, 2])
     w.operator("SPLIT_V", [x, w.tensor([2], "i4", [5, 2]), w.tensor([], "i4", 1)], [five, two], "SplitV", numSplits=2)
-    w.ends([x], [five, two])
-    model, labels = saved(tmp_path, w.bytes()), tmp_path / "labels.txt"
+    model, labels = saved(tmp_path, w.file([x], [five, two])), tmp_path / "labels.txt"
     labels.write_text("cat\ndog\n\n")
     first, second = json.loads(nnhal("run", model, "--labels", str(labels), "--top", "5", "--json"))["outputs"]
     assert {t["label"] for t in first["top"]} == {None} and {t["label"] for t in second["top"]} == {"cat", "dog"}

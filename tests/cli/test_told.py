@@ -393,8 +393,7 @@ def chained(tmp_path: Path, *names: str) -> str:
     tensors = [w.tensor([4]) for _ in range(len(names) + 1)]
     for name, given, made in zip(names, tensors, tensors[1:], strict=False):
         w.operator(name, [given], [made])
-    w.ends(tensors[:1], tensors[-1:])
-    (tmp_path / "m.tflite").write_bytes(w.bytes())
+    (tmp_path / "m.tflite").write_bytes(w.file(tensors[:1], tensors[-1:]))
     np.save(tmp_path / "x.npy", np.float32([1, -2, 4, 0]))
     return str(tmp_path / "m.tflite")
 

@@ -38,8 +38,7 @@ def file_of(name: str, *, per_channel: bool = True, activation: int = 0, copies:
         more = WINDOW | {"strideW": 2}
         w.graph.tensors[y].shape = [2, 4, 3, units]
         w.operator(name, [x, f, b], [y], "DepthwiseConv2D", version=6, depthMultiplier=2, **how, **more)
-    w.ends([x], [y])
-    return w.bytes(), random.uniform(-1, 3, given).astype("f4")
+    return w.file([x], [y]), random.uniform(-1, 3, given).astype("f4")
 
 
 def alone(content: bytes, x: Any, calls: int = 1) -> Any:

@@ -50,8 +50,7 @@ def one(name: str, options: str, given: list[tuple[float, int]], shape: list[int
     xs = [w.tensor([1, 256], "u1", None, scale, zero) for scale, zero in given]
     y = w.tensor(shape, "u1", None, *OUT)
     w.operator(name, xs, [y], options, **fields)
-    w.ends(xs, [y])
-    return w.bytes()
+    return w.file(xs, [y])
 
 
 @pytest.mark.parametrize("count", [2, 3, 6])

@@ -1,12 +1,15 @@
 """Files of one operator, and whether nnhal and LiteRT's own kernels give the same on them."""
 
 import zlib
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
+import nnhal
 from nnhal.frontends.tflite import load
-from tests.frontends.flat import Writer, litert
+from tests.frontends.flat import litert, one_operator, tensor
 from tests.requests import compute
 
 RANDOM = np.random.default_rng(7)
@@ -28,6 +31,12 @@ class X(NamedTuple):
     constant: bool = False
     shape: tuple[int, ...] = ()
     axis: int = 0
+
+    def in_file(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The tensor of a file: an input has no value there."""
+        shape = self.shape if self.data is None else self.data.shape
+        axis = {"axis": self.axis} if self.scale is not None else {}
+        return tensor(shape, self.kind, self.data if self.constant else None, self.scale, self.zero, **axis)
 
 
 def f(*shape: int, low: float = -2, high: float = 2) -> X:
@@ -78,26 +87,23 @@ def bias(count: int, scale: Any) -> X:
 def file_of(
     name: str, inputs: list[X | None], outputs: list[X], options: str = "", **fields: Any
 ) -> tuple[bytes, list[Any]]:
-    w = Writer()
-    places, given, fed = [], [], []
-    for x in inputs:
-        if x is None:
-            places.append(-1)
-            continue
-        data = x.data if x.constant else None
-        more = {"axis": x.axis} if x.scale is not None else {}
-        places.append(w.tensor(x.data.shape, x.kind, data, x.scale, x.zero, **more))
-        if not x.constant:
-            given.append(places[-1])
-            fed.append(x.data)
-    results = [w.tensor(x.shape, x.kind, None, x.scale, x.zero) for x in outputs]
-    w.operator(name, places, results, options, **fields)
-    w.ends(given, results)
-    return w.bytes(), fed
+    content = one_operator(name, [x and x.in_file() for x in inputs], [x.in_file() for x in outputs], options, **fields)
+    return content, [x.data for x in inputs if x is not None and not x.constant]
 
 
 def run(content: bytes, fed: list[Any]) -> list[Any]:
     return compute(load(content), *map(np.asarray, fed), devices="reference")
+
+
+def refused(file: Any, match: str | None = None, error: type[Exception] = nnhal.UnsupportedModel, **how: Any) -> str:
+    """Loading a file, or a model of the onnx package, fails with a text that matches. Returns the text."""
+    source = file.SerializeToString() if hasattr(file, "SerializeToString") else file
+    with pytest.raises(error, match=match) as caught:
+        nnhal.load(source, **how)
+    return str(caught.value)
+
+
+malformed = partial(refused, error=nnhal.BadFile)
 
 
 def agrees(content: bytes, fed: list[Any], steps: int = 1) -> None:

@@ -34,6 +34,11 @@ def packed(kind: str, numbers: Any) -> Any:
     return (rows << np.arange(0, 8, bits)).sum(1).astype(np.uint8)
 
 
+def tensor(*given: Any, **named: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of `Writer.tensor`, for a tensor that `Writer.only` makes."""
+    return given, named
+
+
 class Writer:
     """A file; tensors and operators go to its latest subgraph, `bytes` packs it."""
 
@@ -104,6 +109,29 @@ class Writer:
                 setattr(table, field, value)
         self.graph.operators.append(operator)
 
+    def only(self, name: str, inputs: Sequence[Any], outputs: Sequence[Any], options: str = "", **fields: Any) -> None:
+        """Make one operator the latest subgraph: of each `tensor`, or None; constants are no inputs of the subgraph."""
+        given = [-1 if each is None else self.tensor(*each[0], **each[1]) for each in inputs]
+        results = [self.tensor(*each[0], **each[1]) for each in outputs]
+        self.operator(name, given, results, options, **fields)
+        self.ends([x for x in given if x >= 0 and not self.graph.tensors[x].buffer], results)
+
+    def variable(self, name: str = "v") -> int:
+        """The handle of a variable, with the empty container that converters write."""
+        handle = self.tensor([], "resource")
+        self.operator("VAR_HANDLE", [], [handle], "VarHandle", container="", sharedName=name)
+        return handle
+
+    def read(self, handle: int, *given: Any, **named: Any) -> int:
+        """What lies in a variable, in a tensor of these arguments."""
+        value = self.tensor(*given, **named)
+        self.operator("READ_VARIABLE", [handle], [value], "ReadVariable")
+        return value
+
+    def assign(self, handle: int, value: int) -> None:
+        """Put a tensor into a variable."""
+        self.operator("ASSIGN_VARIABLE", [handle, value], [], "AssignVariable")
+
     def signature(self, key: str, inputs: Mapping[str, int], outputs: Mapping[str, int], graph: int = 0) -> None:
         """An entry point."""
         found = schema.SignatureDefT()
@@ -117,12 +145,24 @@ class Writer:
         entry.name, entry.tensorIndex = name, tensor
         return entry
 
+    def file(self, inputs: Sequence[int], outputs: Sequence[int]) -> bytes:
+        """The file, whose latest subgraph has these inputs and outputs."""
+        self.ends(inputs, outputs)
+        return self.bytes()
+
     def bytes(self, change: Callable[[Any], object] = lambda model: None) -> bytes:
         """The file; `change` may spoil the model before it is packed."""
         change(self.model)
         builder = flatbuffers.Builder(1024)
         builder.Finish(self.model.Pack(builder), b"TFL3")
         return bytes(builder.Output())
+
+
+def one_operator(name: str, inputs: Sequence[Any], outputs: Sequence[Any], options: str = "", **fields: Any) -> bytes:
+    """A file of one operator: `one_operator("ABS", [tensor([2])], [tensor([2])])`. See `Writer.only`."""
+    w = Writer()
+    w.only(name, inputs, outputs, options, **fields)
+    return w.bytes()
 
 
 def litert(content: bytes, *inputs: Any, calls: int = 1) -> list[Any]:

@@ -10,8 +10,9 @@ from flatbuffers import flexbuffers
 
 import nnhal
 from nnhal.base.custom_operators import CUSTOM_OPERATORS, register_custom_operator
-from nnhal.base.errors import BadFile, DriverFailed, InvalidArgument, UnsupportedModel
+from nnhal.base.errors import DriverFailed, InvalidArgument, UnsupportedModel
 from tests.execution import PROGRAM_LIMIT
+from tests.frontends.cases import malformed, refused
 from tests.frontends.flat import Writer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_extension.py"
@@ -23,8 +24,7 @@ def a_file(name: str = "Spectrum", inputs: int = 1, custom: bytes | None = None,
     w = Writer()
     xs, y = [w.tensor([1, 8]) for _ in range(inputs)], w.tensor([1, 8])
     w.operator(name, xs, [y], custom=list(flexbuffers.Dumps(options) if custom is None else custom))
-    w.ends(xs, [y])
-    return w.bytes()
+    return w.file(xs, [y])
 
 
 @pytest.fixture
@@ -45,19 +45,16 @@ def test_it_runs_on_the_extensions_kernel_and_on_its_driver(fourier, isolation):
 
 def test_without_it_the_refusal_says_how_to_add_it(monkeypatch):
     monkeypatch.delitem(CUSTOM_OPERATORS, "Spectrum", raising=False)
-    with pytest.raises(UnsupportedModel, match=r"custom operation Spectrum #0: is unknown; nnhal\.register_custom_op"):
-        nnhal.load(a_file())
+    refused(a_file(), r"custom operation Spectrum #0: is unknown; nnhal\.register_custom_op")
 
 
 def test_what_the_hook_refuses_is_the_operators_reason(fourier):
-    with pytest.raises(UnsupportedModel, match=r"custom operation Spectrum #0: scale is 'much', must be a number"):
-        nnhal.load(a_file(scale="much"))
+    refused(a_file(scale="much"), r"custom operation Spectrum #0: scale is 'much', must be a number")
 
 
 def test_what_does_not_fit_its_record_is_refused_with_the_records_reason():
     register_custom_operator("Mine", lambda t: t.give("LSH_PROJECTION", t.x(0)))
-    with pytest.raises(UnsupportedModel, match="custom operation Mine #0: LSH_PROJECTION needs an omitted input"):
-        nnhal.load(a_file("Mine"))
+    refused(a_file("Mine"), "custom operation Mine #0: LSH_PROJECTION needs an omitted input")
 
 
 def test_it_may_become_operations_of_nnapi_and_sees_options_and_constants():
@@ -87,8 +84,7 @@ def test_it_may_become_operations_of_nnapi_and_sees_options_and_constants():
 def test_options_that_are_no_map_are_refused():
     register_custom_operator("Mine", lambda t: t.flexbuffer())
     for data in (b"", b"\xff" * 7, bytes(flexbuffers.Dumps([1, 2])), bytes(1 << 17)):
-        with pytest.raises(UnsupportedModel, match=r"custom operation Mine #0: has .*(options|bytes)"):
-            nnhal.load(a_file("Mine", custom=data))
+        refused(a_file("Mine", custom=data), r"custom operation Mine #0: has .*(options|bytes)")
 
 
 def raises_it(t):
@@ -143,8 +139,7 @@ def test_a_mistake_of_the_hook_names_file_operator_and_the_authors_line(hook, te
 )  # fmt: skip
 def test_what_a_hook_gives_that_cannot_be_is_told(lower, error, text):
     register_custom_operator("Mine", lower)
-    with pytest.raises(error, match=text):
-        nnhal.load(a_file("Mine"))
+    refused(a_file("Mine"), text, error)
 
 
 def test_whole_numbers_of_any_kind_are_integers():
@@ -162,9 +157,7 @@ def test_a_file_with_another_number_of_inputs_is_damaged(count):
     w = Writer()
     xs, y = [w.tensor([1, 8]) for _ in range(3)], w.tensor([1, 8])
     w.operator("Mine", xs[:count], [y])
-    w.ends(xs, [y])
-    with pytest.raises(BadFile, match=rf"operator 0 \(custom operation Mine\): has {count} inputs, must have 1 to 2"):
-        nnhal.load(w.bytes())
+    malformed(w.file(xs, [y]), rf"operator 0 \(custom operation Mine\): has {count} inputs, must have 1 to 2")
 
 
 def test_it_takes_the_place_of_what_was_there_before_and_leaves_builtin_operators_alone():
@@ -177,8 +170,7 @@ def test_it_takes_the_place_of_what_was_there_before_and_leaves_builtin_operator
     w = Writer()
     x, y = w.tensor([1, 8]), w.tensor([1, 8])
     w.operator("ABS", [x], [y])
-    w.ends([x], [y])
-    assert np.array_equal(nnhal.compile(nnhal.load(w.bytes()), devices="reference")(X), np.abs(X))
+    assert np.array_equal(nnhal.compile(nnhal.load(w.file([x], [y])), devices="reference")(X), np.abs(X))
 
 
 @pytest.mark.parametrize(

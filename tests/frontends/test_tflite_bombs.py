@@ -10,7 +10,7 @@ import pytest
 import nnhal
 from nnhal.frontends.tflite import load
 from tests import waiting
-from tests.frontends.flat import Writer, schema
+from tests.frontends.flat import Writer, one_operator, schema, tensor
 
 SECONDS, MEMORY, LIMIT = 2, 400 << 20, 6 << 30  # on a busy machine; of memory; of address space
 DIMENSIONED = (
@@ -31,8 +31,7 @@ def with_result(w: Writer, *results: int) -> bytes:
     """The file with an ordinary way from an input to an output besides."""
     x, y = w.tensor([1]), w.tensor([1])
     w.operator("ABS", [x], [y])
-    w.ends([x], [y, *results])
-    return w.bytes()
+    return w.file([x], [y, *results])
 
 
 def split_of_nothing() -> bytes:
@@ -67,11 +66,9 @@ def gathers(count: int = 300) -> bytes:
 
 
 def batches_before_the_first() -> bytes:
-    w = Writer()
-    x, places, y = w.tensor([2, 3]), w.tensor([2, 2], "i4"), w.tensor([2, 2])
-    w.operator("GATHER", [x, places], [y], "Gather", axis=1, batchDims=-(2**31))
-    w.ends([x, places], [y])
-    return w.bytes()
+    return one_operator(
+        "GATHER", [tensor([2, 3]), tensor([2, 2], "i4")], [tensor([2, 2])], "Gather", axis=1, batchDims=-(2**31)
+    )
 
 
 def sparse(count: int = 200) -> bytes:
@@ -90,8 +87,7 @@ def sparse(count: int = 200) -> bytes:
         found.traversalOrder, found.dimMetadata = [0], [level]
         w.operator("MAXIMUM", [c, x], [y])
         results.append(y)
-    w.ends([x], results)
-    return w.bytes()
+    return w.file([x], results)
 
 
 def one_hot(count: int = 500) -> bytes:
@@ -102,8 +98,7 @@ def one_hot(count: int = 500) -> bytes:
     for _ in range(count):
         results.append(w.tensor([1, 1 << 20]))
         w.operator("ONE_HOT", [x, depth, on, off], [results[-1]], "OneHot", axis=-1)
-    w.ends([x], results)
-    return w.bytes()
+    return w.file([x], results)
 
 
 def biases(count: int = 30) -> bytes:
@@ -114,8 +109,7 @@ def biases(count: int = 30) -> bytes:
     for _ in range(count):
         results.append(w.tensor([1, rows]))
         w.operator("FULLY_CONNECTED", [x, weights, -1], [results[-1]], "FullyConnected")
-    w.ends([x, weights], results)
-    return w.bytes()
+    return w.file([x, weights], results)
 
 
 def sums_of_one_list(count: int = 50) -> bytes:
@@ -125,8 +119,7 @@ def sums_of_one_list(count: int = 50) -> bytes:
     for _ in range(count):
         results.append(w.tensor([1]))
         w.operator("ADD_N", [x] * 1000, [results[-1]])
-    w.ends([x], results)
-    return w.bytes()
+    return w.file([x], results)
 
 
 def states(count: int = 40) -> bytes:
@@ -140,8 +133,7 @@ def states(count: int = 40) -> bytes:
         w.operator("READ_VARIABLE", [handle], [y])
         w.operator("ASSIGN_VARIABLE", [handle, x], [])
         results.append(y)
-    w.ends([x], results)
-    return w.bytes()
+    return w.file([x], results)
 
 
 def calls(depth: int, width: int, grow: bool) -> bytes:
@@ -164,8 +156,7 @@ def calls(depth: int, width: int, grow: bool) -> bytes:
     w.subgraph()
     condition, x, y = w.tensor([1], "b1"), w.tensor([1]), w.tensor([1])
     w.operator("REDUCE_MAX", [x, w.tensor([1], "i4", [0])], [y], "Reducer", keepDims=True)
-    w.ends([condition, x], [y])
-    return w.bytes()
+    return w.file([condition, x], [y])
 
 
 def loops(depth: int = 12) -> bytes:
@@ -189,8 +180,7 @@ def loops(depth: int = 12) -> bytes:
     xs, most, yes = [w.tensor([1]) for _ in range(3)], w.tensor([1]), w.tensor([1], "b1")
     w.operator("REDUCE_MAX", [xs[1], w.tensor([1], "i4", [0])], [most], "Reducer", keepDims=True)
     w.operator("LESS", [most, w.tensor([1], "f4", [3])], [yes])
-    w.ends(xs, [yes])
-    return w.bytes()
+    return w.file(xs, [yes])
 
 
 def entry_points(count: int = 300, names: int = 8000) -> bytes:
@@ -218,8 +208,7 @@ def dimensions(operator: str, *, option: bool = False) -> bytes:
     else:
         others = [w.tensor([len(many)], "i4", many) for _ in range(3 if operator == "STRIDED_SLICE" else 1)]
         w.operator(operator, [x, *others], [y], *(["StridedSlice"] if operator == "STRIDED_SLICE" else []))
-    w.ends([x], [y])
-    return w.bytes()
+    return w.file([x], [y])
 
 
 BOMBS = {

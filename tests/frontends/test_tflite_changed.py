@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.frontends.flat import Writer
+from tests.frontends.flat import one_operator, tensor
 
 WEIGHTS = np.arange(5000, dtype=np.float32)  # of more than a page
 
@@ -54,11 +54,8 @@ print(json.dumps(results))
 
 def with_weights(path: Path) -> Path:
     """A file that adds the weights to its input."""
-    w = Writer()
-    x, c, y = w.tensor([5000]), w.tensor([5000], "f4", WEIGHTS), w.tensor([5000])
-    w.operator("ADD", [x, c], [y], "Add")
-    w.ends([x], [y])
-    path.write_bytes(w.bytes())
+    content = one_operator("ADD", [tensor([5000]), tensor([5000], "f4", WEIGHTS)], [tensor([5000])], "Add")
+    path.write_bytes(content)
     return path
 
 

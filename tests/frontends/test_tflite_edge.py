@@ -5,8 +5,8 @@ import pytest
 
 import nnhal
 from nnhal.frontends.tflite import load
-from tests.frontends.cases import X, begin, c, check, f, out
-from tests.frontends.flat import Writer, litert, schema
+from tests.frontends.cases import X, begin, c, check, f, out, refused
+from tests.frontends.flat import Writer, litert, one_operator, schema, tensor
 
 begin(__name__)
 
@@ -23,8 +23,7 @@ def looked_up() -> bytes:
     w.operator("GATHER", [table, ids], [rows], "Gather")
     w.operator("REDUCE_MAX", [rows, axes], [most], "Reducer")
     w.operator("REVERSE_V2", [ids, axis], [back])
-    w.ends([ids], [most, back])
-    return w.bytes()
+    return w.file([ids], [most, back])
 
 
 def holds(results) -> None:
@@ -132,15 +131,12 @@ def test_driver_memory_has_the_models_own_types(compiled):
 
 def test_a_stream_has_them_too():
     w = Writer()
-    x, state, handle = w.tensor([], "i8"), w.tensor([2]), w.tensor([1], "resource")
-    one, total, y = w.tensor([2], "f4", [1, 1]), w.tensor([2]), w.tensor([])
-    w.operator("VAR_HANDLE", [], [handle], "VarHandle", container="", sharedName="v")
-    w.operator("READ_VARIABLE", [handle], [state], "ReadVariable")
-    w.operator("ADD", [state, one], [total], "Add")
-    w.operator("ASSIGN_VARIABLE", [handle, total], [], "AssignVariable")
+    x, total, y = w.tensor([], "i8"), w.tensor([2]), w.tensor([])
+    handle = w.variable()
+    w.operator("ADD", [w.read(handle, [2]), w.tensor([2], "f4", [1, 1])], [total], "Add")
+    w.assign(handle, total)
     w.operator("GATHER", [total, x], [y], "Gather")
-    w.ends([x], [y])
-    stream = nnhal.compile(load(w.bytes()), devices="reference").stream()
+    stream = nnhal.compile(load(w.file([x], [y])), devices="reference").stream()
     results = [stream(np.array(1)) for _ in range(3)]
     assert [(r.shape, float(r)) for r in results] == [((), 1), ((), 2), ((), 3)]
 
@@ -168,11 +164,8 @@ def test_another_shape_or_type_than_the_files_is_refused(compiled):
 
 
 def test_booleans_and_scalars_go_in_and_out():
-    w = Writer()
-    x, y, z = w.tensor([], "b1"), w.tensor([], "b1"), w.tensor([], "b1")
-    w.operator("LOGICAL_AND", [x, y], [z])
-    w.ends([x, y], [z])
-    result = nnhal.compile(load(w.bytes()), devices="reference")(True, np.array(False))
+    content = one_operator("LOGICAL_AND", [tensor([], "b1"), tensor([], "b1")], [tensor([], "b1")])
+    result = nnhal.compile(load(content), devices="reference")(True, np.array(False))
     assert (result.shape, result.dtype, bool(result)) == ((), np.bool_, False)
 
 
@@ -219,9 +212,7 @@ def test_a_sum_that_may_need_more_than_32_bits_is_refused(name):
     x, y, z = w.tensor([4], "i4"), w.tensor([4], "i8"), w.tensor([4], "i8")
     w.operator("CAST", [x], [y], "Cast")
     w.operator(name, [y] if name == "NEG" else [y, y], [z], name.title())
-    w.ends([x], [z])
-    with pytest.raises(nnhal.UnsupportedModel, match=f"{name} #1: is of INT64 and may need more than the 32 bits"):
-        load(w.bytes())
+    refused(w.file([x], [z]), f"{name} #1: is of INT64 and may need more than the 32 bits")
 
 
 def test_what_only_follows_from_a_refused_sum_is_not_listed():
@@ -231,9 +222,8 @@ def test_what_only_follows_from_a_refused_sum_is_not_listed():
     w.operator("CAST", [x], [long], "Cast")
     w.operator("NEG", [long], [y])
     w.operator("MUL", [y, two], [z], "Mul")
-    w.ends([x], [z])
     with pytest.raises(nnhal.UnsupportedModel) as caught:
-        load(w.bytes())
+        load(w.file([x], [z]))
     assert "NEG #1" in str(caught.value) and "MUL" not in str(caught.value)
 
 
@@ -245,20 +235,13 @@ def test_what_a_subgraph_gives_may_be_anything_that_32_bits_hold():
     w.operator("MUL", [y, two], [z], "Mul")
     w.ends([c], [z])
     w.subgraph()
-    given, great, most = w.tensor([1], "i8"), w.tensor([1], "i8", [(1 << 31) - 1]), w.tensor([1], "i8")
-    w.operator("MAXIMUM", [given, great], [most])
-    w.ends([given], [most])
-    with pytest.raises(nnhal.UnsupportedModel, match="NNAPI: MUL #1: is of INT64 and may need more than the 32"):
-        load(w.bytes())
+    w.only("MAXIMUM", [tensor([1], "i8"), tensor([1], "i8", [(1 << 31) - 1])], [tensor([1], "i8")])
+    refused(w.bytes(), "NNAPI: MUL #1: is of INT64 and may need more than the 32")
 
 
 def test_a_constant_of_64_bits_that_32_do_not_hold_is_refused():
-    w = Writer()
-    x, far, z = w.tensor([1], "i8"), w.tensor([1], "i8", [1 << 40]), w.tensor([1], "i8")
-    w.operator("MAXIMUM", [x, far], [z])
-    w.ends([x], [z])
-    with pytest.raises(nnhal.UnsupportedModel, match="MAXIMUM #0: input 1"):
-        load(w.bytes())
+    content = one_operator("MAXIMUM", [tensor([1], "i8"), tensor([1], "i8", [1 << 40])], [tensor([1], "i8")])
+    refused(content, "MAXIMUM #0: input 1")
 
 
 # ------------------------------------------------------------------------------------------- slices that take one element

@@ -9,7 +9,7 @@ import nnhal
 from nnhal.base.errors import ShapeNeeded
 from nnhal.frontends.tflite import load
 from nnhal.frontends.tflite.outline import refused_outline
-from tests.frontends.flat import Writer
+from tests.frontends.flat import Writer, one_operator, tensor
 
 
 def outlined(content: Any, signature: str | None = None) -> Any:
@@ -32,8 +32,7 @@ def layers(path: Any) -> Any:
     w.operator("AVERAGE_POOL_2D", [c], [d], "Pool2D", filterWidth=2, filterHeight=5, strideW=1, strideH=2)
     w.operator("MAX_POOL_2D", [d], [e], "Pool2D", filterWidth=3, filterHeight=3, strideW=1, strideH=1, padding=7)
     w.operator("MyOwnThing", [e, q], [z])
-    w.ends([x], [z])
-    path.write_bytes(w.bytes())
+    path.write_bytes(w.file([x], [z]))
     return path
 
 
@@ -84,11 +83,8 @@ def test_the_outline_of_an_entry_point_is_that_of_its_subgraph():
 
 
 def test_a_file_that_leaves_a_shape_open_is_outlined_with_what_is_missing():
-    w = Writer()
-    x, shape, y = w.tensor([1, 3], shapeSignature=[-1, 3]), w.tensor([1], "i4", [6]), w.tensor([6])
-    w.operator("RESHAPE", [x, shape], [y])
-    w.ends([x], [y])
-    found = outlined(w.bytes())
+    content = one_operator("RESHAPE", [tensor([1, 3], shapeSignature=[-1, 3]), tensor([1], "i4", [6])], [tensor([6])])
+    found = outlined(content)
     assert found.reasons == ("a shape that the file leaves open must be given (--shape)",)
     assert found.tensors[0].shape == (None, 3)
     assert [node.refused for node in found.nodes] == [""]

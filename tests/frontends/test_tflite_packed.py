@@ -7,8 +7,8 @@ import pytest
 
 import nnhal
 from nnhal.base.operands import Array
-from tests.frontends.cases import begin, run
-from tests.frontends.flat import Writer, litert, schema
+from tests.frontends.cases import begin, malformed, refused, run
+from tests.frontends.flat import Writer, litert, one_operator, schema, tensor
 
 begin(__name__)
 
@@ -31,8 +31,7 @@ def layer(x: Array, shape: tuple[int, ...], weights: Any, **more: Any) -> bytes:
     given, filter = w.tensor(x.shape), w.tensor(shape, *weights, **more)
     y = w.tensor([len(x), shape[0]])
     w.operator("FULLY_CONNECTED", [given, filter], [y], "FullyConnected")
-    w.ends([given], [y])
-    return w.bytes()
+    return w.file([given], [y])
 
 
 def blockwise(kind: str, stored: Array, parts: Array, size: int, **more: Any) -> bytes:
@@ -65,11 +64,7 @@ def test_a_layer_of_floats_computes_with_the_real_weights(kind, channels):
 
 def test_the_real_values_are_those_of_litert():
     stored, scale = drawn("int4", 3, 5), [0.5, 0.25, 3.0]
-    w = Writer()
-    x, y = w.tensor([3, 5], "int4", stored, scale), w.tensor([3, 5])
-    w.operator("DEQUANTIZE", [x], [y])
-    w.ends([], [y])
-    content = w.bytes()
+    content = one_operator("DEQUANTIZE", [tensor([3, 5], "int4", stored, scale)], [tensor([3, 5])])
     assert run(content, [])[0].tolist() == litert(content)[0].tolist()
 
 
@@ -80,8 +75,7 @@ def test_a_layer_of_8_bits_gives_what_litert_gives():
     filter, y = w.tensor(stored.shape, "int4", stored, scale), w.tensor([1, 6, 6, 4], "i1", None, 0.2, -5)
     bias = w.tensor([4], "i4", [100, -50, 7, 0], scale * np.float32(0.05))
     w.operator("CONV_2D", [given, filter, bias], [y], "Conv2D", strideW=1, strideH=1)
-    w.ends([given], [y])
-    content = w.bytes()
+    content = w.file([given], [y])
     distance = run(content, [x])[0].astype(int) - litert(content, x)[0].astype(int)
     assert np.abs(distance).max() <= 1
 
@@ -145,49 +139,37 @@ def test_scale_0_makes_weights_0_whatever_their_zero_point(kind):
             w.operator("DEQUANTIZE", [x], [y])
             w.ends([], [y])
             if turned != order:
-                assert "has scale 0, must be a finite number greater than 0" in refused(w.bytes())
+                assert "has scale 0, must be a finite number greater than 0" in malformed(w.bytes())
                 continue
             real = (stored - np.array(zero)[:, None]) * np.array(scale)[:, None]
             assert np.array_equal(run(w.bytes(), [])[0], real[order])
             assert kind == "i2" or np.array_equal(litert(w.bytes())[0], real[order])
 
 
-def refused(content: bytes) -> str:
-    with pytest.raises(nnhal.NnhalError) as caught:
-        nnhal.load(content)
-    return str(caught.value)
-
-
 def test_what_does_not_fit_together_is_refused():
     stored, scales = drawn("int4", 3, 12), np.ones((3, 3), "f4")
-    assert "has blocks of 5 elements, must divide the last dimension of [3, 12]" in refused(
+    assert "has blocks of 5 elements, must divide the last dimension of [3, 12]" in malformed(
         blockwise("int4", stored, scales, 5)
     )
-    assert "has blocks of 0 elements" in refused(blockwise("int4", stored, scales, 0))
-    assert "has zero points for blocks, must have none" in refused(blockwise("int4", stored, scales, 4, zeroPoints=1))
+    assert "has blocks of 0 elements" in malformed(blockwise("int4", stored, scales, 0))
+    assert "has zero points for blocks, must have none" in malformed(blockwise("int4", stored, scales, 4, zeroPoints=1))
     for number in (-1, 0, 2, 99):  # 2 are the weights themselves
         told = f"scales of its blocks are tensor {number}, must be a constant of 9 floats from 0"
-        assert told in refused(blockwise("int4", stored, scales, 4, scales=number))
-    assert "must be a constant of 18 floats from 0" in refused(blockwise("int4", stored, scales, 2))
+        assert told in malformed(blockwise("int4", stored, scales, 4, scales=number))
+    assert "must be a constant of 18 floats from 0" in malformed(blockwise("int4", stored, scales, 2))
     for wrong in (-1, np.inf, np.nan):
-        assert "must be a constant of 9 floats from 0" in refused(blockwise("int4", stored, scales * wrong, 4))
-    assert "of FLOAT32 has scales for blocks, must be INT8, INT4, INT2" in refused(blockwise("f4", stored, scales, 4))
+        assert "must be a constant of 9 floats from 0" in malformed(blockwise("int4", stored, scales * wrong, 4))
+    assert "of FLOAT32 has scales for blocks, must be INT8, INT4, INT2" in malformed(blockwise("f4", stored, scales, 4))
 
     def sparse(model: Any) -> None:
         model.subgraphs[0].tensors[2].sparsity = schema.SparsityParametersT()
 
     w = blocks(Writer(), "i1", stored, scales, 4)
-    assert "is sparse and has scales for blocks, must be one of both" in refused(w.bytes(sparse))
-    short = Writer()
-    x, y = short.tensor([3], "int4", [1, 2], 0.5), short.tensor([3])
-    short.operator("DEQUANTIZE", [x], [y])
-    short.ends([], [y])
-    assert "has 1 bytes in buffer 1, must have 2" in refused(short.bytes())
+    assert "is sparse and has scales for blocks, must be one of both" in malformed(w.bytes(sparse))
+    content = one_operator("DEQUANTIZE", [tensor([3], "int4", [1, 2], 0.5)], [tensor([3])])
+    assert "has 1 bytes in buffer 1, must have 2" in malformed(content)
 
 
 def test_inputs_of_4_bits_are_refused():
-    w = Writer()
-    x, y = w.tensor([3], "int4", None, 0.5), w.tensor([3])
-    w.operator("DEQUANTIZE", [x], [y])
-    w.ends([x], [y])
-    assert "is INT4, which NNAPI has no type for" in refused(w.bytes())
+    content = one_operator("DEQUANTIZE", [tensor([3], "int4", None, 0.5)], [tensor([3])])
+    assert "is INT4, which NNAPI has no type for" in refused(content)

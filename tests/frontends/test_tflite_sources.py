@@ -19,15 +19,12 @@ import pytest
 
 import nnhal
 from nnhal.frontends.tflite import load
-from tests.frontends.flat import Writer
+from tests.frontends.cases import malformed, refused
+from tests.frontends.flat import one_operator, tensor
 
 
 def model() -> bytes:
-    w = Writer()
-    x, y = w.tensor([4]), w.tensor([4])
-    w.operator("ABS", [x], [y], "Abs")
-    w.ends([x], [y])
-    return w.bytes()
+    return one_operator("ABS", [tensor([4])], [tensor([4])], "Abs")
 
 
 def zipped(compression: int = zipfile.ZIP_STORED, **members: bytes) -> bytes:
@@ -73,18 +70,13 @@ OTHERS = {
 def test_a_file_of_another_format_is_named_as_what_it_is(what, tmp_path):
     path = tmp_path / "given"
     path.write_bytes(OTHERS[what])
-    with pytest.raises(nnhal.BadFile, match=rf"given: is {what}.*must be a \.tflite or \.onnx file"):
-        nnhal.load(path)
+    malformed(path, rf"given: is {what}.*must be a \.tflite or \.onnx file")
 
 
 def test_folders_are_named_and_a_saved_model_among_them(tmp_path):
-    with pytest.raises(nnhal.BadFile, match=r"is a folder, must be a \.tflite or \.onnx file"):
-        nnhal.load(tmp_path)
+    malformed(tmp_path, r"is a folder, must be a \.tflite or \.onnx file")
     (tmp_path / "saved_model.pb").write_bytes(b"\x08\x01")
-    with pytest.raises(
-        nnhal.BadFile, match=r"a TensorFlow SavedModel folder, .*; tf\.lite\.TFLiteConverter converts it"
-    ):
-        nnhal.load(tmp_path)
+    malformed(tmp_path, r"a TensorFlow SavedModel folder, .*; tf\.lite\.TFLiteConverter converts it")
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
@@ -92,18 +84,13 @@ def test_a_bundle_says_what_is_in_it_and_a_member_is_a_model(tmp_path, compressi
     inner = zipped(**{"deep.tflite": model()})
     path = tmp_path / "x.task"
     path.write_bytes(zipped(compression, **{"a.tflite": model(), "labels.txt": b"cat", "inner.task": inner}))
-    with pytest.raises(
-        nnhal.BadFile, match=r"is a bundle of a\.tflite, labels\.txt, inner\.task; name one of its models"
-    ):
-        nnhal.load(path)
+    malformed(path, r"is a bundle of a\.tflite, labels\.txt, inner\.task; name one of its models")
     for member in ("a.tflite", "inner.task:deep.tflite"):
         loaded = nnhal.load(f"{path}:{member}")
         assert loaded.name and nnhal.compile(loaded, devices="reference")(np.full(4, -1, "f4")).tolist() == [1] * 4
     assert nnhal.compile(f"{path}:a.tflite", devices="reference").outputs[0].shape == (4,)
-    with pytest.raises(nnhal.BadFile, match=r"has no member 'b\.tflite', must be one of a\.tflite, labels\.txt"):
-        nnhal.load(f"{path}:b.tflite")
-    with pytest.raises(nnhal.BadFile, match=r"x\.task:labels\.txt: "):
-        nnhal.load(f"{path}:labels.txt")
+    malformed(f"{path}:b.tflite", r"has no member 'b\.tflite', must be one of a\.tflite, labels\.txt")
+    malformed(f"{path}:labels.txt", r"x\.task:labels\.txt: ")
 
 
 def test_bytes_may_stand_before_the_first_member_of_a_bundle(tmp_path):
@@ -112,12 +99,10 @@ def test_bytes_may_stand_before_the_first_member_of_a_bundle(tmp_path):
     whole = zipped(**{"a.tflite": model()})
     for before in (bytes(2), bytes(100), b"\1\2\3"):
         path.write_bytes(before + whole)
-        with pytest.raises(nnhal.BadFile, match=r"is a bundle of a\.tflite; name one of its models"):
-            nnhal.load(path)
+        malformed(path, r"is a bundle of a\.tflite; name one of its models")
         assert nnhal.load(f"{path}:a.tflite").main.operations
     path.write_bytes(b"\x7fELF" + whole)
-    with pytest.raises(nnhal.BadFile, match="is a program or library"):
-        nnhal.load(path)
+    malformed(path, "is a program or library")
 
 
 def test_a_file_whose_name_has_a_colon_is_that_file(tmp_path):
@@ -129,8 +114,7 @@ def test_a_file_whose_name_has_a_colon_is_that_file(tmp_path):
 def test_a_member_of_what_is_no_bundle_is_refused(tmp_path):
     path = tmp_path / "m.tflite"
     path.write_bytes(model())
-    with pytest.raises(nnhal.BadFile, match="has no members, must be a zip file"):
-        nnhal.load(f"{path}:x")
+    malformed(f"{path}:x", "has no members, must be a zip file")
 
 
 # ------------------------------------------------------------------------------------------------------ open files
@@ -262,16 +246,13 @@ def test_a_member_that_grows_a_thousandfold_is_refused_before_it_is_unpacked(tmp
     path = tmp_path / "bomb.task"
     path.write_bytes(zipped(zipfile.ZIP_DEFLATED, **{"a.tflite": bytes(1 << 28)}))
     tracemalloc.start()
-    with pytest.raises(nnhal.BadFile, match=r"a\.tflite has 268435456 bytes, must have at most 26\d+"):
-        nnhal.load(f"{path}:a.tflite")
+    malformed(f"{path}:a.tflite", r"a\.tflite has 268435456 bytes, must have at most 26\d+")
     assert tracemalloc.get_traced_memory()[1] < 16 << 20
     tracemalloc.stop()
 
 
 def test_a_bundle_of_very_many_members_is_refused_by_its_end():
-    data = zipped(**{f"{n}": b"" for n in range(1001)})
-    with pytest.raises(nnhal.BadFile, match="is a zip file of 1001 members or more"):
-        load(data)
+    malformed(zipped(**{f"{n}": b"" for n in range(1001)}), "is a zip file of 1001 members or more")
 
 
 def test_names_of_members_reach_messages_without_control_characters():
@@ -322,5 +303,4 @@ def test_what_a_stream_of_ours_says_is_said_as_it_is():
         def read(self, size=-1):
             raise nnhal.OutOfMemory("no room for it")
 
-    with pytest.raises(nnhal.OutOfMemory, match=r"^no room for it$"):
-        load(Full())
+    refused(Full(), r"^no room for it$", nnhal.OutOfMemory)

@@ -425,8 +425,7 @@ def test_a_tflite_file_that_needs_its_sizes_is_imported_for_each():
     w.operator("SHAPE", [x], [shape])
     w.operator("BROADCAST_TO", [row, shape], [full])
     w.operator("ADD", [x, full], [y])
-    w.ends([x], [y])
-    graph = nnhal.load(w.bytes(), shapes=[(0, 0)])
+    graph = nnhal.load(w.file([x], [y]), shapes=[(0, 0)])
     assert isinstance(graph, nnhal.OpenModel)
     for device in DEVICES:
         with nnhal.compile(graph, devices=[device, "reference"]) as compiled:
