@@ -124,6 +124,19 @@ def check(
     return found
 
 
+def check_nodes(
+    nodes: Any,
+    inputs: Mapping[str, Array],
+    constants: Mapping[str, Array] | None = None,
+    outputs: str = "y",
+    opset: int = OPSET,
+    **how: Any,
+) -> list[Array]:
+    """Both agree on a model of nodes, or of one: see `model` and `check`."""
+    nodes = nodes if isinstance(nodes, Sequence) else [nodes]
+    return check(model(nodes, inputs, constants, outputs, opset), inputs, **how)
+
+
 def operations(made: Any, **how: Any) -> list[str]:
     """The operations that a file becomes."""
     from nnhal.base.codes import operation_name

@@ -9,6 +9,7 @@ import nnhal
 from nnhal.base.errors import InvalidArgument
 from nnhal.cli.common import parse_values
 from nnhal.zoo import maker
+from tests.frontends.cases import refused
 from tests.frontends.onnx_models import by_onnxruntime, model, node
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -87,8 +88,7 @@ def test_a_file_is_kept_for_each_value_apart(tmp_path):
     ],
 )
 def test_a_value_fits_the_input(values, why):
-    with pytest.raises(InvalidArgument, match=why):
-        nnhal.load(by_rate().SerializeToString(), values=values)
+    refused(by_rate(), why, InvalidArgument, values=values)
 
 
 def test_values_on_the_command_line():

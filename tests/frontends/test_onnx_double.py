@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import nnhal
-from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node
+from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, check_nodes, model, node
 from tests.frontends.test_onnx_nodes import CASES
 
 LEAST_COMPARED = 200
@@ -98,8 +98,7 @@ def test_a_signalling_nan_is_nan():
 
 def test_constants_are_computed_in_64_bits():
     constants = {"a": np.array([2.0**40 + 1]), "b": np.array([2.0**40])}
-    made = model([node("Sub", "a b", "c"), node("Mul", "x c")], {"x": X}, constants)
-    check(made, {"x": X})
+    check_nodes([node("Sub", "a b", "c"), node("Mul", "x c")], {"x": X}, constants)
 
 
 @pytest.mark.parametrize("truth", [True, False])
@@ -126,8 +125,7 @@ def test_conversions():
 @pytest.mark.parametrize("kinds", [(np.float32, np.float64), (np.float64, np.float32)])
 def test_a_power_has_the_type_of_its_base(exponent: Any, computed: bool, kinds: tuple[type[Any], type[Any]]) -> None:
     base, power = np.abs(X).astype(kinds[0]), {"p": np.array(exponent, kinds[1])}
-    inputs = {"x": base} | (power if computed else {})
-    check(model([node("Pow", "x p")], inputs, {} if computed else power), inputs)
+    check_nodes(node("Pow", "x p"), {"x": base} | (power if computed else {}), {} if computed else power)
 
 
 @pytest.mark.parametrize("device", ["reference", "litert", "onnxruntime", "openvino"])

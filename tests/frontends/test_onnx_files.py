@@ -13,11 +13,11 @@ import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import nnhal
-from nnhal import UnsupportedModel
 from nnhal.frontends.onnx.reader import read
 from nnhal.frontends.onnx.wire import numbers
 from nnhal.frontends.source import open_source
 from tests.effort import lines
+from tests.frontends.cases import malformed, refused
 from tests.frontends.onnx_models import by_onnxruntime, check, model, node, saved
 
 RNG = np.random.default_rng(3)
@@ -29,12 +29,6 @@ def real(*shape):
 
 def small():
     return model([node("Conv", "x w", "c"), node("Relu", "c")], {"x": real(1, 2, 4, 4)}, {"w": real(3, 2, 3, 3)})
-
-
-def refused(made, match):
-    data = made if isinstance(made, bytes) else made.SerializeToString()
-    with pytest.raises(nnhal.BadFile, match=match):
-        nnhal.load(data)
 
 
 # --------------------------------------------------------------------------------------------------------- by content
@@ -124,37 +118,37 @@ def test_bytes_that_are_changed_one_at_a_time_are_an_error_or_a_model():
 
 
 def test_a_file_without_a_graph_is_refused():
-    refused(onnx.ModelProto(ir_version=8, producer_name="x").SerializeToString(), "has 0 graphs, must have one")
+    malformed(onnx.ModelProto(ir_version=8, producer_name="x").SerializeToString(), "has 0 graphs, must have one")
 
 
 def test_two_graphs_are_refused():
     data = small().SerializeToString()
-    refused(data + data, "has 2 graphs, must have one")
+    malformed(data + data, "has 2 graphs, must have one")
 
 
 def test_old_operators_are_refused_with_what_makes_new_ones_of_them():
     made = small()
     made.opset_import[0].version = 6
-    refused(made, "has operators of version 6, must be 7 or later: onnx.version_converter")
+    malformed(made, "has operators of version 6, must be 7 or later: onnx.version_converter")
 
 
 def test_a_name_that_is_written_twice_is_refused():
     made = small()
     made.graph.node.append(node("Relu", "x"))
-    refused(made, r"Relu #2 writes 'y', which is defined before, must be defined once")
+    malformed(made, r"Relu #2 writes 'y', which is defined before, must be defined once")
 
 
 def test_a_circle_is_refused():
     made = model([node("Add", "x b", "a"), node("Add", "a x", "b"), node("Relu", "b")], {"x": real(2)})
-    refused(made, r"Add #0 is part of a cycle")
+    malformed(made, r"Add #0 is part of a cycle")
 
 
 def test_a_name_that_nothing_writes_is_refused():
-    refused(model([node("Relu", "gone")], {"x": real(2)}), r"Relu #0 reads 'gone', which no node writes")
+    malformed(model([node("Relu", "gone")], {"x": real(2)}), r"Relu #0 reads 'gone', which no node writes")
 
 
 def test_an_output_that_nothing_writes_is_refused():
-    refused(model([node("Relu", "x", "z")], {"x": real(2)}, outputs="y"), "output 'y' is not written by any node")
+    malformed(model([node("Relu", "x", "z")], {"x": real(2)}, outputs="y"), "output 'y' is not written by any node")
 
 
 def test_nodes_in_another_order_are_put_in_order():
@@ -178,7 +172,7 @@ def test_nodes_in_another_order_are_put_in_order():
 def test_a_tensor_that_lies_is_named(change, match):
     made = small()
     change(made.graph.initializer[0])
-    refused(made, match)
+    malformed(made, match)
 
 
 def test_values_in_a_field_of_their_own_are_read_and_counted():
@@ -190,7 +184,7 @@ def test_values_in_a_field_of_their_own_are_read_and_counted():
     inputs = {"x": real(1, 2, 4, 4)}
     check(made, inputs)
     weights.float_data.pop()
-    refused(made, r"initializer 0 \(w\): has 53 values, must have 54")
+    malformed(made, r"initializer 0 \(w\): has 53 values, must have 54")
 
 
 def test_integers_in_a_field_must_be_of_the_type():
@@ -198,7 +192,7 @@ def test_integers_in_a_field_must_be_of_the_type():
     tensor.int32_data[0] = 300
     made = model([node("Add", "x k")], {"x": real(2)})
     made.graph.initializer.append(tensor)
-    refused(made, r"initializer 0 \(k\): has a value that is not INT8, must be -128 to 127")
+    malformed(made, r"initializer 0 \(k\): has a value that is not INT8, must be -128 to 127")
 
 
 def test_a_self_nested_attribute_is_no_stack_overflow():
@@ -206,8 +200,7 @@ def test_a_self_nested_attribute_is_no_stack_overflow():
     for _ in range(3000):  # graph in attribute in node in graph ..
         attribute = b"\x0a\x01g\xa0\x01\x05" + field(6, inner)
         inner = field(1, field(5, attribute) + field(4, b"If"))
-    data = b"\x08\x08" + field(7, inner) + field(8, b"\x10\x11")
-    refused(data, "graphs are nested deeper than 64")
+    malformed(b"\x08\x08" + field(7, inner) + field(8, b"\x10\x11"), "graphs are nested deeper than 64")
 
 
 def field(number, data):
@@ -223,7 +216,7 @@ def varint(value):
 
 
 def test_a_length_that_wraps_is_refused():
-    refused(b"\x08\x08\x3a" + varint(2**64 - 8) + b"rest", "has a field of 18446744073709551608 bytes")
+    malformed(b"\x08\x08\x3a" + varint(2**64 - 8) + b"rest", "has a field of 18446744073709551608 bytes")
 
 
 def test_millions_of_empty_messages_are_refused_before_they_are_made():
@@ -239,14 +232,13 @@ def test_millions_of_empty_messages_are_refused_before_they_are_made():
 def test_a_constant_that_asks_for_all_memory_is_refused():
     shape = np.array([1 << 40], np.int64)
     made = model([node("ConstantOfShape", "s", "c"), node("Add", "x c")], {"x": real(1)}, {"s": shape}, infer=False)
-    with pytest.raises(nnhal.NnhalError, match="ConstantOfShape"):
-        nnhal.load(made.SerializeToString())
+    refused(made, "ConstantOfShape", nnhal.NnhalError)
 
 
 def test_doubling_at_import_ends_in_a_budget():
     nodes = [node("Concat", f"a{n} a{n}", f"a{n + 1}", axis=0) for n in range(60)]
     made = model([*nodes, node("Add", "x a60")], {"x": real(1)}, {"a0": real(1000)}, infer=False)
-    refused(made, r"needs more than \d+ bytes of constants that are not in the file")
+    malformed(made, r"needs more than \d+ bytes of constants that are not in the file")
 
 
 def test_a_batch_that_no_memory_holds_is_refused_before_its_state_is_made():
@@ -254,14 +246,12 @@ def test_a_batch_that_no_memory_holds_is_refused_before_its_state_is_made():
     constants = {"w": np.zeros((1, 8, 4), np.float32), "r": np.zeros((1, 8, 2), np.float32)}
     nodes = [node("LSTM", "x w r", hidden_size=2)]
     made = model(nodes, inputs, constants, shapes={"x": [3, 2**31 - 1, 4]}, infer=False)
-    refused(made, r"LSTM #0: needs more than \d+ bytes of constants that are not in the file")
+    malformed(made, r"LSTM #0: needs more than \d+ bytes of constants that are not in the file")
 
 
 @pytest.mark.parametrize("axis", [-100000, 100000, 2**62])
 def test_an_axis_out_of_range_is_refused(axis):
-    made = model([node("Concat", "x x", axis=axis)], {"x": real(2, 3)})
-    with pytest.raises(nnhal.UnsupportedModel, match=r"Concat #0: axis is "):
-        nnhal.load(made.SerializeToString())
+    refused(model([node("Concat", "x x", axis=axis)], {"x": real(2, 3)}), r"Concat #0: axis is ")
 
 
 @pytest.mark.parametrize(
@@ -276,9 +266,7 @@ def test_an_axis_out_of_range_is_refused(axis):
     ],
 )
 def test_attributes_of_a_layer_that_lie_are_refused(attributes):
-    made = model([node("Conv", "x w", **attributes)], {"x": real(1, 2, 4, 4)}, {"w": real(3, 2, 3, 3)})
-    with pytest.raises(nnhal.UnsupportedModel, match=r"Conv #0: "):
-        nnhal.load(made.SerializeToString())
+    refused(model([node("Conv", "x w", **attributes)], {"x": real(1, 2, 4, 4)}, {"w": real(3, 2, 3, 3)}), r"Conv #0: ")
 
 
 def test_packed_numbers_are_decoded_as_protocol_buffers_encode_them():
@@ -310,7 +298,7 @@ def test_weights_beside_a_model_are_read_where_they_lie(tmp_path):
 
 def test_bytes_without_a_folder_say_that_there_is_data_beside_them(tmp_path):
     data = with_data_beside(tmp_path).read_bytes()
-    refused(data, r"initializer 0 \(w\): has external data in 'weights.bin', must be loaded by its path")
+    malformed(data, r"initializer 0 \(w\): has external data in 'weights.bin', must be loaded by its path")
 
 
 def changed(path, **entries):
@@ -329,8 +317,7 @@ def changed(path, **entries):
 def test_a_path_that_may_leave_the_folder_is_refused(tmp_path, location):
     (tmp_path / "inner").mkdir()
     path = changed(with_data_beside(tmp_path / "inner"), location=location)
-    with pytest.raises(nnhal.BadFile, match=r"initializer 0 \(w\): external location is .* must be the path of a file"):
-        nnhal.load(path)
+    malformed(path, r"initializer 0 \(w\): external location is .* must be the path of a file")
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
@@ -344,8 +331,7 @@ def test_a_link_is_refused_whether_it_is_the_file_or_on_the_way(tmp_path, what):
     else:
         (inner / "way").symlink_to(tmp_path)
         changed(path, location="way/weights.bin")
-    with pytest.raises(nnhal.BadFile, match="is or follows a link"):
-        nnhal.load(path)
+    malformed(path, "is or follows a link")
 
 
 def test_a_file_below_the_folder_is_read(tmp_path):
@@ -359,15 +345,13 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
     path = with_data_beside(tmp_path)
     os.unlink(tmp_path / "weights.bin")
     os.mkfifo(tmp_path / "weights.bin")
-    with pytest.raises(nnhal.BadFile, match="is not a file"):
-        nnhal.load(path)
+    malformed(path, "is not a file")
 
 
 def test_a_missing_file_is_named(tmp_path):
     path = with_data_beside(tmp_path)
     os.unlink(tmp_path / "weights.bin")
-    with pytest.raises(nnhal.BadFile, match=r"external file 'weights.bin': No such file"):
-        nnhal.load(path)
+    malformed(path, r"external file 'weights.bin': No such file")
 
 
 @pytest.mark.parametrize(
@@ -380,19 +364,17 @@ def test_a_missing_file_is_named(tmp_path):
     ],
 )
 def test_places_outside_of_the_file_are_refused(tmp_path, entries, match):
-    with pytest.raises(nnhal.BadFile, match=match):
-        nnhal.load(changed(with_data_beside(tmp_path), **entries))
+    malformed(changed(with_data_beside(tmp_path), **entries), match)
 
 
 def test_a_file_of_which_hardly_anything_is_used_is_not_read(tmp_path):
     path = with_data_beside(tmp_path)
     os.truncate(tmp_path / "weights.bin", 1 << 40)  # a hole
-    with pytest.raises(nnhal.BadFile, match="has 1099511627776 bytes, must have at most 1179648"):
-        nnhal.load(path)
+    malformed(path, "has 1099511627776 bytes, must have at most 1179648")
 
 
 def test_a_truncated_header_is_no_onnx_file():
-    refused(struct.pack("<I", 8) * 2, "must be")
+    malformed(struct.pack("<I", 8) * 2, "must be")
 
 
 def chain(count):
@@ -439,5 +421,4 @@ def test_a_size_of_0_in_the_file_is_an_empty_dimension(device):
 def test_where_an_empty_dimension_stands_in_the_way_the_error_names_the_constant_that_helps():
     inputs = {"past": np.zeros((1, 0, 2), np.float32)}
     made = model([node("Einsum", "past past", equation="abc,abd->acd")], inputs)
-    with pytest.raises(UnsupportedModel, match=r"'past' is empty in the file; values={'past': array} makes it a con"):
-        nnhal.load(made.SerializeToString())
+    refused(made, r"'past' is empty in the file; values={'past': array} makes it a con")
