@@ -1,6 +1,7 @@
 """Small models for tests: one expression each."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,15 @@ def one_operation(operation: str | int, *inputs: tuple[Any, ...], output: tuple[
     given, made = [b.operand(*each) for each in inputs], b.operand(*output)
     b.operation(operation, given, [made])
     return b.finish(given, [made])
+
+
+def operation_chain(operand: tuple[Any, ...], *operations: str | int, extensions: Any = (), name: str = "") -> Model:
+    """A chain of operations as they are, of one input each; operand: arguments of `ModelBuilder.operand`."""
+    b = ModelBuilder(name)
+    places = [b.operand(*operand) for _ in range(len(operations) + 1)]
+    for operation, (given, made) in zip(operations, pairwise(places), strict=True):
+        b.operation(operation, [given], [made])
+    return b.finish(places[:1], places[-1:], extensions=extensions)
 
 
 def make_subgraph(b: Builder, build: Callable[..., Any], *inputs: Any) -> SubgraphFacts:

@@ -139,7 +139,7 @@ class Service:
 
     def __init__(self, driver: Any = None) -> None:
         self.driver: Any = driver or Watched()
-        self.client = Alone()
+        self.client, self.memories = Alone(), list[Memory]()
         self.handler = CallHandler(self.driver, self.client, shared=False)
         self.first = self.marked = self.used()
 
@@ -180,8 +180,9 @@ class Service:
         return number
 
     def bound(self, number: int = 2, memory: Memory | None = None, prepared: int = 1, provided: bool = False) -> Memory:
-        """Bind 16 bytes of a memory to the input, and the next 16 to the output; the memory."""
+        """Bind 16 bytes of a memory to the input, and the next 16 to the output; the memory, which the client keeps."""
         memory = memory or Memory.allocate(32)
+        self.memories.append(memory)
         packing = Packing(ClientPools(shared=False))
         pool = wire.MemoryPool(packing.pool(memory))
         taken = wire.WireArgument(-1, 0, 0, ()) if provided else wire.WireArgument(0, 16, 16, (4,))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import DeadObject
@@ -157,6 +158,18 @@ def connected(name: str = "probe") -> Iterator[RemoteDevice]:
         yield device
     finally:
         device.close()
+
+
+def without_thread(patched: pytest.MonkeyPatch, name: str) -> None:
+    """Threads of that name cannot be started."""
+    begin = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    patched.setattr(threading.Thread, "start", start)
 
 
 def lingering(seconds: int) -> tuple[socket.socket, socket.socket]:

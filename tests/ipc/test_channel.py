@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -23,6 +22,7 @@ from nnhal.ipc.transport import _native, absent, peer_end
 from nnhal.ipc.transport import channel as subject
 from nnhal.ipc.transport.channel import Channel, NoProtocol, failure
 from tests.ipc.support import LIMIT
+from tests.runtime.devices import failing
 from tests.waiting import Opened
 
 PATIENCE = int(LIMIT * 1e9)
@@ -207,12 +207,9 @@ def test_a_long_message_is_sealed_and_written_whole(monkeypatch: pytest.MonkeyPa
 def test_a_long_message_that_there_is_no_room_for_is_not_sent(
     lanes: tuple[Channel, Channel], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no(*_: object) -> Any:
-        raise OSError(errno.ENOSPC, "no room")
-
     opened = Opened()
     with monkeypatch.context() as patched:
-        patched.setattr(os, what, no)
+        patched.setattr(os, what, failing(OSError(errno.ENOSPC, "no room")))
         with pytest.raises(ResourceExhausted, match=r"message: .*no room"):
             lanes[0].send(bytes(INLINE + 1))
     opened.closed()

@@ -9,7 +9,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -108,20 +109,26 @@ def test_a_greeting_that_is_not_answered_as_it_must_be_says_so_and_leaves_nothin
     opened.closed()
 
 
-def test_a_greeting_may_take_30_s_unless_another_time_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver may import a large engine first."""
-    waited: list[int] = []
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Of each call on a lane, how many descriptors go with it, and how long it may take."""
+    seen: list[tuple[int, int]] = []
     call = Channel.call
 
-    def watched(channel: Channel, data: bytes, fds: Sequence[int] = (), timeout_ns: int = -1) -> Any:
-        waited.append(timeout_ns)
+    def watch(channel: Channel, data: bytes, fds: Sequence[int] = (), timeout_ns: int = -1) -> Any:
+        seen.append((len(fds), timeout_ns))
         return call(channel, data, fds, timeout_ns)
 
-    monkeypatch.setattr(Channel, "call", watched)
+    monkeypatch.setattr(Channel, "call", watch)
+    return seen
+
+
+def test_a_greeting_may_take_30_s_unless_another_time_is_given(watched: list[tuple[int, int]]) -> None:
+    """A driver may import a large engine first."""
     for named in ({}, {"greeting": 7}):
         with pytest.raises(DeviceUnavailable):
             greeted(None, **named)
-    assert waited == [30_000_000_000, 7]
+    assert [timeout for _, timeout in watched] == [30_000_000_000, 7]
 
 
 @pytest.mark.parametrize(("level", "methods"), [(V1_0, V1_0), (V1_3, V1_3), (FL8, V1_3)])
@@ -180,65 +187,75 @@ def service() -> Iterator[Service]:
 
 def test_calls_one_after_the_other_take_one_lane(service: Service) -> None:
     for _ in range(5):
-        assert service.session.call(ASK, wire.TextReply, UNLIMITED)[0] == ONE
+        assert asked(service.session) == ONE
     assert len(service.session.channels.opened) == 1  # of calls
     assert len(service._lanes) == 3  # the first, of callbacks, of calls
     assert service.session.calls == {"getVersionString": 5}
+
+
+def asked(session: Session, control: Control = UNLIMITED) -> wire.Reply:
+    return session.call(ASK, wire.TextReply, control)[0]
+
+
+@contextmanager
+def every_lane_taken(service: Service) -> Iterator[tuple[ThreadPoolExecutor, list[Future[wire.Reply]]]]:
+    """32 calls that have no answer before the gate opens, and a thread for one more."""
+    service.waits = lambda call: call == ASK
+    with ThreadPoolExecutor(33) as pool:
+        calls = [pool.submit(asked, service.session) for _ in range(32)]
+        wait_until(lambda: len(service.came) == 32, "32 calls at once")
+        yield pool, calls
 
 
 def test_of_more_calls_than_32_at_once_the_others_wait_for_a_lane_and_past_their_deadline_miss_it(
     service: Service,
 ) -> None:
     session = service.session
-    service.waits = lambda call: call == ASK
-    with ThreadPoolExecutor(33) as pool:
-        calls = [pool.submit(session.call, ASK, wire.TextReply, UNLIMITED) for _ in range(32)]
-        wait_until(lambda: len(service.came) == 32, "32 calls at once")
+    with every_lane_taken(service) as (pool, calls):
         with pytest.raises(MissedDeadline, match="peer: no channel was free by the deadline"):
-            session.call(ASK, wire.TextReply, Control(soon()))
-        calls.append(pool.submit(session.call, ASK, wire.TextReply, UNLIMITED))
+            asked(session, Control(soon()))
+        calls.append(pool.submit(asked, session))
         assert len(session.channels.opened) == 32 and len(service.came) == 32
         service.gate.set()
-        assert [call.result(LIMIT)[0] for call in calls] == [ONE] * 33
+        assert [call.result(LIMIT) for call in calls] == [ONE] * 33
     assert len(session.channels.opened) == 32 and session.peer.dead is None
 
 
 def test_who_is_cancelled_while_he_waits_for_a_lane_leaves_at_once(service: Service) -> None:
     session, cancelled = service.session, threading.Event()
-    service.waits = lambda call: call == ASK
-    with ThreadPoolExecutor(33) as pool:
-        calls = [pool.submit(session.call, ASK, wire.TextReply, UNLIMITED) for _ in range(32)]
-        wait_until(lambda: len(service.came) == 32, "32 calls at once")
-        waits = pool.submit(session.call, ASK, wire.TextReply, Control(cancelled=cancelled))
+    with every_lane_taken(service) as (pool, calls):
+        waits = pool.submit(asked, session, Control(cancelled=cancelled))
         wait_until(lambda: bool(session.channels._in_want), "one that waits")
         cancelled.set()
         try:
             assert isinstance(waits.exception(LIMIT / 4), Cancelled)
         finally:
             service.gate.set()
-        assert [call.result(LIMIT)[0] for call in calls] == [ONE] * 32
+        assert [call.result(LIMIT) for call in calls] == [ONE] * 32
 
 
 def test_who_waits_for_a_lane_hears_of_a_death(service: Service) -> None:
     session = service.session
-    service.waits = lambda call: True
-    with ThreadPoolExecutor(33) as pool:
-        calls = [pool.submit(session.call, ASK, wire.TextReply, UNLIMITED) for _ in range(32)]
-        wait_until(lambda: len(service.came) == 32, "32 calls at once")
-        calls.append(pool.submit(session.call, ASK, wire.TextReply, UNLIMITED))
+    with every_lane_taken(service) as (pool, calls):
+        calls.append(pool.submit(asked, session))
         session.peer.give_up("the test ends it")
         for call in calls:
             with pytest.raises(DeadObject, match="the test ends it"):
                 call.result(LIMIT)
 
 
-def test_after_32_calls_that_were_given_up_no_more_are_made_until_one_has_ended(service: Service) -> None:
-    session = service.session
+def abandon_32(service: Service) -> None:
+    """Give up as many calls as may be without an end."""
     service.waits = lambda call: call == ASK
     for _ in range(32):
-        session.call(wire.GetType(), wire.TextReply, UNLIMITED)  # leaves a lane free
+        service.session.call(wire.GetType(), wire.TextReply, UNLIMITED)  # leaves a lane free
         with pytest.raises(MissedDeadline, match="peer: the deadline has passed without an answer"):
-            session.call(ASK, wire.TextReply, Control(soon()))
+            asked(service.session, Control(soon()))
+
+
+def test_after_32_calls_that_were_given_up_no_more_are_made_until_one_has_ended(service: Service) -> None:
+    session = service.session
+    abandon_32(service)
     assert len(session.channels.abandoned) == 32 and not session.channels.opened and session.peer.dead is None
     with pytest.raises(ResourceExhausted, match="peer: 32 abandoned calls have not ended, must be fewer"):
         session.call(wire.GetType(), wire.TextReply, UNLIMITED)
@@ -251,11 +268,7 @@ def test_after_32_calls_that_were_given_up_no_more_are_made_until_one_has_ended(
 def test_an_own_process_in_which_32_calls_do_not_end_is_replaced(service: Service) -> None:
     session, process = service.session, Process(service.session)
     session.peer.process = process  # type: ignore[assignment]
-    service.waits = lambda call: call == ASK
-    for _ in range(32):
-        session.call(wire.GetType(), wire.TextReply, UNLIMITED)  # leaves a lane free
-        with pytest.raises(MissedDeadline):
-            session.call(ASK, wire.TextReply, Control(soon()))
+    abandon_32(service)
     with pytest.raises(DeadObject, match="peer: 32 abandoned calls do not end; it is replaced"):
         session.call(wire.GetType(), wire.TextReply, UNLIMITED)
     assert "kill" in process.done
@@ -283,7 +296,7 @@ def test_a_cancelled_call_ends_and_others_go_on(service: Service) -> None:
     service.waits = lambda call: call == ASK
     threading.Timer(0.01, cancelled.set).start()
     with pytest.raises(Cancelled, match="execution: cancelled by its owner"):
-        session.call(ASK, wire.TextReply, Control(cancelled=cancelled))
+        asked(session, Control(cancelled=cancelled))
     assert session.call(wire.GetType(), wire.TextReply, Control(cancelled=threading.Event()))[0] == ONE
     assert session.call(wire.GetType(), wire.TextReply, Control(time.monotonic_ns() + PATIENCE))[0] == ONE
 
@@ -337,9 +350,9 @@ def test_an_own_process_that_does_not_end_a_call_past_its_deadline_hangs_and_is_
     monkeypatch.setattr(session.channels, "look", look_late)
     with pytest.raises((MissedDeadline, Cancelled)):
         if how == "deadline":
-            session.call(ASK, wire.TextReply, Control(soon()))
+            asked(session, Control(soon()))
         else:
-            session.call(ASK, wire.TextReply, Control(cancelled=cancelled))
+            asked(session, Control(cancelled=cancelled))
     if own and how == "deadline":
         wait_until(lambda: session.peer.dead is not None, "the end")
         assert str(session.peer.dead) == "peer: the driver process hangs and was killed" and "kill" in process.done
@@ -407,13 +420,13 @@ def test_an_answer_of_another_kind_or_none_ends_the_session(service: Service) ->
     session = service.session
     service.says = wire.NamesReply(())
     with pytest.raises(DeadObject, match="peer: answered getVersionString with Names"):
-        session.call(ASK, wire.TextReply, UNLIMITED)
+        asked(session)
     assert session.peer.dead is not None
     with pytest.raises(DeadObject, match="answered getVersionString with Names"):
         session.call(wire.GetType(), wire.TextReply, UNLIMITED)
     peer = Peer(lambda lane, _: lane.answer(b"\xc0"))
     with peer as odd, pytest.raises(DeadObject, match="peer: answered getVersionString with an invalid message"):
-        odd.call(ASK, wire.TextReply, UNLIMITED)
+        asked(odd)
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -423,13 +436,13 @@ def test_an_own_process_that_asks_for_it_is_replaced(service: Service, own: bool
         session.peer.process = process  # type: ignore[assignment]
     service.says = wire.Failed(7, "ResourceExhausted", "no memory", recycle=True)
     with pytest.raises(ResourceExhausted, match="no memory"):
-        session.call(ASK, wire.TextReply, UNLIMITED)
+        asked(session)
     assert (session.peer.dead is not None) == own == ("kill" in process.done)
     assert not own or "peer: the process is replaced: no memory" in str(session.peer.dead)
     service.says = wire.Failed(7, "ResourceExhausted", "no memory")
     if not own:
         with pytest.raises(ResourceExhausted):
-            session.call(ASK, wire.TextReply, UNLIMITED)
+            asked(session)
         assert session.peer.dead is None
 
 
@@ -446,17 +459,17 @@ def test_a_query_has_30_s_and_who_does_not_answer_it_is_given_up(
 ) -> None:
     assert subject.QUERY_NS == 30_000_000_000
     session = service.session
-    assert session.call(ASK, wire.TextReply, UNLIMITED)[0] == ONE
+    assert asked(session) == ONE
     service.says = wire.Failed(5, "MissedDeadline", "the driver says so")
     with pytest.raises(MissedDeadline, match="the driver says so"):
-        session.call(ASK, wire.TextReply, UNLIMITED)
+        asked(session)
     assert session.peer.dead is None
     monkeypatch.setattr(subject, "QUERY_NS", 2 * 10**9 // 1000)
     service.waits = lambda call: call == ASK
     with pytest.raises(
         DeviceUnavailable, match="device peer: did not answer getVersionString within 0 s; it is dropped"
     ):
-        session.call(ASK, wire.TextReply, UNLIMITED)
+        asked(session)
     assert session.peer.dead is not None and "it is dropped" in str(session.peer.dead)
 
 
@@ -542,7 +555,7 @@ def test_a_trace_that_ends_while_a_session_takes_it_up_is_recorded_no_further(se
     wait_until(lambda: released(service) == [service.all(wire.WriteTrace)[0].object], "it is given back")
     assert not ended.remotes
     session._follower.unfollow()
-    session.call(ASK, wire.TextReply, UNLIMITED)
+    asked(session)
     assert len(released(service)) == 1
 
 
@@ -568,7 +581,7 @@ def test_a_death_is_told_to_all_who_wait_and_to_all_who_come(service: Service) -
     assert told == ["before: peer: the end", "after: peer: the end"] and burst.died >= 1
     for act in (
         lambda: session.outcome(pending, UNLIMITED),
-        lambda: session.call(ASK, wire.TextReply, UNLIMITED),
+        lambda: asked(session),
         lambda: session._first.attach_callbacks(0),
     ):
         with pytest.raises(DeadObject, match="peer: the end"):
@@ -667,25 +680,25 @@ def test_a_death_is_the_drivers_fault_where_there_is_evidence(
         monkeypatch.setattr(subject, "QUERY_NS", 2_000_000)
         service.waits = lambda call: call == ASK
         with pytest.raises(DeviceUnavailable):
-            session.call(ASK, wire.TextReply, UNLIMITED)
+            asked(session)
     else:
         with pytest.raises(NnhalError):
-            session.call(ASK, wire.TextReply, UNLIMITED)
+            asked(session)
     wait_until(lambda: session.peer.dead is not None, "the end")
     assert session.peer.dead is not None and session.peer.dead.driver_fault == fault
     with pytest.raises(DeadObject) as raised:
-        session.call(ASK, wire.TextReply, UNLIMITED)
+        asked(session)
     assert raised.value.driver_fault == fault
 
 
 def test_a_closed_session_is_closed_and_who_comes_is_told(service: Service) -> None:
     session = service.session
-    session.call(ASK, wire.TextReply, UNLIMITED)
+    asked(session)
     session.close()
     session.close()
     assert not session._thread.is_alive() and session._first.channel.socket.fileno() < 0
     with pytest.raises(Closed, match="peer: the connection was closed"):
-        session.call(ASK, wire.TextReply, UNLIMITED)
+        asked(session)
     session.peer.give_up("too late")
     assert isinstance(session.peer.dead, Closed)
 
@@ -697,10 +710,10 @@ def test_a_session_of_the_process_that_this_one_was_forked_from_is_closed_and_it
     service = Service()
     service.waits = lambda call: isinstance(call, wire.GetStatus)
     with service as session:
-        session.call(ASK, wire.TextReply, UNLIMITED)
+        asked(session)
         with pytest.raises(MissedDeadline):
             session.call(wire.GetStatus(), wire.TextReply, Control(soon()))
-        session.call(ASK, wire.TextReply, UNLIMITED)
+        asked(session)
         lanes = [session._first.channel, session._callbacks, *session.channels.opened]
         lanes += [each.channel for each in session.channels.abandoned.values()]
         watch, wake, locks = (
@@ -718,7 +731,7 @@ def test_a_session_of_the_process_that_this_one_was_forked_from_is_closed_and_it
         assert session.peer.watch == -1 and watch >= 0 and not session.endings.own.fds
         assert session.peer._deciding is not locks[0] and session._first.attaching is not locks[1]
         with pytest.raises(Closed):
-            session.call(ASK, wire.TextReply, UNLIMITED)
+            asked(session)
         os.eventfd_write(kept, 1)  # the thread, which a child does not have, ends
         session._thread.join(LIMIT)
         session.endings.wake = kept
@@ -751,7 +764,7 @@ def test_a_lane_that_the_service_does_not_give_is_an_error_of_the_call(
     session, attach = service.session, service._attach
     service._attach = lambda channel, _: channel.answer(answer)  # type: ignore[method-assign]
     with pytest.raises(kind, match=says):
-        session.call(ASK, wire.TextReply, UNLIMITED)
+        asked(session)
     assert (
         not session.channels.opened
         and not session.channels.free
@@ -759,7 +772,7 @@ def test_a_lane_that_the_service_does_not_give_is_an_error_of_the_call(
     )
     if session.peer.dead is None:
         service._attach = attach  # type: ignore[method-assign]
-        assert session.call(ASK, wire.TextReply, UNLIMITED)[0] == ONE
+        assert asked(session) == ONE
 
 
 @pytest.mark.parametrize(
@@ -784,7 +797,7 @@ def test_what_comes_in_the_place_of_a_lane_ends_the_session_and_is_closed(
 
     service._attach = attach  # type: ignore[method-assign]
     with pytest.raises(DeadObject, match="sent no end of a channel"):
-        service.session.call(ASK, wire.TextReply, UNLIMITED)
+        asked(service.session)
     os.close(fd)
     assert os.read(read, 1) == b""  # nobody holds the other end any more
     os.close(read)
@@ -799,14 +812,14 @@ def test_a_lane_that_comes_after_the_deadline_of_who_asked_for_it_is_for_the_nex
 
     service._attach = late  # type: ignore[method-assign]
     with pytest.raises(MissedDeadline, match="peer: the deadline has passed without an answer"):
-        session.call(ASK, wire.TextReply, Control(soon()))
+        asked(session, Control(soon()))
     cancelled = threading.Event()
     cancelled.set()
     with pytest.raises(Cancelled):
-        session.call(ASK, wire.TextReply, Control(cancelled=cancelled))
+        asked(session, Control(cancelled=cancelled))
     assert session._first.channel.in_doubt and not session.channels.opened and session.peer.dead is None
     gate.set()
-    assert session.call(ASK, wire.TextReply, UNLIMITED)[0] == ONE
+    assert asked(session) == ONE
     assert (
         len(session.channels.opened) == 1
         and len(service.all(wire.GetVersionString)) == 1
@@ -823,7 +836,7 @@ def test_an_own_process_that_gives_no_lane_by_a_deadline_and_long_after_it_is_en
     service._attach = lambda *_: gate.wait(LIMIT)  # type: ignore[method-assign, assignment]
     try:
         with pytest.raises(MissedDeadline):
-            session.call(ASK, wire.TextReply, Control(soon()))
+            asked(session, Control(soon()))
         wait_until(lambda: "kill" in process.done, "its end")  # type: ignore[union-attr]
     finally:
         gate.set()
@@ -841,19 +854,11 @@ def test_what_a_lane_brings_with_its_answer_is_for_who_called(service: Service) 
     os.close(read)
 
 
-def test_descriptors_and_memories_of_a_call_travel_with_it(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    session, sent = service.session, list[int]()
-    call = Channel.call
-
-    def watched(channel: Channel, data: bytes, fds: Sequence[int] = (), timeout_ns: int = -1) -> Any:
-        sent.append(len(fds))
-        return call(channel, data, fds, timeout_ns)
-
-    monkeypatch.setattr(Channel, "call", watched)
-    packing = session.packing()
+def test_descriptors_and_memories_of_a_call_travel_with_it(service: Service, watched: list[tuple[int, int]]) -> None:
+    session, packing = service.session, service.session.packing()
     packing.pool(Memory.allocate(8))
-    session.call(ASK, wire.TextReply, UNLIMITED)
+    asked(session)
     session.call(ASK, wire.TextReply, UNLIMITED, fds=(0, 1))
     session.call(ASK, wire.TextReply, UNLIMITED, packing)
     session.call(ASK, wire.TextReply, UNLIMITED, packing, fds=(0, 1))
-    assert sent == [0, 2, 1, 3]
+    assert [count for count, _ in watched] == [0, 2, 1, 3]

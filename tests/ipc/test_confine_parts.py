@@ -21,6 +21,7 @@ import pytest
 from nnhal.base.errors import InvalidArgument
 from nnhal.ipc.confinement import allowed, filter, kernel, landlock, limits, stdio
 from nnhal.ipc.confinement.allowed import ALLOWED, JUDGED
+from tests.runtime.devices import failing
 from tests.waiting import Opened
 
 # ------------------------------------------------------------------------------------------------------------ landlock
@@ -180,10 +181,7 @@ def test_folders_of_the_import_path_are_opened_but_for_the_users_own(
 def test_a_user_without_a_name_and_a_working_folder_that_is_gone_are_no_trouble(
     places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nobody(_: int) -> Any:
-        raise KeyError
-
-    monkeypatch.setattr(landlock.pwd, "getpwuid", nobody)
+    monkeypatch.setattr(landlock.pwd, "getpwuid", failing(KeyError))
     monkeypatch.setattr(sys, "path", [str(places / "user"), str(places / "work")])
     (places / "work" / "in").rmdir()
     (places / "work").rmdir()
@@ -204,10 +202,7 @@ def test_threads_that_landlock_does_not_cover_are_counted(
 
 
 def test_where_threads_cannot_be_counted_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_: str) -> Any:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(os, "listdir", missing)
+    monkeypatch.setattr(os, "listdir", failing(FileNotFoundError))
     assert landlock._other_threads() == "; other threads, if any, are NOT covered: /proc is not mounted"
 
 
@@ -502,11 +497,8 @@ def test_a_socket_stays_as_it_is() -> None:
 def test_what_cannot_be_opened_anew_is_named(monkeypatch: pytest.MonkeyPatch, held: list[int]) -> None:
     held += pty.openpty()
 
-    def refused(*_: object) -> None:
-        raise PermissionError
-
     with monkeypatch.context() as patched:
-        patched.setattr(stdio, "_replace", refused)
+        patched.setattr(stdio, "_replace", failing(PermissionError))
         assert stdio._write_only(held[1]) is False
     replaced: list[tuple[int, str, int]] = []
     monkeypatch.setattr(stdio, "_replace", lambda *how: replaced.append(how))
@@ -556,10 +548,7 @@ def test_descriptors_that_came_from_elsewhere_are_closed_but_for_those_that_are_
 
 
 def test_where_descriptors_cannot_be_listed_none_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_: str) -> Any:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(os, "listdir", missing)
+    monkeypatch.setattr(os, "listdir", failing(FileNotFoundError))
     monkeypatch.setattr(os, "close", lambda fd: pytest.fail("is closed"))
     stdio.close_inherited([])
 

@@ -39,8 +39,19 @@ from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel, end_of
 from nnhal.model.graph import Model
 from tests import requests
-from tests.ipc.support import LIMIT, a_share, a_table, numbers, request_for, run, served_here, wait_until
+from tests.ipc.support import (
+    LIMIT,
+    a_share,
+    a_table,
+    numbers,
+    request_for,
+    run,
+    served_here,
+    wait_until,
+    without_thread,
+)
 from tests.models import doubling
+from tests.runtime.devices import failing
 from tests.waiting import Opened
 
 SECONDS = 1_000_000_000
@@ -217,12 +228,9 @@ def test_a_lane_that_nobody_can_be_given_ends(client: Client) -> None:
 
 
 def test_a_lane_for_which_there_are_no_descriptors_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: object) -> Any:
-        raise OSError(errno.EMFILE, "Too many open files")
-
     held = client.used()
     with monkeypatch.context() as patched:
-        patched.setattr(socket, "socketpair", none)
+        patched.setattr(socket, "socketpair", failing(OSError(errno.EMFILE, "Too many open files")))
         assert client.says(wire.AttachLane(3, False)) == "channel: cannot be opened: Too many open files"
     assert client.used() == held and client.ask(wire.GetVersionString(), lane=client.attached(3)) == wire.TextReply("1")
 
@@ -259,16 +267,9 @@ def test_a_lane_that_is_refused_says_why_and_counts_for_nothing(client: Client) 
 def test_a_lane_that_gets_no_thread_is_refused_and_its_number_is_free(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin = threading.Thread.start
-
-    def start(thread: threading.Thread) -> None:
-        if thread.name == "nnhal-lane":
-            raise RuntimeError("can't start new thread")
-        begin(thread)
-
     held = client.used()
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", start)
+        without_thread(patched, "nnhal-lane")
         assert "no thread for another channel" in client.says(wire.AttachLane(3, False))
     assert client.used() == held and not client.connection._lanes
     assert client.ask(wire.GetVersionString(), lane=client.attached(3)) == wire.TextReply("1")

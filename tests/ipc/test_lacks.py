@@ -2,7 +2,6 @@
 
 import os
 import socket
-import threading
 from collections.abc import Sequence
 
 import pytest
@@ -18,7 +17,7 @@ from nnhal.ipc.service.connection import Connection
 from nnhal.ipc.service.exports import Export
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel
-from tests.ipc.support import LIMIT, a_share
+from tests.ipc.support import LIMIT, a_share, without_thread
 from tests.models import doubling
 
 
@@ -39,18 +38,6 @@ class Told(Prepared):
 
     def close(self) -> None:
         self.told.append("end")
-
-
-def without_thread(patched: pytest.MonkeyPatch, name: str) -> None:
-    """Threads of that name cannot be started."""
-    begin = threading.Thread.start
-
-    def start(thread: threading.Thread) -> None:
-        if thread.name.startswith(name):
-            raise RuntimeError("can't start new thread")
-        begin(thread)
-
-    patched.setattr(threading.Thread, "start", start)
 
 
 def test_a_burst_that_gets_no_thread_is_over_for_its_driver_too(monkeypatch: pytest.MonkeyPatch) -> None:

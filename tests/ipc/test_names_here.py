@@ -15,6 +15,7 @@ from nnhal.base import private
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, ResourceExhausted
 from nnhal.ipc import names
 from nnhal.ipc.client import session
+from tests.runtime.devices import failing
 from tests.waiting import Opened
 
 
@@ -104,12 +105,9 @@ def test_a_name_that_somebody_takes_meanwhile_or_that_cannot_be_bound_leaves_not
     names.directory()
     opened, umask = Opened(), os.umask(0o022)
 
-    def taken(*_: object) -> None:
-        raise FileExistsError
-
     try:
         with monkeypatch.context() as patched:
-            patched.setattr(os, "link", taken)
+            patched.setattr(os, "link", failing(FileExistsError))
             with pytest.raises(DeviceUnavailable, match="is already running; choose another name with --name"):
                 names.listen("mine")
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime / ("long" * 40)))
@@ -240,9 +238,6 @@ def test_a_service_that_is_not_there_leaves_no_descriptor(runtime: Path, monkeyp
         names.connect("none")
     opened.closed()
 
-    def full(*_: object) -> Any:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(socket, "socket", full)
+    monkeypatch.setattr(socket, "socket", failing(OSError(24, "Too many open files")))
     with pytest.raises(ResourceExhausted, match="service none: cannot connect: Too many open files"):
         names.connect("none")

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -23,6 +22,7 @@ from nnhal.ipc.client.output import A_SECOND, KEPT, LINE, WORDS, DriverProcess, 
 from nnhal.ipc.client.process import start
 from tests.execution import run_python
 from tests.ipc.support import LIMIT, numbers, own_process, prepare, run, wait_until
+from tests.runtime.devices import failing
 from tests.waiting import Opened, pass_time
 
 
@@ -306,11 +306,8 @@ def test_a_pipe_that_has_ended_is_not_looked_at_any_more(pipes: Pipes) -> None:
 def test_without_a_thread_the_pipes_are_closed_and_the_process_hears_of_it(
     pipes: Pipes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(_: Any) -> None:
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", start)
+        patched.setattr(threading.Thread, "start", failing(RuntimeError("can't start new thread")))
         pipes.follow(os.getpid())
     with pytest.raises(BrokenPipeError):
         os.write(pipes.err, b"anyone?")

@@ -34,6 +34,7 @@ from nnhal.ipc.transport.channel import NoProtocol
 from tests.ipc.alone import Watched
 from tests.ipc.support import LIMIT, a_table, numbers, request_for, run, wait_until
 from tests.models import doubling
+from tests.runtime.devices import failing
 from tests.waiting import Clock
 
 SECOND = 1_000_000_000
@@ -161,10 +162,7 @@ def test_a_process_is_started_as_a_module_with_its_socket_and_options(monkeypatc
 def test_a_client_without_descriptors_says_that_it_lacks_them(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the client lacks is no fact about the device."""
 
-    def none_left(*_: object) -> Any:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(lacks, none_left)
+    monkeypatch.setattr(lacks, failing(OSError(errno.EMFILE, "Too many open files")))
     with pytest.raises(ResourceExhausted, match="device mine: cannot start its process: Too many open files"):
         start("mine")
 
@@ -296,10 +294,7 @@ def test_a_process_that_ends_before_it_serves_has_died_once_more_and_a_client_th
 
 
 def test_a_driver_that_answers_nonsense_leaves_no_session(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nonsense(self: RemoteDevice, session: Session) -> None:
-        raise ValueError("nonsense")
-
-    monkeypatch.setattr(RemoteDevice, "__init__", nonsense)
+    monkeypatch.setattr(RemoteDevice, "__init__", failing(ValueError("nonsense")))
     with pytest.raises(ValueError, match="nonsense"):
         ReconnectingDevice("mine", connect)
     assert isinstance(connect.sessions[0].peer.dead, Closed)

@@ -12,6 +12,7 @@ from nnhal.ipc.service.exports import Exports
 from nnhal.ipc.service.quota import Claim, ClientShare
 from nnhal.ipc.service.scope import KEPT, CallScope, ObjectCloser, Workers
 from tests.ipc.support import LIMIT, a_share, wait_until
+from tests.runtime.devices import failing
 
 
 def test_what_is_cancelled_is_not_wanted_any_more_and_what_goes_on_beside_it_is():
@@ -90,7 +91,7 @@ def test_without_a_thread_an_object_ends_at_once(monkeypatch, share):
     done: list[str] = []
     ends = ObjectCloser(room(share))
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", no_thread)
+        patched.setattr(threading.Thread, "start", failing(RuntimeError("can't start new thread")))
         ends(lambda: done.append("here"))
         assert done == ["here"]
     ends(lambda: done.append("there"))
@@ -120,10 +121,6 @@ def test_what_is_refused_when_it_is_added_ends_once_and_counts_no_more(share):
     assert done == ["second"] and used(share) == before
     exports.release(1)
     assert done == ["second", "first"]
-
-
-def no_thread(_: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
 
 
 def test_the_thread_that_ends_objects_counts_until_it_has_ended(share):

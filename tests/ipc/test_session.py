@@ -67,8 +67,10 @@ from tests.ipc.support import (
     served_here,
     wait_until,
     wide,
+    without_thread,
 )
 from tests.models import doubling
+from tests.runtime.devices import failing
 from tests.waiting import Opened, Started
 
 
@@ -86,19 +88,10 @@ def device() -> Iterator[RemoteDevice]:
 def test_a_session_that_lacks_a_thread_or_a_descriptor_is_refused_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    begin = threading.Thread.start
-
-    def no_thread(thread: threading.Thread) -> None:
-        if thread.name == "nnhal-session":
-            raise RuntimeError("can't start new thread")
-        begin(thread)
-
-    def no_descriptor(*_: object) -> int:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(
-        *((threading.Thread, "start", no_thread) if what == "a thread" else (os, "eventfd", no_descriptor))
-    )
+    if what == "a thread":
+        without_thread(monkeypatch, "nnhal-session")
+    else:
+        monkeypatch.setattr(os, "eventfd", failing(OSError(errno.EMFILE, "Too many open files")))
     opened = Opened()
     with pytest.raises(ResourceExhausted, match=what.removeprefix("a ")):
         start(PROBE)

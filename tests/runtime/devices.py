@@ -1,6 +1,7 @@
 """Devices for tests: the reference kernels behind a driver that misbehaves on request."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import pytest
 
@@ -61,8 +62,10 @@ def to_be_killed() -> ReconnectingDevice:
     return ReconnectingDevice("reference", lambda: start(discovery.origin_of("reference")))
 
 
-def failing(error: Exception) -> Callable[[], None]:
-    def fail() -> None:
+def failing(error: BaseException | type[BaseException]) -> Callable[..., Any]:
+    """Raises an error, whatever it is called with."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
         raise error
 
     return fail

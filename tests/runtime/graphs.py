@@ -4,8 +4,10 @@ import numpy as np
 
 import nnhal
 from nnhal.base.codes import OperandType
+from nnhal.base.extensions import register_extension
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import State
+from tests.models import operation_chain
 
 SHAPE = (4,)
 FLOATS = OperandType.TENSOR_FLOAT32
@@ -19,6 +21,21 @@ def sums(count: int = 1, shape: tuple[int, ...] = SHAPE) -> nnhal.Model:
     for n in range(count):
         y = b.add(y, step, name="y" if n == count - 1 else f"t{n}")
     return b.finish([x, step], [y])
+
+
+def multiples(count: int = 1) -> nnhal.Model:
+    """y = (1 + count) · x, one ADD each."""
+    b = nnhal.Builder("sums")
+    x = y = b.input(SHAPE)
+    for _ in range(count):
+        y = b.add(y, x)
+    return b.finish([x], [y])
+
+
+def extended(extension: str) -> nnhal.Model:
+    """An operation of an extension that is registered for it, and a RELU."""
+    named = register_extension(extension, [], ["OP"])
+    return operation_chain((FLOATS, SHAPE), named.operation("OP"), "RELU", extensions=[(named.name, named.prefix)])
 
 
 def counter() -> nnhal.Model:

@@ -1,7 +1,7 @@
 """What an application gives and gets: which arrays are taken as they are, which are refused and by what name."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -411,11 +411,10 @@ def test_one_array_is_not_two_arguments(compiled, two):
 # -------------------------------------------------------------------------------------- other forms than the operand's
 
 
-def formed(form: EdgeForm, both: bool = True) -> nnhal.Compiled:
-    """y = x + x and z = y · y of 32-bit integers, which the application has otherwise."""
+def formed(form: EdgeForm, both: bool = True, kind: int = OperandType.TENSOR_INT32) -> nnhal.Compiled:
+    """y = x + x and z = y · y of 32-bit numbers, of which the application has x, or x and y, otherwise."""
     b = ModelBuilder("formed")
-    dimensions = (1,) if form.scalar else (3,)
-    x, y, z = (b.operand(OperandType.TENSOR_INT32, dimensions, name=n) for n in "xyz")
+    x, y, z = (b.operand(kind, (1,) if form.scalar else (3,), name=n) for n in "xyz")
     none = b.constant(OperandType.INT32, 0)
     b.operation("ADD", [x, x, none], [y])
     b.operation("MUL", [y, y, none], [z])
@@ -423,7 +422,14 @@ def formed(form: EdgeForm, both: bool = True) -> nnhal.Compiled:
 
 
 WIDE, SCALAR, BOTH = EdgeForm(wide=True), EdgeForm(scalar=True), EdgeForm(scalar=True, wide=True)
+SIXTEEN = EdgeForm(scale=0.5)  # 16-bit integers that stand for floats
 N = np.array([1, -2, 3])
+WAYS: dict[str, Callable[..., Any]] = {
+    "call": lambda compiled, x, out: compiled(x, out=out),
+    "bind": lambda compiled, x, out: compiled.bind(x, out=out)(),
+    "submit": lambda compiled, x, out: compiled.submit(x, out=out).result(20),
+    "fenced": lambda compiled, x, out: compiled.execute_fenced(x, out=out).result(20),
+}
 
 
 def test_the_application_sees_the_form_that_it_has():
@@ -464,19 +470,13 @@ def test_an_integer_that_does_not_fit_is_refused_and_the_largest_fits(wide):
     assert formed(WIDE)(np.array([2**31 - 1, -(2**31), 0]))[0].shape == (3,)
 
 
-@pytest.mark.parametrize("isolation", ["call", "bind", "submit", "fenced"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "room", [lambda: np.zeros(3, np.int64), lambda: np.zeros(24, np.uint8), lambda: np.zeros(32, np.uint8)]
 )
-def test_room_of_the_applications_form_is_written(isolation, room):
-    compiled, out, other = formed(WIDE), room(), np.zeros(3, np.int32)
-    ways = {
-        "call": lambda: compiled(N, out=[out, other]),
-        "bind": compiled.bind(N, out=[out, other]),
-        "submit": lambda: compiled.submit(N, out=[out, other]).result(20),
-        "fenced": lambda: compiled.execute_fenced(N, out=[out, other]).result(20),
-    }
-    y, z = ways[isolation]()
+def test_room_of_the_applications_form_is_written(way, room):
+    out, other = room(), np.zeros(3, np.int32)
+    y, z = WAYS[way](formed(WIDE), N, [out, other])
     assert y.dtype == np.int64 and np.shares_memory(y, out) and y.tolist() == [2, -4, 6]
     assert out.view(np.int64)[:3].tolist() == [2, -4, 6] and z is other and other.tolist() == [4, 16, 36]
 
@@ -499,34 +499,17 @@ def test_numbers_go_in_and_come_out_as_such(form, type):
     assert np.shares_memory(y, room) and (y.shape, int(room)) == ((), 14)
 
 
-def sixteen() -> Any:
-    """y = x + x and z = y · y of floats, of which the application has x and y as 16-bit integers."""
-    b = ModelBuilder()
-    x, y, z = (b.operand(OperandType.TENSOR_FLOAT32, (3,), name=n) for n in "xyz")
-    none = b.constant(OperandType.INT32, 0)
-    b.operation("ADD", [x, x, none], [y])
-    b.operation("MUL", [y, y, none], [z])
-    form = EdgeForm(scale=0.5)
-    return nnhal.compile(b.finish([x], [y, z], edge={x: form, y: form}), devices="reference")
-
-
 @pytest.mark.parametrize("room", [lambda: np.zeros(3, np.int16), lambda: np.zeros(6, np.uint8)])
-@pytest.mark.parametrize("way", ["call", "bind", "submit", "fenced"])
+@pytest.mark.parametrize("way", WAYS)
 def test_integers_of_16_bits_stand_for_real_values(way, room):
-    compiled = sixteen()
+    compiled = formed(SIXTEEN, kind=FLOATS)
     assert [str(s) for s in (*compiled.inputs, *compiled.outputs)] == [
         "x: TENSOR_QUANT16_SYMM[3] scale 0.5 zero point 0",
         "y: TENSOR_QUANT16_SYMM[3] scale 0.5 zero point 0",
         "z: TENSOR_FLOAT32[3]",
     ]
-    given, out, other = np.array([1, -2, 20000], np.int16), room(), np.zeros(3, np.float32)
-    ways = {
-        "call": lambda: compiled(given, out=[out, other]),
-        "bind": compiled.bind(given, out=[out, other]),
-        "submit": lambda: compiled.submit(given, out=[out, other]).result(20),
-        "fenced": lambda: compiled.execute_fenced(given, out=[out, other]).result(20),
-    }
-    found, real = ways[way]()
+    out, other = room(), np.zeros(3, np.float32)
+    found, real = WAYS[way](compiled, np.array([1, -2, 20000], np.int16), [out, other])
     assert found.dtype == np.int16 and np.shares_memory(found, out) and found.tolist() == [2, -4, 32767]
     assert real.tolist() == [1, 4, 4e8]
 

@@ -31,6 +31,7 @@ from nnhal.runtime.cache import wanted
 from nnhal.runtime.cache.folder import CacheFolder
 from nnhal.runtime.cache.tokens import token_of
 from tests.models import doubling, make_model
+from tests.runtime.devices import failing
 
 pytestmark = [pytest.mark.cache, pytest.mark.usefixtures("state")]
 
@@ -293,13 +294,10 @@ def test_weights_of_a_file_are_hashed_once_until_it_changes(folder, tmp_path, mo
 def test_a_hash_that_cannot_be_kept_is_the_same(folder, tmp_path, monkeypatch):
     from nnhal.runtime.cache import tokens
 
-    def full(*_: Any) -> int:
-        raise OSError(errno.ENOSPC, "no space left on device")
-
     file = large(tmp_path)
     expected = token_of(nnhal.load(file), CacheFolder(folder, 1))
     monkeypatch.setattr(tokens, "SETTLED_NS", 0)
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", failing(OSError(errno.ENOSPC, "no space left on device")))
     assert token_of(nnhal.load(file), CacheFolder(folder, 1)) == expected
 
 
@@ -383,8 +381,7 @@ def lying(**methods: Callable[..., Any]) -> Lying:
     return device
 
 
-def fails(*_: Any) -> Any:
-    raise KeyError("conv_weights")
+fails = failing(KeyError("conv_weights"))
 
 
 def nothing_in(folder: Path) -> bool:
@@ -501,11 +498,8 @@ def test_a_driver_that_fails_only_while_it_is_to_keep_something_runs(folder):
 
 
 def test_hints_that_a_driver_refuses_are_an_error_with_a_cache_too(folder):
-    def prepare(self: Lying, model: Model, hints: Hints) -> Prepared:
-        raise InvalidArgument("option x is unknown")
-
     with pytest.raises(InvalidArgument, match="option x is unknown"):
-        run(scaled(), folder, [lying(prepare=prepare)])
+        run(scaled(), folder, [lying(prepare=failing(InvalidArgument("option x is unknown")))])
 
 
 class OwnFiles(Reference):
@@ -594,10 +588,7 @@ def test_a_folder_that_is_replaced_within_the_cache_is_named_where_nothing_can_b
 
 
 def refusing(number: int) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise OSError(number, os.strerror(number))
-
-    return refuse
+    return failing(OSError(number, os.strerror(number)))
 
 
 def test_a_disk_for_reading_only_hits(folder, monkeypatch):

@@ -28,6 +28,7 @@ from nnhal.runtime.cache.making import NewEntry
 from nnhal.runtime.cache.runtime_entries import RuntimeEntries
 from nnhal.zoo.by_name import path
 from tests.execution import run_python
+from tests.runtime.devices import failing
 from tests.waiting import Opened
 
 MISS = "miss: there is no entry"
@@ -77,10 +78,7 @@ def test_a_file_is_imported_once(file: Path, folder: Path) -> None:
 def test_a_model_that_does_not_fit_into_memory_twice_is_imported_and_not_kept(
     file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(runtime_entries, "store_content", full)
+    monkeypatch.setattr(runtime_entries, "store_content", failing(MemoryError))
     assert run(file, folder)[0] == f"{MISS}; it cannot be kept: it does not fit into memory"
 
 

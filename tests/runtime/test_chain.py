@@ -20,9 +20,9 @@ from nnhal.hal.device import YES, Device, Hints, Prepared, Verdict
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.runtime import fenced as chains
 from tests.hal.devices import OwnBuffer
-from tests.runtime.devices import Fake, for_nothing
-from tests.runtime.graphs import SHAPE, sums
-from tests.runtime.test_arguments import WIDE, N, formed, sixteen
+from tests.runtime.devices import Fake, failing, for_nothing
+from tests.runtime.graphs import FLOATS, SHAPE, sums
+from tests.runtime.test_arguments import SIXTEEN, WIDE, N, formed
 from tests.runtime.test_execution import add, relued, two_outputs, wait_until
 from tests.waiting import Clock, pass_time
 
@@ -290,10 +290,7 @@ def test_a_launch_that_the_caller_is_to_hear_of_raises_and_leaves_outputs_withou
     taken = nnhal.allocate([(compiled, "output", 0)])
     taken.write(X)
 
-    def refuse(_: int) -> None:
-        raise error
-
-    device.on_launch = refuse
+    device.on_launch = failing(error)
     with pytest.raises(type(error), match="mine"):
         compiled.execute_fenced(X, B, out=taken)
     with pytest.raises(OperationFailed, match="has no contents"):
@@ -307,10 +304,7 @@ def test_where_a_driver_cannot_launch_all_runs_in_the_background_after_what_was_
     ran, real = [], chains.Caller.carry_out
     monkeypatch.setattr(chains.Caller, "carry_out", lambda *a: (ran.append(1), real(*a))[1])
 
-    def refuse(_: int) -> None:
-        raise OperationFailed("not today")
-
-    second.on_launch = refuse
+    second.on_launch = failing(OperationFailed("not today"))
     fenced = compiled.execute_fenced(X)
     assert fenced.way == "in the background: device second: not today"
     (launched,) = first.launches
@@ -505,7 +499,7 @@ def test_integers_of_other_sizes_are_converted_here():
     )
     out = [np.zeros(3, np.int64), None]
     assert compiled.execute_fenced(N, out=out).way.endswith("converted before and after it")
-    assert sixteen().execute_fenced(N.astype(np.int16)).way.endswith("converted before and after it")
+    assert formed(SIXTEEN, kind=FLOATS).execute_fenced(N.astype(np.int16)).way.endswith("converted before and after it")
 
 
 def test_one_driver_with_fences_is_enough(monkeypatch):

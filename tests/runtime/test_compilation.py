@@ -13,33 +13,24 @@ import pytest
 
 import nnhal
 from nnhal.base import time as base_time
-from nnhal.base.codes import OperandType, Preference, Priority
+from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import InvalidArgument, InvalidModel, MissedDeadline, OperationFailed, UnsupportedModel
-from nnhal.base.extensions import register_extension
 from nnhal.base.once import OnceTable
 from nnhal.hal.device import Capabilities, Hints, Performance, Prepared, Verdict
 from nnhal.hal.request import Control, Request
 from nnhal.ipc.client.process import ReconnectingDevice, start
-from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.model.parts import extract_part
 from nnhal.runtime import compilation, costs, discovery, isolation, placer
 from nnhal.runtime.compilation import CompileOptions, Preparation
 from nnhal.runtime.partition import Offer
 from tests.runtime.devices import Fake, failing, for_nothing
+from tests.runtime.graphs import extended, multiples
 from tests.waiting import Clock
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
 X = np.float32([1, 2, 3, 4])
 BROKEN = failing(RuntimeError("broken"))
-
-
-def sums(count: int = 1) -> Model:
-    b = nnhal.Builder("sums")
-    x = y = b.input((4,))
-    for _ in range(count):
-        y = b.add(y, x)
-    return b.finish([x], [y])
 
 
 def saying(name: str, **answers: Callable[..., object]) -> Fake:
@@ -57,31 +48,31 @@ def saying(name: str, **answers: Callable[..., object]) -> Fake:
 @pytest.mark.parametrize("fallback", ["allow", "warn", "forbid"])
 def test_an_option_that_the_driver_does_not_know_is_an_error_whatever_may_fall_back(fallback):
     with pytest.raises(InvalidArgument, match="litert: option 'turbo' is unknown, must be one of"):
-        nnhal.compile(sums(), devices="litert", fallback=fallback, driver_options={"litert": {"turbo": True}})
+        nnhal.compile(multiples(), devices="litert", fallback=fallback, driver_options={"litert": {"turbo": True}})
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
 def test_options_are_refused_alike_by_a_driver_in_a_process_of_its_own(isolation):
     options = {"faulty": {"prelude": "hang"}}
     with pytest.raises(InvalidArgument, match="stage is 'prelude', must be one of"):
-        nnhal.compile(sums(), devices="faulty", isolation=isolation, fallback="allow", driver_options=options)
+        nnhal.compile(multiples(), devices="faulty", isolation=isolation, fallback="allow", driver_options=options)
 
 
 def test_options_that_cannot_travel_are_an_error_to_the_caller():
     options = {"faulty": {"run": object()}}
     with pytest.raises(InvalidArgument, match=r"driver_options of faulty: .* must be values that JSON can represent"):
-        nnhal.compile(sums(), devices="faulty", isolation="process", fallback="allow", driver_options=options)
+        nnhal.compile(multiples(), devices="faulty", isolation="process", fallback="allow", driver_options=options)
 
 
 def test_a_mistake_of_the_caller_is_told_where_only_the_second_device_sees_it():
     picky = Fake(on_prepare=failing(InvalidArgument("option 'turbo' is unknown")))
     with pytest.raises(InvalidArgument, match="turbo"):
-        nnhal.compile(sums(), devices=[Fake(on_prepare=BROKEN), picky], fallback="allow")
+        nnhal.compile(multiples(), devices=[Fake(on_prepare=BROKEN), picky], fallback="allow")
 
 
 @pytest.mark.parametrize("kind", [InvalidModel, UnsupportedModel])
 def test_a_model_that_the_driver_had_said_yes_to_falls_back(kind):
-    compiled = nnhal.compile(sums(), devices=Fake(on_prepare=failing(kind("too odd"))), fallback="allow")
+    compiled = nnhal.compile(multiples(), devices=Fake(on_prepare=failing(kind("too odd"))), fallback="allow")
     assert compiled.placement.devices() == {"reference": 1}
     assert "too odd" in compiled.placement.events[0]
 
@@ -108,11 +99,11 @@ def test_a_model_that_the_driver_had_said_yes_to_falls_back(kind):
 )
 def test_arguments_that_cannot_be_are_refused_and_nothing_falls_back(arguments, message):
     with pytest.raises(InvalidArgument, match=message):
-        nnhal.compile(sums(), **{"devices": "reference", "fallback": "allow", **arguments})
+        nnhal.compile(multiples(), **{"devices": "reference", "fallback": "allow", **arguments})
 
 
 def test_an_endless_deadline_is_none():
-    compiled = nnhal.compile(sums(), devices="reference", deadline=float("inf"))
+    compiled = nnhal.compile(multiples(), devices="reference", deadline=float("inf"))
     assert compiled._caller.plan.settings.deadline is None
 
 
@@ -123,34 +114,27 @@ def test_where_no_device_is_named_fallback_warns_at_the_line_of_the_caller(monke
     monkeypatch.setattr(discovery, "devices", lambda: [Fake(on_prepare=BROKEN), discovery.cpu()])
     with pytest.warns(nnhal.FallbackWarning, match="fake failed to prepare operations #0: .*broken") as warned:
         line = inspect.currentframe().f_lineno + 1
-        compiled = nnhal.compile(sums())
+        compiled = nnhal.compile(multiples())
     assert (warned[0].filename, warned[0].lineno) == (__file__, line)
     assert (compiled(X) == 2 * X).all()
 
 
 def test_a_device_that_cannot_say_what_it_takes_is_warned_of():
-    device = saying("mute", supports=failing_with(RuntimeError("no answer")))
+    device = saying("mute", supports=failing(RuntimeError("no answer")))
     with pytest.warns(nnhal.FallbackWarning, match="mute takes nothing: .*RuntimeError: no answer"):
-        nnhal.compile(sums(), devices=device, fallback="warn")
+        nnhal.compile(multiples(), devices=device, fallback="warn")
 
 
 def test_what_nobody_failed_at_is_not_warned_of():
-    compiled = nnhal.compile(sums(2), devices=Fake(takes=lambda n: n == 0), fallback="warn")
+    compiled = nnhal.compile(multiples(2), devices=Fake(takes=lambda n: n == 0), fallback="warn")
     assert compiled.placement.devices() == {"fake": 1, "reference": 1} and not compiled.placement.events
 
 
 # ----------------------------------------------------------------------------------------- answers that are none
 
 
-def failing_with(error: Exception) -> Callable[..., object]:
-    def fail(*_: object) -> object:
-        raise error
-
-    return fail
-
-
 def test_bools_are_verdicts():
-    compiled = nnhal.compile(sums(2), devices=[saying("bools", supports=lambda model: [True, False]), "reference"])
+    compiled = nnhal.compile(multiples(2), devices=[saying("bools", supports=lambda model: [True, False]), "reference"])
     assert compiled.placement.devices() == {"bools": 1, "reference": 1}
     assert (compiled(X) == 3 * X).all()
 
@@ -172,18 +156,18 @@ def test_bools_are_verdicts():
 )
 def test_an_answer_that_is_none_keeps_the_device_out_with_the_reason(method, answer, reason):
     device = saying("odd", **{method: lambda *_: answer})
-    compiled = nnhal.compile(sums(), devices=device, fallback="allow")
+    compiled = nnhal.compile(multiples(), devices=device, fallback="allow")
     assert compiled.placement.devices() == {"reference": 1}
     why = compiled.placement.choices[0].others["odd"]
     assert why.startswith("the driver failed to answer: ") and reason in why
     with pytest.raises(UnsupportedModel, match="odd: the driver failed to answer"):
-        nnhal.compile(sums(), devices=device)
+        nnhal.compile(multiples(), devices=device)
 
 
 @pytest.mark.parametrize("method", ["supports", "capabilities"])
 def test_a_question_that_raises_keeps_the_device_out_with_the_reason(method):
-    device = saying("shy", **{method: failing_with(RuntimeError("no answer"))})
-    compiled = nnhal.compile(sums(), devices=device, fallback="allow")
+    device = saying("shy", **{method: failing(RuntimeError("no answer"))})
+    compiled = nnhal.compile(multiples(), devices=device, fallback="allow")
     why = f"the driver failed to answer: {method}() raised RuntimeError: no answer"
     assert compiled.placement.choices[0].others["shy"] == why
 
@@ -201,7 +185,7 @@ def test_a_driver_in_another_process_is_held_to_the_same_answers(answer, outcome
     )
     monkeypatch.setattr(discovery, "_registered", {})
     nnhal.load_driver(file)
-    with nnhal.compile(sums(), devices="answering", isolation="process", fallback="allow") as compiled:
+    with nnhal.compile(multiples(), devices="answering", isolation="process", fallback="allow") as compiled:
         (choice,) = compiled.placement.choices
         assert choice.device == ("reference" if outcome else "answering")
         assert outcome in choice.others.get("answering", "")
@@ -216,11 +200,11 @@ class Caching(Fake):
 
 def test_a_prepared_model_that_was_given_before_is_refused_and_stays_what_it_was():
     device = Caching()
-    first = nnhal.compile(sums(), devices=device)
+    first = nnhal.compile(multiples(), devices=device)
     with pytest.raises(
         OperationFailed, match=r"fake: prepare\(\) gave a Prepared that it gave before, must give a new one"
     ):
-        nnhal.compile(sums(2), devices=device)
+        nnhal.compile(multiples(2), devices=device)
     (step,) = first._caller.plan.steps
     assert step.prepared.model is step.laid.model
     assert not device.prepared[0].closed and (first(X) == 2 * X).all()
@@ -247,7 +231,7 @@ def test_a_prepare_that_hangs_misses_the_deadline_and_what_it_gives_late_is_clos
     gate, late, clock = threading.Event(), Closing(), Clock().play(monkeypatch, base_time)
     device = saying("slow", prepare=lambda *_: (clock.advance(2), gate.wait(LIMIT)) and late)
     with pytest.raises(MissedDeadline, match="compilation: device slow: preparing its part"):
-        nnhal.compile(sums(), devices=device, fallback=fallback, deadline=1)
+        nnhal.compile(multiples(), devices=device, fallback=fallback, deadline=1)
     assert not gate.is_set() and not late.closed.is_set()
     gate.set()
     assert late.closed.wait(LIMIT)
@@ -259,7 +243,7 @@ def test_a_question_that_is_not_answered_misses_the_deadline(method, fallback, m
     gate, clock = threading.Event(), Clock().play(monkeypatch, base_time)
     device = saying("slow", **{method: lambda *_: (clock.advance(1), gate.wait(LIMIT))})
     with pytest.raises(MissedDeadline, match="device slow: what it supports"):
-        nnhal.compile(sums(), devices=device, fallback=fallback, deadline=0.05)
+        nnhal.compile(multiples(), devices=device, fallback=fallback, deadline=0.05)
     assert not gate.is_set()
     gate.set()
 
@@ -268,12 +252,12 @@ def test_a_process_that_does_not_answer_what_it_supports_misses_the_deadline(mon
     monkeypatch.setenv("NNHAL_FAULTY", "supports=hang")
     monkeypatch.setattr(isolation, "_devices", OnceTable(str))
     with pytest.raises(MissedDeadline, match="device faulty: what it supports"):
-        nnhal.compile(sums(), devices="faulty", isolation="process", deadline=0.05)
+        nnhal.compile(multiples(), devices="faulty", isolation="process", deadline=0.05)
     isolation.close_all()
 
 
 def test_a_device_is_not_asked_to_prepare_after_the_deadline():
-    asked, model = [], sums()
+    asked, model = [], multiples()
     device = saying("late", prepare=lambda *_: asked.append(1))
     settings = CompileOptions((device,), "forbid", deadline=time.monotonic_ns() - 1)
     with pytest.raises(MissedDeadline, match="device late: preparing its part: the deadline passed before"):
@@ -284,7 +268,7 @@ def test_a_device_is_not_asked_to_prepare_after_the_deadline():
 def test_few_frames_lie_between_compile_and_the_driver():
     stacks = []
     device = Fake(on_prepare=lambda: stacks.append(traceback.extract_stack()))
-    nnhal.compile(sums(), devices=[device])
+    nnhal.compile(multiples(), devices=[device])
     package = str(Path(nnhal.__file__).parent)
     assert sum(frame.filename.startswith(package) for frame in stacks[0]) <= 9
 
@@ -292,12 +276,12 @@ def test_few_frames_lie_between_compile_and_the_driver():
 def test_without_a_deadline_drivers_are_called_by_the_caller():
     threads = []
     device = Fake(takes=lambda n: not threads.append(threading.get_ident()), on_prepare=lambda: device.takes(0))
-    nnhal.compile(sums(), devices=device)
+    nnhal.compile(multiples(), devices=device)
     assert set(threads) == {threading.get_ident()} and len(threads) == 2
 
 
 def test_a_deadline_that_is_met_changes_nothing():
-    compiled = nnhal.compile(sums(2), devices=[Fake(takes=lambda n: n == 0), "reference"], deadline=LIMIT)
+    compiled = nnhal.compile(multiples(2), devices=[Fake(takes=lambda n: n == 0), "reference"], deadline=LIMIT)
     assert (compiled(X) == 3 * X).all()
 
 
@@ -330,27 +314,27 @@ class Counting(Fake):
 def test_when_a_part_fails_what_was_prepared_before_is_closed_once(error):
     device = Counting(2, error)
     with pytest.raises(nnhal.NnhalError, match="third"):
-        nnhal.compile(sums(5), devices=[device, "reference"])
+        nnhal.compile(multiples(5), devices=[device, "reference"])
     assert device.closes == [1, 1]
 
 
 def test_an_interrupt_while_a_part_is_prepared_closes_those_before():
     device = Counting(1, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        nnhal.compile(sums(3), devices=[device, "reference"])
+        nnhal.compile(multiples(3), devices=[device, "reference"])
     assert device.closes == [1]
 
 
 def test_a_close_that_fails_does_not_hide_why():
     device = Counting(2, RuntimeError("third"), in_close=failing(OSError("stuck")))
     with pytest.raises(OperationFailed, match=r"device fake: prepare\(\) raised RuntimeError: third"):
-        nnhal.compile(sums(5), devices=[device, "reference"])
+        nnhal.compile(multiples(5), devices=[device, "reference"])
     assert device.closes == [1, 1]
 
 
 def test_what_was_compiled_stays_open():
     device = Counting(9, RuntimeError("never"))
-    compiled = nnhal.compile(sums(3), devices=[device, "reference"])
+    compiled = nnhal.compile(multiples(3), devices=[device, "reference"])
     assert device.closes == [0, 0] and (compiled(X) == 4 * X).all()
 
 
@@ -358,7 +342,7 @@ def test_a_driver_that_dies_while_it_is_asked_what_it_supports_is_a_dead_object(
     monkeypatch.setenv("NNHAL_FAULTY", "supports=exit")
     dying = ReconnectingDevice("faulty", lambda: start(discovery.origin_of("faulty")))
     with pytest.raises(nnhal.DeadObject, match="faulty"):
-        nnhal.compile(sums(), devices=[dying], fallback="forbid")
+        nnhal.compile(multiples(), devices=[dying], fallback="forbid")
 
 
 # --------------------------------------------------------------------------------------- where it goes when it fails
@@ -384,7 +368,7 @@ def once(error: Exception) -> Callable[[], None]:
 def test_what_failed_to_prepare_goes_elsewhere_and_the_rest_stays(monkeypatch):
     for_nothing(monkeypatch)
     device = Fake(takes=lambda n: n != 2, on_prepare=once(RuntimeError("no room")))
-    compiled = nnhal.compile(sums(5), devices=[device, "reference"], fallback="allow")
+    compiled = nnhal.compile(multiples(5), devices=[device, "reference"], fallback="allow")
     assert [(s.device, s.operations) for s in compiled.placement.steps] == [("reference", (0, 1, 2)), ("fake", (3, 4))]
     assert compiled.placement.events == (
         "fake failed to prepare operations #0 to #1: device fake: prepare() raised RuntimeError: no room; "
@@ -409,7 +393,7 @@ def test_what_was_prepared_in_vain_is_closed_before_it_is_tried_anew(monkeypatch
 
     refused: list[list[int]] = []
     device = Second(1, RuntimeError("second"))
-    compiled = nnhal.compile(sums(3), devices=[device, "reference"], fallback="allow")
+    compiled = nnhal.compile(multiples(3), devices=[device, "reference"], fallback="allow")
     assert refused == [[0]] and device.closes == [1, 0]  # that of the first attempt, and that of the second
     assert compiled.placement.devices() == {"fake": 1, "reference": 2}
     compiled.close()
@@ -418,13 +402,13 @@ def test_what_was_prepared_in_vain_is_closed_before_it_is_tried_anew(monkeypatch
 
 def test_one_operation_that_failed_is_named_alone():
     device = Fake(takes=lambda n: n == 1, on_prepare=BROKEN)
-    compiled = nnhal.compile(sums(2), devices=[device, "reference"], fallback="allow")
+    compiled = nnhal.compile(multiples(2), devices=[device, "reference"], fallback="allow")
     assert compiled.placement.events[0].startswith("fake failed to prepare operations #1: ")
 
 
 def test_a_second_failure_sends_the_whole_model_to_the_cpu():
     one, other = named("one", on_prepare=BROKEN), named("other", on_prepare=BROKEN)
-    compiled = nnhal.compile(sums(2), devices=[one, other], fallback="allow")
+    compiled = nnhal.compile(multiples(2), devices=[one, other], fallback="allow")
     assert compiled.placement.devices() == {"reference": 2}
     assert [event.split(":")[0] for event in compiled.placement.events] == [
         "one failed to prepare operations #0 to #1", "other failed to prepare as well",
@@ -435,24 +419,15 @@ def test_a_second_failure_sends_the_whole_model_to_the_cpu():
 
 def test_where_the_cpu_fails_too_its_error_is_raised(monkeypatch):
     cpu = discovery.cpu()
-    monkeypatch.setattr(type(cpu), "prepare", failing_with(RuntimeError("of the CPU")))
+    monkeypatch.setattr(type(cpu), "prepare", failing(RuntimeError("of the CPU")))
     with pytest.raises(OperationFailed, match=r"device reference: prepare\(\) raised RuntimeError: of the CPU"):
-        nnhal.compile(sums(), devices=[named("one", on_prepare=BROKEN)], fallback="allow")
-
-
-def extended() -> tuple[Model, str]:
-    extension = register_extension("com.example.compiled", [], ["OP"])
-    b = ModelBuilder("extended")
-    x, y, z = (b.operand(OperandType.TENSOR_FLOAT32, (4,), name=n) for n in "xyz")
-    b.operation(extension.operation("OP"), [x], [y])
-    b.operation("RELU", [y], [z])
-    return b.finish([x], [z], extensions=[(extension.name, extension.prefix)]), extension.name
+        nnhal.compile(multiples(), devices=[named("one", on_prepare=BROKEN)], fallback="allow")
 
 
 def test_operations_of_extensions_never_fall_back_to_the_cpu():
-    model, name = extended()
-    device = saying("knows", supports=lambda model: [True] * 2, prepare=failing_with(RuntimeError("no room")))
-    device.extensions = (name,)
+    model = extended("com.example.compiled")
+    device = saying("knows", supports=lambda model: [True] * 2, prepare=failing(RuntimeError("no room")))
+    device.extensions = ("com.example.compiled",)
     with pytest.raises(UnsupportedModel, match="reference: operations of extensions never fall back"):
         nnhal.compile(model, devices=[device], fallback="allow")
     with pytest.raises(OperationFailed, match="no room"):
@@ -462,28 +437,28 @@ def test_operations_of_extensions_never_fall_back_to_the_cpu():
 def test_the_cpu_takes_over_only_where_something_may_fall_back():
     device = Fake(takes=lambda n: n == 0)
     with pytest.raises(UnsupportedModel, match=r"no device supports 1 of 2 operations: ADD #1: fake: not this one$"):
-        nnhal.compile(sums(2), devices=[device])
+        nnhal.compile(multiples(2), devices=[device])
     for fallback in ("allow", "warn"):
-        compiled = nnhal.compile(sums(2), devices=[device], fallback=fallback)
+        compiled = nnhal.compile(multiples(2), devices=[device], fallback=fallback)
         assert compiled.placement.devices() == {"fake": 1, "reference": 1}
-    compiled = nnhal.compile(sums(2), devices=[device, "reference"], fallback="allow")
+    compiled = nnhal.compile(multiples(2), devices=[device, "reference"], fallback="allow")
     assert list(compiled.placement.keys) == ["fake", "reference"]  # it is there once
 
 
 @pytest.mark.parametrize("why", [nnhal.Closed, nnhal.DeviceUnavailable, nnhal.ResourceExhausted])
 def test_a_device_that_cannot_be_had_is_the_reason_where_nobody_else_takes_a_model(why):
-    gone = saying("gone", supports=failing_with(why("was unplugged")))
-    odd = saying("odd", supports=failing_with(RuntimeError("no answer")))
+    gone = saying("gone", supports=failing(why("was unplugged")))
+    odd = saying("odd", supports=failing(RuntimeError("no answer")))
     with pytest.raises(why, match="was unplugged"):
-        nnhal.compile(sums(), devices=[odd, gone])
+        nnhal.compile(multiples(), devices=[odd, gone])
     with pytest.raises(UnsupportedModel, match="odd: the driver failed to answer") as caught:
-        nnhal.compile(sums(), devices=[odd])
+        nnhal.compile(multiples(), devices=[odd])
     assert isinstance(caught.value.__cause__, OperationFailed) and "no answer" in str(caught.value.__cause__)
     assert "RuntimeError: no answer" in caught.value.stack
     with pytest.raises(UnsupportedModel) as caught:
-        nnhal.compile(sums(), devices=[Fake(takes=lambda n: False)])
+        nnhal.compile(multiples(), devices=[Fake(takes=lambda n: False)])
     assert caught.value.__cause__ is None
-    compiled = nnhal.compile(sums(), devices=[odd, gone, Fake()])
+    compiled = nnhal.compile(multiples(), devices=[odd, gone, Fake()])
     assert compiled.placement.choices[0].others["gone"] == "device gone: was unplugged"
     assert compiled.placement.events == (
         "odd takes nothing: the driver failed to answer: supports() raised RuntimeError: no answer",
@@ -510,7 +485,7 @@ def test_a_driver_is_told_all_that_was_asked_for_and_who_only_takes_over_no_opti
     )
     before = time.monotonic_ns()
     nnhal.compile(
-        sums(2), devices=[noting("mine")], fallback="allow", preference="low_power", priority="high", threads=1,
+        multiples(2), devices=[noting("mine")], fallback="allow", preference="low_power", priority="high", threads=1,
         driver_options={"mine": {"turbo": 1}}, deadline=LIMIT,
     )  # fmt: skip
     for name, options in (("mine", {"turbo": 1}), ("cpu", {})):
@@ -525,7 +500,7 @@ def test_what_was_not_asked_for_is_the_default():
     device = Fake()
     real = device.prepare
     device.prepare = lambda model, hints: (seen.append(hints), real(model, hints))[1]  # type: ignore[method-assign]
-    nnhal.compile(sums(), devices=[device])
+    nnhal.compile(multiples(), devices=[device])
     assert CompileOptions((), "forbid").hints(device) == seen[0]
     assert (seen[0].preference, seen[0].priority) == (Preference.FAST_SINGLE_ANSWER, Priority.MEDIUM)
     assert (seen[0].threads, seen[0].deadline, seen[0].options) == (0, None, {})
@@ -539,20 +514,20 @@ def test_what_a_device_offers_is_what_it_says_and_a_step_in_another_process_cost
     )
     device = Fake(takes=lambda n: n == 0)
     device.extensions, device.level = ("com.example.offered",), nnhal.Level.parse("1.2")  # type: ignore[assignment]
-    nnhal.compile(sums(2), devices=[device, "reference"])
+    nnhal.compile(multiples(2), devices=[device, "reference"])
     here, cpu = offers
     assert (here.device, here.level, here.extensions) == ("fake", nnhal.Level.parse("1.2"), ("com.example.offered",))
     assert [v.ok for v in here.verdicts] == [True, False] and [v.ok for v in cpu.verdicts] == [True, True]
     assert here.capabilities == Capabilities.uniform(0.1) and here.laid is None and not here.excluded
     assert here.step == cpu.step == costs.STEP == 20e-6
     offers.clear()
-    nnhal.compile(sums(), devices="reference", isolation="process")
+    nnhal.compile(multiples(), devices="reference", isolation="process")
     assert offers[0].step == costs.STEP_ELSEWHERE == 80e-6
 
 
 def test_how_long_preparing_took_is_told_in_nanoseconds(monkeypatch):
     clock = Clock().play(monkeypatch, compilation)
-    compiled = nnhal.compile(sums(), devices=[Fake(on_prepare=lambda: clock.advance(0.01))])
+    compiled = nnhal.compile(multiples(), devices=[Fake(on_prepare=lambda: clock.advance(0.01))])
     (step,) = compiled._caller.plan.steps
     assert step.nanoseconds == 10_000_000
 
@@ -568,7 +543,7 @@ def test_only_what_is_about_arguments_is_the_callers_mistake(error, callers):
 def test_the_steps_of_a_closed_model_are_closed_in_whatever_it_was_prepared(monkeypatch):
     for_nothing(monkeypatch)
     devices = [named(name, takes=lambda n, own=own: n % 2 == own) for own, name in enumerate("ab")]
-    compiled = nnhal.compile(sums(4), devices=devices)
+    compiled = nnhal.compile(multiples(4), devices=devices)
     prepared = [each for device in devices for each in device.prepared]
     assert len(prepared) == 4 and not any(each.closed for each in prepared)
     compiled.close()
@@ -584,10 +559,7 @@ def test_the_steps_of_a_closed_model_are_closed_in_whatever_it_was_prepared(monk
     ],
 )
 def test_a_device_that_fails_to_say_takes_nothing_and_its_lateness_is_the_callers_to_hear(seconds, error, heard):
-    def supports(model):
-        raise error
-
-    device, model = saying("silent", supports=supports), sums(2)
+    device, model = saying("silent", supports=failing(error)), multiples(2)
     deadline = None if seconds is None else time.monotonic_ns() + int(seconds * 1e9)
     settings = CompileOptions((device,), "allow", deadline=deadline)
     if heard:

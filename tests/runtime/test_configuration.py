@@ -12,7 +12,7 @@ from nnhal.hal.request import UNLIMITED, Control, Request
 from nnhal.model.graph import Model
 from nnhal.runtime.configuration import Configuration, Configured
 from tests.models import doubling
-from tests.runtime.devices import Fake
+from tests.runtime.devices import Fake, failing
 
 
 class Told(Prepared):
@@ -48,10 +48,7 @@ def step(label: str, prepared: Told, device: Device | None = None, **options: An
 
 
 def fail(text: str) -> Callable[[Any], object]:
-    def act(_: Any) -> None:
-        raise OperationFailed(text)
-
-    return act
+    return failing(OperationFailed(text))
 
 
 def test_nothing_waits_for_its_turn_where_nothing_can_change() -> None:
@@ -156,10 +153,7 @@ def test_after_an_interrupted_change_nobody_knows_what_is_in_force() -> None:
     device = Giving(one, two)
     made = Configuration([step("a", one, device, gain=1), step("a", two, device, gain=1)])
 
-    def interrupt(_: Any) -> None:
-        raise KeyboardInterrupt
-
-    two.when = interrupt
+    two.when = failing(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         made.change("a", {"gain": 9}, UNLIMITED)
     assert one.options == [{"gain": 9}, {"gain": 1}]

@@ -13,6 +13,7 @@ import nnhal
 from nnhal.base.errors import BadState, Closed, ContractBroken, DriverFailed, OperationFailed
 from nnhal.hal.request import UNLIMITED, Argument, Control, Request, Signature, Timing
 from nnhal.runtime.deadline_executor import DeadlineExecutor
+from tests.runtime.devices import failing
 from tests.runtime.test_execution import wait_until
 
 LONG = 60  # seconds after which something counts as hanging
@@ -87,12 +88,9 @@ def test_it_gives_what_the_driver_measured_and_the_request_its_results():
     ],
 )
 def test_what_the_driver_raises_ends_it_with_the_device_named(raised, told):
-    def fail(request: Request, control: Control) -> None:
-        raise raised
-
     request = Request(SIGNATURE, [])
     with pytest.raises(told, match=r"device lane: .*mine"):
-        lane(Engine()).run(fail, request, within(LONG))
+        lane(Engine()).run(failing(raised), request, within(LONG))
     with pytest.raises(nnhal.NnhalError):
         request.write(0, ONES)
 
@@ -213,10 +211,7 @@ def test_an_output_that_was_not_written_by_then_is_the_drivers_fault():
 
 
 def test_a_launch_that_raises_has_left():
-    def execute(request: Request, control: Control, notify: Any) -> None:
-        raise BadState("mine")
-
-    engine = Engine(execute)
+    engine = Engine(failing(BadState("mine")))
     own, request = lane(engine), Request(SIGNATURE, [])
     with pytest.raises(BadState, match="mine"):
         own.run(good, request, UNLIMITED, launched=True)

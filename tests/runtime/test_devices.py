@@ -27,6 +27,7 @@ from nnhal.runtime.measured.profile import DeviceProfile, LinearCost, MachinePro
 from nnhal.runtime.placer import identity_of
 from tests.execution import run_python
 from tests.runtime.devices import Fake, failing, to_be_killed
+from tests.runtime.graphs import multiples
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
 X = np.float32([1, 2, 3, 4])
@@ -71,14 +72,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     discovery._installed.cache_clear()
 
 
-def sums(count: int = 1) -> nnhal.Model:
-    b = nnhal.Builder("sums")
-    x = y = b.input((4,))
-    for _ in range(count):
-        y = b.add(y, x)
-    return b.finish([x], [y])
-
-
 # ------------------------------------------------------------------------------------------------------------- loading
 
 
@@ -102,7 +95,7 @@ def test_what_is_installed_is_looked_up_once_in_a_process(install, monkeypatch):
     scan, scans = discovery.entry_points, []
     monkeypatch.setattr(discovery, "entry_points", lambda groups: scans.append(1) or scan(groups))
     for _ in range(3):
-        nnhal.compile(sums(), devices="mine")
+        nnhal.compile(multiples(), devices="mine")
         discovery.load_candidates()
     assert len(scans) == 1
 
@@ -164,7 +157,7 @@ def test_a_device_registered_as_reference_is_found_but_is_not_the_cpu(install):
     discovery.register(impostor)
     assert discovery.load_one("reference") is impostor
     assert discovery.source_of(discovery.cpu()) == "nnhal.drivers.reference:device"
-    compiled = nnhal.compile(sums(), devices=Fake(on_prepare=failing(RuntimeError("broken"))), fallback="allow")
+    compiled = nnhal.compile(multiples(), devices=Fake(on_prepare=failing(RuntimeError("broken"))), fallback="allow")
     assert (compiled(X) == 2 * X).all()
 
 
@@ -174,7 +167,7 @@ def test_an_installed_driver_named_reference_does_not_take_the_place_of_the_cpu(
 
 
 def test_the_reference_in_a_process_of_its_own_stays_there_where_the_cpu_may_take_over():
-    with nnhal.compile(sums(), devices=["reference"], isolation="process", fallback="allow") as compiled:
+    with nnhal.compile(multiples(), devices=["reference"], isolation="process", fallback="allow") as compiled:
         (step,) = compiled._caller.plan.steps
         assert isinstance(step.device, ReconnectingDevice) and step.device.pid != os.getpid()
         assert (compiled(X) == 2 * X).all()
@@ -189,7 +182,7 @@ def test_two_devices_of_one_name_both_take_part_and_are_told_apart():
     runs = []
     one = Fake(takes=lambda n: n == 0, on_run=lambda: runs.append("one"))
     two = Fake(takes=lambda n: n == 1, on_run=lambda: runs.append("two"))
-    compiled = nnhal.compile(sums(2), devices=[one, two])
+    compiled = nnhal.compile(multiples(2), devices=[one, two])
     assert [(s.device, s.operations) for s in compiled.placement.steps] == [("fake", (0,)), ("fake (2)", (1,))]
     assert compiled.placement.choices[0].others == {"fake (2)": "not this one"}
     assert (compiled(X) == 3 * X).all() and runs == ["one", "two"]
@@ -197,12 +190,12 @@ def test_two_devices_of_one_name_both_take_part_and_are_told_apart():
 
 def test_options_for_a_name_that_two_devices_have_are_refused():
     with pytest.raises(InvalidArgument, match="driver_options: 2 devices are named 'fake', must be one"):
-        nnhal.compile(sums(), devices=[Fake(), Fake()], driver_options={"fake": {}})
+        nnhal.compile(multiples(), devices=[Fake(), Fake()], driver_options={"fake": {}})
 
 
 def test_options_of_an_isolated_device_are_not_for_the_cpu_of_the_same_name():
     with nnhal.compile(
-        sums(), devices="reference", isolation="process", fallback="allow", driver_options={"reference": {"a": 1}}
+        multiples(), devices="reference", isolation="process", fallback="allow", driver_options={"reference": {"a": 1}}
     ) as compiled:
         settings = compiled._caller.plan.settings
         assert settings.hints(compiled._caller.plan.steps[0].device).options == {"a": 1}
@@ -217,7 +210,7 @@ def test_a_driver_by_a_relative_path_loads_in_a_process_of_its_own(tmp_path, mon
         "def device(): return Relative()\n"
     )
     nnhal.load_driver("relative.py")
-    compiled = nnhal.compile(sums(), devices="relative", isolation="process")
+    compiled = nnhal.compile(multiples(), devices="relative", isolation="process")
     assert len(compiled(*(np.ones(s.fixed, s.dtype) for s in compiled.inputs))) == 4
 
 
@@ -229,14 +222,14 @@ def test_a_driver_is_named_by_its_path_and_loaded_once(tmp_path, monkeypatch, is
         "def device(): return Pathed()\n"
     )
     for devices in (str(tmp_path / "pathed.py"), [str(tmp_path / "pathed.py"), "reference"]):
-        compiled = nnhal.compile(sums(), devices=devices, isolation=isolation)
+        compiled = nnhal.compile(multiples(), devices=devices, isolation=isolation)
         assert {key.name for key in compiled.placement.keys.values()} <= {"by_path", "reference"}
         assert "by_path" in compiled.placement.keys
     first = discovery.registered("by_path")
-    nnhal.compile(sums(), devices=str(tmp_path / "pathed.py"))
+    nnhal.compile(multiples(), devices=str(tmp_path / "pathed.py"))
     assert discovery.registered("by_path") is first
     with pytest.raises(nnhal.InvalidArgument, match="is not a file, must be a Python file"):
-        nnhal.compile(sums(), devices=str(tmp_path / "none.py"))
+        nnhal.compile(multiples(), devices=str(tmp_path / "none.py"))
 
 
 def test_a_driver_file_that_calls_itself_otherwise_by_now_is_not_started_for_the_first_name(tmp_path, monkeypatch):
@@ -252,7 +245,7 @@ def test_a_driver_file_that_calls_itself_otherwise_by_now_is_not_started_for_the
     with pytest.raises(
         nnhal.DeviceUnavailable, match=r"device first: its driver .* calls itself second, must be as when"
     ):
-        nnhal.compile(sums(), devices=["first"], isolation="process")
+        nnhal.compile(multiples(), devices=["first"], isolation="process")
 
 
 def test_a_device_is_known_by_name_version_origin_and_isolation(tmp_path, monkeypatch):
@@ -272,7 +265,7 @@ def test_a_device_is_known_by_name_version_origin_and_isolation(tmp_path, monkey
 
 
 def test_the_placement_says_what_the_devices_are():
-    document = nnhal.compile(sums(), devices=[Fake(), "reference"]).placement.to_dict()
+    document = nnhal.compile(multiples(), devices=[Fake(), "reference"]).placement.to_dict()
     assert document["devices"] == {
         "fake": {"name": "fake", "version": "0", "origin": "tests.runtime.devices:Fake", "isolation": "none"},
         "reference": {
@@ -318,7 +311,7 @@ def test_a_device_whose_attributes_cannot_be_is_refused_by_name(attribute, value
     device = Fake()
     setattr(device, attribute, value)
     with pytest.raises(InvalidArgument, match=message):
-        nnhal.compile(sums(), devices=device, fallback="allow")
+        nnhal.compile(multiples(), devices=device, fallback="allow")
     install(Point("mine", lambda: device))
     assert message.split(": ", 1)[-1].replace(".1.", "[1]") in discovery.load_candidates()[0].problem
 
@@ -330,7 +323,7 @@ def test_a_device_whose_attributes_cannot_be_read_is_refused():
             raise OSError("not now")
 
     with pytest.raises(nnhal.OperationFailed, match="device fake: version raised OSError: not now"):
-        nnhal.compile(sums(), devices=Moody(), fallback="allow")
+        nnhal.compile(multiples(), devices=Moody(), fallback="allow")
 
 
 # ----------------------------------------------------------------------------------------------- in other processes

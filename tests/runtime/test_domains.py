@@ -248,7 +248,7 @@ def test_a_stream_keeps_its_state_in_buffers_of_the_driver(isolation):
 
 def test_a_stream_without_driver_buffers_keeps_its_state_in_a_pool_and_says_why():
     device = Fake()
-    device.allocate = lambda *_: failing(OperationFailed("none left"))()
+    device.allocate = failing(OperationFailed("none left"))
     stream = nnhal.compile(counter(), devices=[device]).stream()
     assert [tuple(p) for p in stream.state_placement] == [("total", None, "fake refused: none left")]
     assert [stream(np.ones(SHAPE, np.float32))[0] for _ in range(3)] == [2, 4, 6]
@@ -685,7 +685,7 @@ def test_a_reset_after_the_memory_was_lost_takes_other_memory_and_closes_the_fir
     stream(B)
     lost = device.seen[0][:2]
     for buffer in lost:
-        buffer.copy_from = lambda *_: failing(DeadObject("gone"))()
+        buffer.copy_from = failing(DeadObject("gone"))
     stream.reset()
     assert [stream(B)[0] for _ in range(2)] == [2, 4]
     assert [buffer.closed for buffer in lost] == [1, 1] and not set(lost) & set(device.seen[-1][:2])

@@ -18,11 +18,10 @@ from nnhal.base.extensions import ExtensionType, register_extension
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.device import YES, Device, Hints, Prepared
 from nnhal.hal.request import Control, Request
-from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery
 from tests.hal.devices import OwnBuffer
-from tests.models import make_model
-from tests.runtime.devices import Fake
+from tests.models import make_model, operation_chain
+from tests.runtime.devices import Fake, failing
 from tests.runtime.graphs import sums
 from tests.waiting import LIMIT, jitter, pass_time, until
 from tests.waiting import until as wait_until
@@ -132,10 +131,8 @@ def test_numbers_that_an_input_cannot_hold_are_refused(value):
 
 def test_an_operand_of_an_extensions_type_is_an_input_like_others():
     extension = register_extension("com.example.edge", [ExtensionType("T", "<f4")], ["OP"])
-    b = ModelBuilder("extended")
-    x, y = (b.operand(extension.type("T"), (4,), name=n) for n in "xy")
-    b.operation(extension.operation("OP"), [x], [y])
-    model = b.finish([x], [y], extensions=[(extension.name, extension.prefix)])
+    names = [(extension.name, extension.prefix)]
+    model = operation_chain((extension.type("T"), (4,)), extension.operation("OP"), extensions=names)
     device = Own(lambda request, control: request.write(0, request.inputs[0] * 3))  # type: ignore[operator]
     device.extensions = ("com.example.edge",)
     compiled = nnhal.compile(model, devices=[device])
@@ -218,7 +215,7 @@ def test_steps_prepared_again_on_the_cpu_are_shared_by_bursts_and_closed(monkeyp
         prepared.close = lambda: closed.append(prepared)  # type: ignore[method-assign]
         return prepared
 
-    device = Own(failing_run)
+    device = Own(failing(OperationFailed("no")))
     compiled = nnhal.compile(sums(), devices=[device], fallback="allow")
     monkeypatch.setattr(type(cpu), "prepare", prepare)
     for _ in range(3):
@@ -226,10 +223,6 @@ def test_steps_prepared_again_on_the_cpu_are_shared_by_bursts_and_closed(monkeyp
             assert (burst(X, B) == X + 1).all()
     compiled.close()
     assert made and closed == made and device.closed == 1
-
-
-def failing_run(request: Request, control: Control) -> None:
-    raise OperationFailed("no")
 
 
 def test_awaiting_a_cancelled_execution_raises_cancelled():
@@ -387,11 +380,8 @@ def test_nonsense_that_a_driver_notifies_is_its_failure(told, callbacks):
 
 
 def test_a_launch_that_raises_what_it_likes_is_the_drivers_failure(callbacks):
-    def execute(request: Request, notify: Any) -> None:
-        raise ValueError("of its own")
-
     with pytest.raises(OperationFailed, match=r"device own: execute\(\) raised ValueError: of its own"):
-        nnhal.compile(sums(), devices=[Background(execute)])(X, B)
+        nnhal.compile(sums(), devices=[Background(failing(ValueError("of its own")))])(X, B)
 
 
 @pytest.mark.parametrize("when", ["error", "hang"])

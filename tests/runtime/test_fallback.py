@@ -14,15 +14,13 @@ from msgspec.structs import force_setattr
 import nnhal
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import BadState, InvalidRequest, MissedDeadline, OperationFailed
-from nnhal.base.extensions import register_extension
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.request import Control, Request, Timing
-from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery, execute
 from nnhal.runtime.execute import buffers_too_small
 from nnhal.runtime.placement import WHOLE
 from tests.runtime.devices import Fake, failing, for_nothing
-from tests.runtime.graphs import FLOATS, SHAPE, sums
+from tests.runtime.graphs import extended, sums
 from tests.runtime.test_execution import LONG, Own, relued, two_outputs, wait_until
 from tests.waiting import LIMIT
 
@@ -218,16 +216,10 @@ def test_the_cpu_does_not_take_over_from_itself(monkeypatch):
 
 
 def test_operations_of_extensions_never_fall_back():
-    extension = register_extension("com.example.falls", [], ["OP"])
-    b = ModelBuilder("extended")
-    x, y, z = (b.operand(FLOATS, SHAPE, name=n) for n in "xyz")
-    b.operation(extension.operation("OP"), [x], [y])
-    b.operation("RELU", [y], [z])
-    model = b.finish([x], [z], extensions=[(extension.name, extension.prefix)])
     device = Own(lambda request, control: broken())
     device.extensions = ("com.example.falls",)
     device.supports = lambda model: [True, False]  # type: ignore[assignment, method-assign]
-    compiled = nnhal.compile(model, devices=[device, "reference"], fallback="allow")
+    compiled = nnhal.compile(extended("com.example.falls"), devices=[device, "reference"], fallback="allow")
     assert compiled.placement.devices() == {"own": 1, "reference": 1}
     for run in (lambda: compiled(X), lambda: compiled.run(X, measure=True)):
         with pytest.raises(OperationFailed, match="broken"):
@@ -288,10 +280,7 @@ def once_failing(get: Callable[[int], Any]) -> Callable[[int], Any]:
 def test_where_the_cpu_fails_as_well_its_error_has_the_first_as_its_cause(monkeypatch):
     compiled = whole(broken)
 
-    def none(number: int) -> Any:
-        raise OperationFailed("no room")
-
-    monkeypatch.setattr(compiled._caller.fallbacks, "get", none)
+    monkeypatch.setattr(compiled._caller.fallbacks, "get", failing(OperationFailed("no room")))
     with pytest.raises(OperationFailed, match="no room") as caught:
         compiled(X, B)
     assert "broken" in str(caught.value.__cause__)

@@ -193,7 +193,7 @@ def test_a_step_that_fails_after_something_inside_fell_back_counts_once(monkeypa
     )
     compiled(np.array([True]), X)
     fallbacks = compiled._caller.lines[0].prepared.inner._branches[0].runner.fallbacks  # type: ignore[attr-defined]
-    monkeypatch.setattr(fallbacks.get(0).prepared, "_run", lambda *_: failing(OperationFailed("of the CPU"))())
+    monkeypatch.setattr(fallbacks.get(0).prepared, "_run", failing(OperationFailed("of the CPU")))
     compiled(np.array([True]), X)
     told = compiled.placement.live.to_dict()
     assert (told["executions"], told["fell_back"]) == (2, 2)
@@ -253,7 +253,7 @@ def test_what_fails_everywhere_is_tried_where_it_was_on_the_cpu_alone_and_as_a_w
     (fell,) = compiled.placement.live
     assert fell.why.startswith("then of operation #0: partition 0 failed on adder")
     fallbacks = compiled._caller.lines[0].prepared.inner._branches[0].runner.fallbacks  # type: ignore[attr-defined]
-    monkeypatch.setattr(fallbacks.get(0).prepared, "_run", lambda *_: failing(OperationFailed("of the CPU"))())
+    monkeypatch.setattr(fallbacks.get(0).prepared, "_run", failing(OperationFailed("of the CPU")))
     _, report = compiled.run(np.array([True]), X, measure=True)
     inside, whole = report.fallbacks
     assert inside.startswith("then of operation #0: partition 0 failed on adder") and "worn out" in inside

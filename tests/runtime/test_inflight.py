@@ -20,6 +20,7 @@ from nnhal.runtime import inflight
 from nnhal.runtime.caller import InFlightTracker
 from nnhal.runtime.inflight import Execution, OwnerProcess, Queue
 from tests.interrupts import interrupted_at
+from tests.runtime.devices import failing
 from tests.runtime.test_execution import wait_until
 from tests.waiting import Opened, pass_time
 
@@ -124,10 +125,7 @@ def test_without_a_thread_more_what_is_submitted_is_run_by_those_that_are_at_wor
 def test_without_any_thread_what_is_submitted_is_refused_and_never_runs(held, monkeypatch):
     queue, done = Queue(2), []
 
-    def refused(_: Callable[[], Any]) -> None:
-        raise ResourceExhausted("no thread")
-
-    monkeypatch.setattr(inflight, "start", refused)
+    monkeypatch.setattr(inflight, "start", failing(ResourceExhausted("no thread")))
     with pytest.raises(ResourceExhausted, match="no thread"):
         queue.submit(1, lambda: done.append(1), nothing, UNLIMITED)
     monkeypatch.setattr(inflight, "start", held.append)
@@ -149,11 +147,8 @@ def test_what_was_submitted_is_the_queues_until_it_has_ended_and_left(held):
 
 
 def test_what_no_worker_can_be_had_for_is_not_in_the_queue(monkeypatch):
-    def none(_: object) -> None:
-        raise ResourceExhausted("no thread")
-
     queue, ran = Queue(1), []
-    monkeypatch.setattr(inflight, "start", none)
+    monkeypatch.setattr(inflight, "start", failing(ResourceExhausted("no thread")))
     with pytest.raises(ResourceExhausted):
         queue.submit("lost", lambda: ran.append("lost"), nothing, UNLIMITED)
     assert not queue.has("lost")
@@ -188,11 +183,8 @@ def test_one_that_was_cancelled_before_its_turn_does_not_run(held):
 
 @pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt(), nnhal.OperationFailed("no")])
 def test_whatever_the_work_raises_is_the_outcome(error, held):
-    def fail() -> None:
-        raise error
-
     queue = Queue(1)
-    execution = queue.submit("who", fail, nothing, UNLIMITED)
+    execution = queue.submit("who", failing(error), nothing, UNLIMITED)
     assert ended(started(held))
     with pytest.raises(type(error)) as caught:
         execution.result()

@@ -16,7 +16,7 @@ from nnhal.runtime.model_memory import ModelMemory, StepMemory, memory_of
 from nnhal.runtime.placement import WHOLE
 from tests.hal.devices import LITERT, device_of
 from tests.models import make_model
-from tests.runtime.devices import Fake, for_nothing
+from tests.runtime.devices import Fake, failing, for_nothing
 
 KINDS = "none", "process"
 X = np.ones((1, 512), np.float32)
@@ -155,10 +155,7 @@ def test_steps_that_fell_back_come_in_order_and_what_one_raises_names_its_device
 
 
 def test_a_step_that_fell_back_counts_also_on_the_cpu():
-    def fail() -> None:
-        raise RuntimeError("broken")
-
-    compiled = nnhal.compile(dense(16), devices=[Fake(on_run=fail)], fallback="allow")
+    compiled = nnhal.compile(dense(16), devices=[Fake(on_run=failing(RuntimeError("broken")))], fallback="allow")
     assert len(compiled.memory.steps) == 1
     compiled(X)
     assert [(each.step, each.device) for each in compiled.memory.steps] == [(0, "fake"), (WHOLE, "reference")]

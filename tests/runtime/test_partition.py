@@ -10,12 +10,11 @@ from nnhal.base.extensions import register_extension
 from nnhal.base.levels import FL8, V1_0, V1_2, V1_3
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Capabilities, Performance, Verdict
-from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.runtime.partition import Offer, Partition, partition
 from nnhal.runtime.partition import _stated as stated_for
 from tests import models
-from tests.models import make_model, make_subgraph, relus
+from tests.models import make_model, make_subgraph, operation_chain, relus
 
 
 def chain(length: int) -> Model:
@@ -177,10 +176,8 @@ def test_what_is_excluded_says_why():
 
 def test_an_operation_of_an_extension_goes_to_devices_that_have_it():
     extension = register_extension("com.example.placed", [], ["OP"])
-    b = ModelBuilder("extended")
-    x, y = (b.operand(OperandType.TENSOR_FLOAT32, (4,)) for _ in "xy")
-    b.operation(extension.operation("OP"), [x], [y])
-    model = b.finish([x], [y], extensions=[(extension.name, extension.prefix)])
+    names = [(extension.name, extension.prefix)]
+    model = operation_chain((OperandType.TENSOR_FLOAT32, (4,)), extension.operation("OP"), extensions=names)
     knows, not_ = replace(offer("a", 1.0, "y"), extensions=("com.example.placed",)), offer("b", 0.1, "y")
     found = partition(model, [knows, not_])
     assert found.choices[0].device == "a" and others(found) == {

@@ -11,13 +11,12 @@ from nnhal.base.codes import OperandType
 from nnhal.base.extensions import ExtensionType, register_extension
 from nnhal.base.operands import Value
 from nnhal.frontends.python import Builder
-from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.model.layouts import with_layout
 from nnhal.runtime import costs
 from nnhal.runtime.costs import Prices, layout_transposition, operand_transposition, seconds
 from nnhal.runtime.schedule import Claimed, FusionGroup, Schedule
-from tests.models import chain, make_model, relus
+from tests.models import chain, make_model, operation_chain, relus
 
 US, NS = 1e-6, 1e-9
 CHAIN = 1000  # elements
@@ -37,10 +36,7 @@ def test_an_operation_takes_50_us_and_a_nanosecond_for_each_element_that_it_touc
 
 def test_a_dimension_that_is_not_known_counts_as_one_and_so_does_a_rank():
     assert seconds(make_model(lambda b, x: b.relu(x), (None, 40))) == near(50 * US + 80 * NS)
-    m = ModelBuilder()
-    u, v = (m.operand(OperandType.TENSOR_FLOAT32, ()) for _ in "uv")
-    m.operation("RELU", [u], [v])
-    assert seconds(m.finish([u], [v])) == near(50 * US + 2 * NS)
+    assert seconds(operation_chain((OperandType.TENSOR_FLOAT32, ()), "RELU")) == near(50 * US + 2 * NS)
 
 
 def test_multiplications_count_a_fifth_of_an_element():
@@ -59,12 +55,15 @@ def test_what_is_left_out_counts_nothing():
     assert seconds(b.finish([x, features, times, state], [y])) == near(50 * US + touched * NS)
 
 
+def typed(name: str, length: int, *, operations: int = 1) -> Model:
+    """Operations of an extension, on a vector of a type of the extension of four bytes."""
+    extension = register_extension(name, [ExtensionType("T", "<f4")], ["OP"])
+    codes = [extension.operation("OP")] * operations
+    return operation_chain((extension.type("T"), (length,)), *codes, extensions=[(extension.name, extension.prefix)])
+
+
 def test_an_operation_of_an_extension_touches_elements_as_well():
-    extension = register_extension("com.example.priced", [ExtensionType("T", "<f4")], ["OP"])
-    b = ModelBuilder("extended")
-    x, y = (b.operand(extension.type("T"), (1000,)) for _ in "xy")
-    b.operation(extension.operation("OP"), [x], [y])
-    (found,) = seconds(b.finish([x], [y], extensions=[(extension.name, extension.prefix)]))
+    (found,) = seconds(typed("com.example.priced", 1000))
     assert found == pytest.approx(50 * US + 2000 * NS)
 
 
@@ -164,22 +163,13 @@ def test_what_crosses_counts_by_its_bytes_as_far_as_known():
 
 
 def test_an_element_of_an_extensions_type_counts_by_its_bytes():
-    extension = register_extension("com.example.crossing", [ExtensionType("T", "<f4")], ["OP"])
-    b = ModelBuilder("extended")
-    x, y, z = (b.operand(extension.type("T"), (CHAIN,)) for _ in "xyz")
-    for here, there in ((x, y), (y, z)):
-        b.operation(extension.operation("OP"), [here], [there])
-    model = b.finish([x], [z], extensions=[(extension.name, extension.prefix)])
+    model = typed("com.example.crossing", CHAIN, operations=2)
     assert cost_of_crossing(model, "ab") == pytest.approx(2 * US + 4 * CHAIN * 0.2 * NS)
 
 
 def test_an_element_of_a_type_that_nobody_here_knows_counts_as_a_byte():
     code = 0x7000 << 16 | 1
-    b = ModelBuilder("unknown")
-    x, y, z = (b.operand(code, (CHAIN,)) for _ in "xyz")
-    for here, there in ((x, y), (y, z)):
-        b.operation(code, [here], [there])
-    model = b.finish([x], [z], extensions=[("com.example.elsewhere", 0x7000)])
+    model = operation_chain((code, (CHAIN,)), code, code, extensions=[("com.example.elsewhere", 0x7000)])
     assert cost_of_crossing(model, "ab") == pytest.approx(2 * US + CHAIN * 0.2 * NS)
 
 

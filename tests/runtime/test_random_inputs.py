@@ -12,6 +12,7 @@ from nnhal.model import value_rules
 from nnhal.model.value_rules import ValueRules
 from nnhal.runtime.random_inputs import MOST_OPERATIONS, random_input, random_inputs
 from tests.models import make_model
+from tests.runtime.devices import failing
 
 DEVICES = "reference", "litert", "onnxruntime", "openvino"
 FILES = value_rules.__file__, inspect.getsourcefile(random_inputs)
@@ -192,10 +193,7 @@ def test_two_masks_that_hide_together_hide_nothing(hides, wanted):
 
 
 def test_an_operation_that_cannot_be_evaluated_has_no_rule(monkeypatch):
-    def fails(*_):
-        raise AttributeError("a defect")
-
-    monkeypatch.setattr(value_rules, "results_of", fails)
+    monkeypatch.setattr(value_rules, "results_of", failing(AttributeError("a defect")))
 
     def build(b, i, j, m, x):
         rows = b.gather(table(3), 0, b.add(i, i)), b.gather(table(3), 0, j)
