@@ -1,6 +1,7 @@
 """Files of one operator, and whether nnhal and LiteRT's own kernels give the same on them."""
 
 import zlib
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -85,9 +86,16 @@ def bias(count: int, scale: Any) -> X:
 
 
 def file_of(
-    name: str, inputs: list[X | None], outputs: list[X], options: str = "", **fields: Any
+    name: str,
+    inputs: Sequence[X | None],
+    outputs: Sequence[X],
+    options: str = "",
+    case: Mapping[str, Any] | None = None,
+    **fields: Any,
 ) -> tuple[bytes, list[Any]]:
-    content = one_operator(name, [x and x.in_file() for x in inputs], [x.in_file() for x in outputs], options, **fields)
+    """A file of one operator, and what its inputs are fed: `file_of(*case)` for a `Case`, with fields of its own."""
+    given = [None if x is None else x.in_file() for x in inputs]
+    content = one_operator(name, given, [x.in_file() for x in outputs], options, **(case or {}), **fields)
     return content, [x.data for x in inputs if x is not None and not x.constant]
 
 
@@ -122,6 +130,4 @@ def agrees(content: bytes, fed: list[Any], steps: int = 1) -> None:
 
 def check(case: Case) -> None:
     """Run a case."""
-    name, inputs, outputs, options, fields = (*case, *("", {})[len(case) - 3 :])
-    content, fed = file_of(name, list(inputs), list(outputs), options, **fields)
-    agrees(content, fed)
+    agrees(*file_of(*case))

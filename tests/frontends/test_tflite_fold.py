@@ -14,7 +14,7 @@ from nnhal.frontends.tflite.lowering import TfliteImport, lower
 from nnhal.frontends.tflite.reader import read
 from nnhal.frontends.tflite.task import OPERATORS
 from tests.frontends import test_tflite_composed, test_tflite_newer, test_tflite_operators
-from tests.frontends.cases import Case, X, b, begin, c, f, file_of, i, out, refused
+from tests.frontends.cases import Case, b, begin, c, f, file_of, i, out, refused
 from tests.frontends.flat import litert
 
 begin(__name__)
@@ -24,11 +24,6 @@ MOST = 4096  # elements that are computed at import
 
 def big() -> Budget:
     return Budget("test", 1 << 30)
-
-
-def whole(case: Case) -> tuple[str, list[X], list[X], str, dict[str, Any]]:
-    name, inputs, outputs, options, fields = (*case, *("", {})[len(case) - 3 :])
-    return name, list(inputs), list(outputs), options, fields
 
 
 def computed(content: bytes, arrays: list[Any], budget: Budget | None = None) -> list[Any] | None:
@@ -45,9 +40,7 @@ def computed(content: bytes, arrays: list[Any], budget: Budget | None = None) ->
 
 def folded(case: Case, *, budget: Budget | None = None, arrays: list[Any] | None = None) -> list[Any] | None:
     """What import makes of an operator whose inputs are known."""
-    name, inputs, outputs, options, fields = whole(case)
-    content, _ = file_of(name, inputs, outputs, options, **fields)
-    return computed(content, [x.data for x in inputs] if arrays is None else arrays, budget)
+    return computed(file_of(*case)[0], [x.data for x in case[1]] if arrays is None else arrays, budget)
 
 
 KNOWN = {"f4", "i4", "i8", "b1"}
@@ -171,7 +164,7 @@ def left_alone(case: Case) -> bool:
     """What import leaves to execution, by the definition: a fused activation, an offset, a size that is what is left, a
     remainder of floats.
     """
-    name, inputs, _, _, fields = whole(case)
+    name, inputs, fields = case[0], case[1], case[4] if len(case) > 4 else {}
     rest = name == "SPLIT_V" and -1 in inputs[1].data
     return bool(
         fields.get("fusedActivationFunction")
@@ -184,12 +177,11 @@ def left_alone(case: Case) -> bool:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", [pytest.param(case, id=f"{case[0]}-{n}") for n, case in enumerate(CASES)])
 def test_what_is_computed_at_import_is_what_litert_computes(case):
-    name, inputs, outputs, options, fields = whole(case)
     found = folded(case)
     if left_alone(case):
         assert found is None
         return
-    content, fed = file_of(name, inputs, outputs, options, **fields)
+    content, fed = file_of(*case)
     assert found is not None
     for actual, expected in zip(found, litert(content, *fed), strict=True):
         assert actual.dtype == expected.dtype
@@ -202,7 +194,7 @@ MOVED = {case[0]: case for case in reversed(CASES) if OPERATORS[case[0]].moves a
 
 @pytest.mark.parametrize("name", sorted(MOVED))
 def test_a_number_that_is_not_known_yet_moves_like_all_others(name):
-    inputs, outputs = whole(MOVED[name])[1:3]
+    _, inputs, outputs, *_ = MOVED[name]
     known = [x.data for x in inputs]
     place = next(n for n, x in enumerate(known) if n + 1 == len(known) or known[n].size > 2)
     marked = [np.array(x) for x in known]

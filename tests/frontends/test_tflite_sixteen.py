@@ -12,7 +12,7 @@ from nnhal.frontends.tflite import load
 from nnhal.model.file import write_model
 from nnhal.model.stored import pack_model, unpack_model
 from tests.frontends.cases import RANDOM, Case, X, b, begin, c, channels, f, file_of, malformed, out, q, refused
-from tests.frontends.flat import Writer, litert
+from tests.frontends.flat import Writer, litert, tensor
 from tests.frontends.test_tflite_quantised import Cell
 
 begin(__name__)
@@ -105,9 +105,7 @@ def off(content: bytes, fed: Sequence[Any], device: str = "reference", **options
 
 @pytest.mark.parametrize("name", CASES)
 def test_operators_give_what_the_integer_kernels_of_litert_give(name: str) -> None:
-    operator, inputs, outputs, options, fields = (*CASES[name], *("", {})[len(CASES[name]) - 3 :])
-    content, fed = file_of(operator, list(inputs), list(outputs), options, **fields)
-    assert off(content, fed) <= (0 if operator in ("GREATER", "RESHAPE") else 2)
+    assert off(*file_of(*CASES[name])) <= (0 if CASES[name][0] in ("GREATER", "RESHAPE") else 2)
 
 
 def network(given: str = "i2", taken: str = "i2") -> Writer:
@@ -278,15 +276,11 @@ def test_a_constant_beyond_float32_stays_finite():
 
 @pytest.mark.parametrize("truth", [True, False])
 def test_branches_have_16_bits(truth: bool) -> None:
-    w = Writer()
-    condition, x, y = w.tensor([1], "b1"), w.tensor([4], "i2", scale=1e-4), w.tensor([4], "i2", scale=1e-4)
-    w.operator("IF", [condition, x], [y], "If", thenSubgraphIndex=1, elseSubgraphIndex=2)
-    w.ends([condition, x], [y])
+    w, numbers = Writer(), tensor([4], "i2", scale=1e-4)
+    w.only("IF", [tensor([1], "b1"), numbers], [numbers], "If", thenSubgraphIndex=1, elseSubgraphIndex=2)
     for name in ("ABS", "RELU"):
         w.subgraph()
-        given, made = (w.tensor([4], "i2", scale=1e-4) for _ in range(2))
-        w.operator(name, [given], [made], "Abs" if name == "ABS" else "")
-        w.ends([given], [made])
+        w.only(name, [numbers], [numbers], "Abs" if name == "ABS" else "")
     assert off(w.bytes(), [np.array([truth]), np.array([-5, 7, -32767, 1], "i2")]) == 0
 
 

@@ -337,8 +337,7 @@ def test_no_bias_is_a_bias_of_zeros(x, w, zeros, y):
     ids=["ADD_N", "BITWISE_XOR", "PACK", "SPLIT"],
 )
 def test_what_litert_has_for_fewer_types_is_taken_all_the_same(case, expected):
-    name, inputs, outputs, options, fields = (*case, *("", {})[len(case) - 3 :])
-    content, fed = file_of(name, inputs, outputs, options, **fields)
+    content, fed = file_of(*case)
     for actual, right in zip(run(content, fed), expected(*fed), strict=True):
         assert actual.shape == right.shape and (actual == right).all()
 
@@ -415,6 +414,4 @@ OWN: list[tuple[Case, list[str]]] = [
 @pytest.mark.parametrize(("case", "names"), [pytest.param(*each, id=f"{each[0][0]}-{n}") for n, each in enumerate(OWN)])
 def test_what_nnapi_has_an_operation_for_is_that_operation(case, names):
     """No way round it, though one would give the same numbers."""
-    name, inputs, outputs, options, fields = (*case, *("", {})[len(case) - 3 :])
-    content, _ = file_of(name, inputs, outputs, options, **fields)
-    assert [o.op.name for o in nnhal.validate(load(content)).subgraphs[0].operations] == names
+    assert [o.op.name for o in nnhal.validate(load(file_of(*case)[0])).subgraphs[0].operations] == names

@@ -15,7 +15,6 @@ import pytest
 
 from nnhal.base.errors import Closed, ContractBroken, InvalidArgument, ResourceExhausted, Unmappable
 from nnhal.base.memory import Memory, seals
-from nnhal.frontends.python import Builder
 from nnhal.ipc.client.pools import ClientPools, Packing
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.protocol import wire
@@ -26,13 +25,14 @@ from nnhal.ipc.transport.channel import MARK, whole
 from tests.faults.support import MFD_HUGETLB, huge_pages
 from tests.ipc.alone import came
 from tests.ipc.support import a_share, own_process, prepare
+from tests.models import doubling
 from tests.waiting import Opened
 
 SHRINK, ADD_SEALS = 0x0002, 1033
 
 
-def memfd(size: int, seal: int = 0) -> int:
-    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+def memfd(size: int, seal: int = 0, flags: int = 0) -> int:
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
     os.ftruncate(fd, size)
     if seal:
         fcntl.fcntl(fd, ADD_SEALS, seal)
@@ -156,11 +156,9 @@ def test_what_is_neither_memfd_nor_file_is_refused(path: str) -> None:
 def test_a_memory_of_huge_pages_is_refused(shared: bool) -> None:
     """A hole in it gives its page back, and where there is no other, a reader is killed; F_SEAL_SHRINK allows holes."""
     try:
-        fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+        fd = memfd(1 << 21, SHRINK, os.MFD_HUGETLB)
     except OSError as error:
         pytest.skip(f"this kernel has no memory of huge pages: {error}")
-    os.ftruncate(fd, 1 << 21)
-    fcntl.fcntl(fd, ADD_SEALS, SHRINK)
     for readonly in (True, False):
         with pytest.raises(InvalidArgument, match="huge pages"):
             service(shared=shared).accept(sent(1 << 21, readonly=readonly), came(os.dup(fd)))
@@ -340,18 +338,14 @@ def test_what_a_client_sends_a_service_takes(file: Path) -> None:
 @pytest.mark.skipif(not huge_pages(), reason="this kernel has no huge pages")
 def test_a_long_message_in_huge_pages_of_which_there_are_none_is_read() -> None:
     """It is not mapped: whatever its sender does to it later, nobody dies of it."""
-    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | MFD_HUGETLB)
-    os.ftruncate(fd, huge_pages())
-    fcntl.fcntl(fd, ADD_SEALS, SHRINK | 1 | 4 | 8)
+    fd = memfd(huge_pages(), SHRINK | 1 | 4 | 8, MFD_HUGETLB)
     head = struct.pack("<BQ", MARK, huge_pages())
     assert whole((head, came(fd)))[0] == bytes(huge_pages())
 
 
 @pytest.mark.skipif(not huge_pages(), reason="this kernel has no huge pages")
 def test_a_memory_of_huge_pages_travels_as_a_copy() -> None:
-    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | MFD_HUGETLB)
-    os.ftruncate(fd, huge_pages())
-    fcntl.fcntl(fd, ADD_SEALS, SHRINK)
+    fd = huge()
     memory = Memory.wrap(np.zeros(64, np.uint8))
     memory.fd = fd  # as if it could be mapped, which takes huge pages of the machine's
     assert not memory.sealed and ClientPools(shared=False).shareable(memory) is not memory
@@ -359,19 +353,12 @@ def test_a_memory_of_huge_pages_travels_as_a_copy() -> None:
     os.close(fd)
 
 
-def shrinking() -> int:
-    return memfd(1 << 20)
-
-
 def huge() -> int:
-    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | MFD_HUGETLB)
-    os.ftruncate(fd, huge_pages())
-    fcntl.fcntl(fd, ADD_SEALS, SHRINK)
-    return fd
+    return memfd(huge_pages(), SHRINK, MFD_HUGETLB)
 
 
 PROVIDED = {
-    "shrinks": shrinking,
+    "shrinks": lambda: memfd(1 << 20),
     "is too short": lambda: memfd(8),
     "is no memory": lambda: os.open("/dev/null", os.O_RDONLY),
 }
@@ -379,8 +366,6 @@ PROVIDED = {
 
 @pytest.mark.parametrize("what", PROVIDED | ({"has huge pages": huge} if huge_pages() else {}))
 def test_memory_that_a_driver_provides_is_read_and_kills_nobody_whatever_becomes_of_it(what: str) -> None:
-    b = Builder()
-    x = b.input((0,))
     given = np.zeros(1 << 17, np.float32)
     told = wire.ExecutedReply(((given.size,),), (True,), provided=(0,))
     fd, ending = (PROVIDED | {"has huge pages": huge})[what](), threading.Event()
@@ -392,7 +377,7 @@ def test_memory_that_a_driver_provides_is_read_and_kills_nobody_whatever_becomes
 
     changing = threading.Thread(target=change)
     with own_process("reference") as device:
-        prepared = prepare(device, b.finish([x], [b.add(x, x)]))
+        prepared = prepare(device, doubling(0))
         assert isinstance(prepared, RemotePrepared)
         if what == "shrinks":
             changing.start()

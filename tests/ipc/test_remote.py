@@ -20,7 +20,6 @@ from nnhal.base.errors import (
 )
 from nnhal.base.levels import FL8, V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.memory import Memory
-from nnhal.frontends.python import Builder
 from nnhal.hal.chain import checked_prepared
 from nnhal.hal.claims import consider_support
 from nnhal.hal.device import Hints
@@ -35,7 +34,7 @@ from nnhal.model.graph import Model
 from tests import requests
 from tests.ipc.alone import Watched
 from tests.ipc.support import LIMIT, Peer, numbers, over, request_for, run, served_here, wait_until
-from tests.models import doubling
+from tests.models import doubling, make_model
 
 LATE = 2**62  # a deadline that does not pass
 ONE = wire.WirePerformance(1.0, 1.0)
@@ -138,10 +137,7 @@ def test_words_that_are_no_codes_are_other_and_unknown(told: Told) -> None:
 
 def twice() -> Model:
     """y = 4 x, in two operations."""
-    b = Builder()
-    x = b.input((4,))
-    y = b.add(x, x)
-    return b.finish([x], [b.add(y, y)])
+    return make_model(lambda b, x: b.add(y := b.add(x, x), y), (4,))
 
 
 def test_what_a_driver_keeps_is_prepared_by_its_number_while_the_hints_are_those(told: Told) -> None:

@@ -227,6 +227,12 @@ def ready(device: ReconnectingDevice) -> None:
     device.health.clock.ns += SECOND
 
 
+def dies(device: ReconnectingDevice, connect: Connect) -> None:
+    """The service dies, and the pause after its death has passed."""
+    connect.kill()
+    ready(device)
+
+
 def test_a_device_is_what_its_driver_says(device: ReconnectingDevice, connect: Connect) -> None:
     driver = connect.driver
     assert (device.name, device.version, device.type, device.level) == ("mine", "7", DeviceType.ACCELERATOR, FL8)
@@ -257,8 +263,7 @@ def test_after_a_death_the_next_use_connects_again_and_waits_for_the_pause(
 
 
 def test_two_who_come_after_a_death_connect_once(device: ReconnectingDevice, connect: Connect) -> None:
-    connect.kill()
-    ready(device)
+    dies(device, connect)
     with ThreadPoolExecutor(4) as pool:
         found = [f.result(LIMIT) for f in [pool.submit(device.remote) for _ in range(4)]]
     assert len({id(each) for each in found}) == 1 and device.restarts == 1 and len(connect.sessions) == 2
@@ -280,8 +285,7 @@ def test_a_process_that_ends_before_it_serves_has_died_once_more_and_a_client_th
     connect.refuses = None
     device = ReconnectingDevice("mine", connect)
     device.health.clock = Clock()
-    connect.kill()
-    ready(device)
+    dies(device, connect)
     connect.refuses = DeviceUnavailable("no such accelerator")
     connect.refuses.driver_fault = fault
     with pytest.raises(DeviceUnavailable, match="no such accelerator"):
@@ -325,8 +329,7 @@ def test_another_device_in_the_place_of_one_that_died_is_refused_for_good(
     if what in Loaded._fields:
         connect.loaded = connect.loaded._replace(**{what: other})
     connect.driver = type("Other", (Watched,), {what: other})()
-    connect.kill()
-    ready(device)
+    dies(device, connect)
     refusal = f"device mine: another device came back in its place: {says}.*; compile again"
     with pytest.raises(DeviceUnavailable, match=refusal):
         run(prepared, numbers())
@@ -360,8 +363,7 @@ def test_a_closed_device_is_closed_and_does_not_come_back(device: ReconnectingDe
 def test_a_device_that_is_closed_while_it_connects_again_is_closed(
     device: ReconnectingDevice, connect: Connect
 ) -> None:
-    connect.kill()
-    ready(device)
+    dies(device, connect)
     fresh = device._connect
 
     def closing() -> Session:
@@ -393,8 +395,7 @@ def test_a_device_of_the_process_that_this_one_was_forked_from_does_not_connect(
 def test_a_device_in_quarantine_is_offline(device: ReconnectingDevice, connect: Connect) -> None:
     for _ in range(3):
         assert device.status() == DeviceStatus.BUSY
-        connect.kill()
-        ready(device)
+        dies(device, connect)
         assert device.status() == DeviceStatus.BUSY
         connect.break_the_protocol()
         ready(device)
@@ -430,8 +431,7 @@ def test_a_model_is_prepared_again_once_without_the_deadline_and_what_was_worked
     assert connect.driver.hints[-1].worked_out is not None
     first = prepared.remote
     assert prepared.alive and prepared.remote is first and prepared.model is model
-    connect.kill()
-    ready(device)
+    dies(device, connect)
     assert not prepared.alive
     assert np.array_equal(run(prepared, numbers()), 2 * numbers())
     assert prepared.prepared_again == 1 and prepared.alive and prepared.remote is not first
@@ -448,8 +448,7 @@ def test_options_that_changed_hold_for_the_model_that_takes_its_place(
     assert prepared.changeable == ("speed",) and prepared.memory() == MemoryUse(1, 2, 3, 4)
     prepared.reconfigure({"speed": 2})
     assert connect.driver.options == [{"speed": 2}]
-    connect.kill()
-    ready(device)
+    dies(device, connect)
     assert prepared.memory() == MemoryUse(1, 2, 3, 4)
     assert connect.driver.hints[-1].options == {"speed": 2}
 
@@ -472,8 +471,7 @@ def test_each_way_to_execute_finds_the_living_process(device: ReconnectingDevice
             execution.get_execution_info()
         assert np.array_equal(request.results[0], 2 * numbers())
         if not round_:
-            connect.kill()
-            ready(device)
+            dies(device, connect)
     assert device.restarts == 1
 
 
@@ -490,8 +488,7 @@ def test_a_buffer_lives_in_the_process_that_made_it(device: ReconnectingDevice, 
     buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0)])
     buffer.copy_from(Memory.from_array(numbers().view(np.uint8)), (4,))
     assert buffer.shape == (4,)
-    connect.kill()
-    ready(device)
+    dies(device, connect)
     with pytest.raises(DeadObject, match="killed"):
         _ = buffer.shape
     buffer.close()
@@ -538,8 +535,7 @@ def test_a_burst_is_opened_again_after_a_death_or_the_end_of_its_queues(
     assert dict(burst.plain) == {"it has a deadline": 1}  # type: ignore[attr-defined]
     first.session_died()
     assert by(burst, prepared) and burst._inner is not first and first._closed  # type: ignore[attr-defined]
-    connect.kill()
-    ready(device)
+    dies(device, connect)
     assert by(burst, prepared) and device.restarts == 1
     assert burst._target is prepared.remote  # type: ignore[attr-defined]
     burst.free_memory(Memory.allocate(8))

@@ -1,6 +1,7 @@
 """Devices for tests: the reference kernels behind a driver that misbehaves on request."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -60,6 +61,15 @@ def for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def to_be_killed() -> ReconnectingDevice:
     """The reference driver in a process of its own, which no other test uses: deaths add up to a quarantine."""
     return ReconnectingDevice("reference", lambda: start(discovery.origin_of("reference")))
+
+
+def driver_file(path: Path, **attributes: object) -> Path:
+    """Write the file of a driver that is the reference driver but for these attributes."""
+    own = "".join(f" {name} = {value!r}\n" for name, value in attributes.items())
+    path.write_text(
+        f"from nnhal.drivers.reference import Reference\nclass Own(Reference):\n{own}def device(): return Own()\n"
+    )
+    return path
 
 
 def failing(error: BaseException | type[BaseException]) -> Callable[..., Any]:

@@ -261,10 +261,9 @@ def test_a_token_is_the_same_everywhere(folder, tmp_path, place):
 
 def large(tmp_path: Path) -> Path:
     """A file with weights beside its operations."""
-    b = nnhal.Builder("large")
-    x = b.input((5000,))
+    model = make_model(lambda b, x: b.mul(x, b.constant(np.ones(5000, np.float32))), (5000,), name="large")
     file = tmp_path / "m.tflite"
-    file.write_bytes(lower(b.finish([x], [b.mul(x, b.constant(np.ones(5000, np.float32)))])).content)
+    file.write_bytes(lower(model).content)
     return file
 
 

@@ -13,6 +13,7 @@ import nnhal
 from nnhal.base.memory import Memory
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
+from tests.models import make_model
 from tests.runtime.devices import Fake, failing
 from tests.runtime.graphs import counter, sums
 
@@ -22,9 +23,7 @@ EXPECTED = X @ WEIGHTS.T
 
 
 def dense() -> Model:
-    b = nnhal.Builder("dense")
-    x = b.input((1, 64), name="x")
-    return b.finish([x], [b.fully_connected(x, WEIGHTS, np.zeros(64, "f4"), name="y")])
+    return make_model(lambda b, x: b.fully_connected(x, WEIGHTS, np.zeros(64, "f4"), name="y"), name="dense", x=(1, 64))
 
 
 def computed(model: Model) -> np.ndarray:

@@ -26,7 +26,7 @@ from nnhal.runtime.measured import record
 from nnhal.runtime.measured.profile import DeviceProfile, LinearCost, MachineProfile
 from nnhal.runtime.placer import identity_of
 from tests.execution import run_python
-from tests.runtime.devices import Fake, failing, to_be_killed
+from tests.runtime.devices import Fake, driver_file, failing, to_be_killed
 from tests.runtime.graphs import multiples
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
@@ -205,11 +205,7 @@ def test_options_of_an_isolated_device_are_not_for_the_cpu_of_the_same_name():
 def test_a_driver_by_a_relative_path_loads_in_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(discovery, "_registered", {})
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "relative.py").write_text(
-        "from nnhal.drivers.reference import Reference\nclass Relative(Reference):\n name = 'relative'\n"
-        "def device(): return Relative()\n"
-    )
-    nnhal.load_driver("relative.py")
+    nnhal.load_driver(driver_file(Path("relative.py"), name="relative"))
     compiled = nnhal.compile(multiples(), devices="relative", isolation="process")
     assert len(compiled(*(np.ones(s.fixed, s.dtype) for s in compiled.inputs))) == 4
 
@@ -217,16 +213,13 @@ def test_a_driver_by_a_relative_path_loads_in_a_process_of_its_own(tmp_path, mon
 @pytest.mark.parametrize("isolation", ["none", "process"])
 def test_a_driver_is_named_by_its_path_and_loaded_once(tmp_path, monkeypatch, isolation):
     monkeypatch.setattr(discovery, "_registered", {})
-    (tmp_path / "pathed.py").write_text(
-        "from nnhal.drivers.reference import Reference\nclass Pathed(Reference):\n name = 'by_path'\n"
-        "def device(): return Pathed()\n"
-    )
-    for devices in (str(tmp_path / "pathed.py"), [str(tmp_path / "pathed.py"), "reference"]):
+    path = str(driver_file(tmp_path / "pathed.py", name="by_path"))
+    for devices in (path, [path, "reference"]):
         compiled = nnhal.compile(multiples(), devices=devices, isolation=isolation)
         assert {key.name for key in compiled.placement.keys.values()} <= {"by_path", "reference"}
         assert "by_path" in compiled.placement.keys
     first = discovery.registered("by_path")
-    nnhal.compile(multiples(), devices=str(tmp_path / "pathed.py"))
+    nnhal.compile(multiples(), devices=path)
     assert discovery.registered("by_path") is first
     with pytest.raises(nnhal.InvalidArgument, match="is not a file, must be a Python file"):
         nnhal.compile(multiples(), devices=str(tmp_path / "none.py"))
@@ -235,13 +228,8 @@ def test_a_driver_is_named_by_its_path_and_loaded_once(tmp_path, monkeypatch, is
 def test_a_driver_file_that_calls_itself_otherwise_by_now_is_not_started_for_the_first_name(tmp_path, monkeypatch):
     monkeypatch.setattr(discovery, "_registered", {})
     file = tmp_path / "renamed.py"
-    text = (
-        "from nnhal.drivers.reference import Reference\nclass Renamed(Reference):\n name = '{}'\n"
-        "def device(): return Renamed()\n"
-    )
-    file.write_text(text.format("first"))
-    nnhal.load_driver(file)
-    file.write_text(text.format("second"))
+    nnhal.load_driver(driver_file(file, name="first"))
+    driver_file(file, name="second")
     with pytest.raises(
         nnhal.DeviceUnavailable, match=r"device first: its driver .* calls itself second, must be as when"
     ):
@@ -250,11 +238,7 @@ def test_a_driver_file_that_calls_itself_otherwise_by_now_is_not_started_for_the
 
 def test_a_device_is_known_by_name_version_origin_and_isolation(tmp_path, monkeypatch):
     monkeypatch.setattr(discovery, "_registered", {})
-    driver = tmp_path / "filed.py"
-    driver.write_text(
-        "from nnhal.drivers.reference import Reference\nclass Filed(Reference):\n name, version = 'filed', '7'\n"
-        "def device(): return Filed()\n"
-    )
+    driver = driver_file(tmp_path / "filed.py", name="filed", version="7")
     assert key_of(nnhal.load_driver(driver)) == DeviceKey("filed", "7", str(driver), "none")
     assert key_of(isolation.isolated("filed")) == DeviceKey("filed", "7", str(driver), "process")
     assert key_of(discovery.cpu()) == DeviceKey("reference", "1", "nnhal.drivers.reference:device", "none")
@@ -385,13 +369,7 @@ def test_a_driver_file_loaded_in_the_place_of_another_gets_a_process_of_its_own(
     monkeypatch.setattr(discovery, "_registered", {})
     found = []
     for version in ("1", "2"):
-        file: Path = tmp_path / f"v{version}.py"
-        file.write_text(
-            "from nnhal.drivers.reference import Reference\n"
-            f"class Changed(Reference):\n name, version = 'changed', '{version}'\n"
-            "def device(): return Changed()\n"
-        )
-        nnhal.load_driver(file)
+        nnhal.load_driver(driver_file(tmp_path / f"v{version}.py", name="changed", version=version))
         found.append(isolation.isolated("changed").version)
     assert found == ["1", "2"]
 
@@ -547,10 +525,7 @@ def test_what_is_neither_a_device_nor_a_driver_of_the_hal_is_named(install, give
 def test_what_a_process_of_its_own_loads_is_the_path_or_the_name(install, tmp_path):
     install(Point("mine", lambda: Named("mine")))
     discovery.register(Named("made"))
-    file = tmp_path / "filed.py"
-    file.write_text(
-        "from nnhal.drivers.reference import Reference\nclass F(Reference): name = 'filed'\ndef device(): return F()\n"
-    )
+    file = driver_file(tmp_path / "filed.py", name="filed")
     device = nnhal.load_driver(str(file))
     assert [discovery.origin_of(name) for name in ("mine", "made", "filed")] == ["mine", "made", str(file)]
     assert discovery.source_of(device) == str(file) and discovery.source_of(discovery.load_one("mine")) == "test:device"

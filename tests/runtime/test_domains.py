@@ -125,9 +125,7 @@ def test_a_role_is_a_list_as_well_and_its_number_one_of_numpys(compiled):
 
 
 def test_roles_of_different_types_are_refused(compiled):
-    b = nnhal.Builder("int")
-    x = b.input(SHAPE, "TENSOR_INT32", name="x")
-    other = nnhal.compile(b.finish([x], [b.add(x, x)]), devices="reference")
+    other = nnhal.compile(make_model(lambda b, x: b.add(x, x), (SHAPE, "TENSOR_INT32")), devices="reference")
     with pytest.raises(nnhal.InvalidArgument, match="must be as the first role"):
         nnhal.allocate([(compiled, "input", 0), (other, "input", 0)])
 

@@ -19,6 +19,7 @@ from nnhal.hal.request import Control, Request, Timing
 from nnhal.runtime import discovery, execute
 from nnhal.runtime.execute import buffers_too_small
 from nnhal.runtime.placement import WHOLE
+from tests.models import make_model
 from tests.runtime.devices import Fake, failing, for_nothing
 from tests.runtime.graphs import extended, sums
 from tests.runtime.test_execution import LONG, Own, relued, two_outputs, wait_until
@@ -47,9 +48,8 @@ def of_two(on_run: Callable[[], None], at: int = 1, **more: Any) -> nnhal.Compil
 
 def rows(on_run: Callable[[], None]) -> nnhal.Compiled:
     """Rows of an input by indices, on a device that may fail."""
-    b = nnhal.Builder()
-    x, ids = b.input((3, 2)), b.input((2,), "TENSOR_INT32", name="ids")
-    return nnhal.compile(b.finish([x, ids], [b.gather(x, 0, ids)]), devices=[Fake(on_run=on_run)], fallback="forbid")
+    model = make_model(lambda b, x, ids: b.gather(x, 0, ids), (3, 2), ids=((2,), "TENSOR_INT32"))
+    return nnhal.compile(model, devices=[Fake(on_run=on_run)], fallback="forbid")
 
 
 WRONG = np.ones((3, 2), np.float32), np.int32([0, 3])

@@ -40,19 +40,19 @@ def test_a_dimension_that_is_not_known_counts_as_one_and_so_does_a_rank():
 
 
 def test_multiplications_count_a_fifth_of_an_element():
-    b = Builder()
-    x = b.input((3, 20), name="x")
-    y = b.fully_connected(x, np.ones((10, 20), np.float32), np.zeros(10, np.float32))
+    weights = np.ones((10, 20), np.float32), np.zeros(10, np.float32)
+    model = make_model(lambda b, x: b.fully_connected(x, *weights), (3, 20))
     touched = 60 + 200 + 10 + 1 + 30
-    assert seconds(b.finish([x], [y])) == near(50 * US + touched * NS + 3 * 10 * 20 * 0.2 * NS)
+    assert seconds(model) == near(50 * US + touched * NS + 3 * 10 * 20 * 0.2 * NS)
 
 
 def test_what_is_left_out_counts_nothing():
-    b = Builder()
-    x, features, times, state = (b.input(shape) for shape in ((1, 2), (2, 2), (2, 1), (1, 2)))
-    _, y = b.svdf(x, features, times, None, state, 1, "none")
+    model = make_model(
+        lambda b, x, features, times, state: b.svdf(x, features, times, None, state, 1, "none")[1],
+        *((1, 2), (2, 2), (2, 1), (1, 2)),
+    )
     touched = 2 + 4 + 2 + 2 + 1 + 1 + 2 + 2  # rank and activation too
-    assert seconds(b.finish([x, features, times, state], [y])) == near(50 * US + touched * NS)
+    assert seconds(model) == near(50 * US + touched * NS)
 
 
 def typed(name: str, length: int, *, operations: int = 1) -> Model:

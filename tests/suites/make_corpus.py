@@ -45,10 +45,7 @@ def tflite_files() -> tuple[bytes, ...]:
     """Return files of every operator that is imported, of states, branches, loops, and a few whole models."""
     listed = (*test_tflite_operators.ELEMENTS, *test_tflite_operators.MOVES, *test_tflite_layers.LAYERS)
     listed = (*listed, *test_tflite_composed.CASES, *test_tflite_newer.NEWER)
-    files = []
-    for case in listed:
-        name, inputs, outputs, options, fields = (*case, *("", {})[len(case) - 3 :])
-        files.append(cases.file_of(name, list(inputs), list(outputs), options, **fields)[0])
+    files = [cases.file_of(*case)[0] for case in listed]
     states = test_tflite_states
     for cifg, norms, projection in ((False, False, True), (True, True, False)):
         for name, options in (
