@@ -103,9 +103,20 @@ def by_nnhal(made: Any, inputs: Mapping[str, Array], device: str = "reference", 
 
 
 def check(
-    made: Any, inputs: Mapping[str, Array], *, steps: int = 0, tolerance: float = 2e-5, **how: Any
+    made: Any,
+    inputs: Mapping[str, Array],
+    *,
+    steps: int = 0,
+    tolerance: float = 2e-5,
+    becomes: Sequence[str] | None = None,
+    **how: Any,
 ) -> list[Array]:
-    """Both agree: types and shapes alike, floats within a tolerance of the greatest, integers within so many steps."""
+    """Both agree: types and shapes alike, floats within a tolerance of the greatest, integers within so many steps.
+
+    becomes: the operations that the file becomes.
+    """
+    if becomes is not None:
+        assert operations(made) == becomes
     expected, found = by_onnxruntime(made, inputs), by_nnhal(made, inputs, **how)
     assert [each.dtype for each in found] == [each.dtype for each in expected]
     assert [each.shape for each in found] == [each.shape for each in expected]

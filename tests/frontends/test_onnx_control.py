@@ -41,9 +41,7 @@ BRANCHES = {
 @pytest.mark.parametrize("condition", [True, False])
 def test_an_if_takes_the_branch_of_its_condition_and_what_it_reads_of_the_graph_around(condition):
     inputs = {"c": np.array(condition), "x": real(2, 3), "z": real(2, 3)}
-    made = model([node("If", "c", **BRANCHES)], inputs)
-    assert operations(made) == ["IF"]
-    check(made, inputs)
+    check_nodes(node("If", "c", **BRANCHES), inputs, becomes=["IF"])
 
 
 @pytest.mark.parametrize("condition", [True, False])
@@ -57,8 +55,7 @@ def test_the_condition_of_an_if_may_be_one_element_of_a_matrix(condition):
 def test_of_an_if_with_a_constant_condition_only_the_branch_is_left(condition):
     inputs = {"x": real(2, 3), "z": real(2, 3)}
     made = model([node("If", "c", **BRANCHES)], inputs, {"c": np.array(condition)})
-    assert operations(made) == ["ADD" if condition else "MUL"]
-    check(made, inputs)
+    check(made, inputs, becomes=["ADD" if condition else "MUL"])
 
 
 def test_a_value_that_several_branches_read_is_not_changed_by_one_of_them():
@@ -180,8 +177,7 @@ def test_a_function_of_the_file_stands_for_its_nodes():
     inputs = {"x": real(2, 3), "z": real(2, 3)}
     calls = [node("Twice", "x z", "t", "own", slope=0.5), node("Twice", "t z", "y", "own", slope=0.25)]
     made = model(calls, inputs, functions=[function])
-    assert operations(made) == ["PRELU", "ADD", "PRELU", "ADD"]
-    check(made, inputs)
+    check(made, inputs, becomes=["PRELU", "ADD", "PRELU", "ADD"])
 
 
 def onnx_reference(name, of):
@@ -215,8 +211,7 @@ def test_an_open_batch_is_taken_as_1_and_said():
 
 
 def test_a_batch_may_be_said():
-    made, inputs = pictures(4)
-    check(made, inputs, shapes={"x": (4, 3, 6, 6)})
+    check(*pictures(4), shapes={"x": (4, 3, 6, 6)})
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -256,10 +251,7 @@ def test_shapes_that_are_computed_become_constants():
         node("Reshape", "x w"),
     ]
     constants = {"one": np.array([1], np.int64), "two": np.array([2], np.int64), "rest": np.array([-1], np.int64)}
-    inputs = {"x": real(4, 3)}
-    made = model(nodes, inputs, constants)
-    assert operations(made) == ["RESHAPE"]
-    check(made, inputs)
+    check_nodes(nodes, {"x": real(4, 3)}, constants, becomes=["RESHAPE"])
 
 
 def test_an_input_of_64_bits_is_taken_where_it_fits_and_refused_where_not():
@@ -433,8 +425,7 @@ def test_a_loop_whose_steps_are_more_than_a_file_may_have_is_no_list_of_them():
     body = graph(nodes, [info("goes", TensorProto.BOOL, []), info("v_out")], given)
     inputs = {"x": real(3)}
     made = model([node("Loop", "n go x", body=body)], inputs, {"n": np.array(200), "go": np.array(True)})
-    assert operations(made) == ["WHILE"]
-    check(made, inputs)
+    check(made, inputs, becomes=["WHILE"])
 
 
 def test_a_loop_lists_what_has_more_than_four_dimensions():

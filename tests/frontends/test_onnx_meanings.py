@@ -47,10 +47,7 @@ def test_of_equal_elements_the_one_with_the_lower_index_is_first(largest, axis, 
 
 
 def test_where_no_index_is_read_the_greatest_need_no_other_order():
-    inputs = {"x": real(3, 6)}
-    made = model([node("TopK", "x k", "y i")], inputs, {"k": ints(3)})
-    assert operations(made) == ["TOPK_V2"]
-    check(made, inputs)
+    check_nodes(node("TopK", "x k", "y i"), {"x": real(3, 6)}, {"k": ints(3)}, becomes=["TOPK_V2"])
 
 
 def test_the_least_integer_is_among_the_least():

@@ -28,6 +28,10 @@ def steps(scale, zero, kind):
     return np.array(scale, np.float32), np.array(zero, kind)
 
 
+def named(names, *arrays):
+    return dict(zip(names.split(), arrays, strict=True))
+
+
 def layer_between(op, kind, of_weights, weights_shape, x_shape, *, channels=0, bias=True, relu=False, **attributes):
     """DequantizeLinear, a layer, QuantizeLinear; scales of the weights one, or one each."""
     units = channels or 1
@@ -63,8 +67,7 @@ def layer_between(op, kind, of_weights, weights_shape, x_shape, *, channels=0, b
 @pytest.mark.parametrize("relu", [False, True])
 def test_a_convolution_between_quantisers_is_one_quantised_convolution(kind, of_weights, channels, relu):
     made, inputs = layer_between("Conv", kind, of_weights, (4, 3, 3, 3), (1, 3, 6, 5), channels=channels, relu=relu)
-    assert operations(made) == ["CONV_2D"]
-    check(made, inputs, steps=1)
+    check(made, inputs, steps=1, becomes=["CONV_2D"])
 
 
 def test_scales_and_zero_points_of_the_file_are_those_of_the_operands():
@@ -81,8 +84,7 @@ def test_scales_and_zero_points_of_the_file_are_those_of_the_operands():
 @pytest.mark.parametrize("group", [3, 6])
 def test_a_convolution_in_groups_is_quantised_too(group):
     made, inputs = layer_between("Conv", np.int8, np.int8, (6, 6 // group, 3, 3), (1, 6, 6, 5), group=group)
-    assert operations(made) == ["DEPTHWISE_CONV_2D" if group == 6 else "GROUPED_CONV_2D"]
-    check(made, inputs, steps=1)
+    check(made, inputs, steps=1, becomes=["DEPTHWISE_CONV_2D" if group == 6 else "GROUPED_CONV_2D"])
 
 
 def test_padding_as_wide_as_the_filter_is_of_the_zero_point():
@@ -93,14 +95,12 @@ def test_padding_as_wide_as_the_filter_is_of_the_zero_point():
 
 @pytest.mark.parametrize("of_weights", [np.uint8, np.int8])
 def test_a_product_between_quantisers_is_one_quantised_layer(of_weights):
-    made, inputs = layer_between("Gemm", np.uint8, of_weights, (5, 8), (3, 8), transB=1)
-    assert operations(made) == ["FULLY_CONNECTED"]
-    check(made, inputs, steps=1)
+    check(*layer_between("Gemm", np.uint8, of_weights, (5, 8), (3, 8), transB=1), steps=1, becomes=["FULLY_CONNECTED"])
 
 
 def three_steps():
     found = *steps(X, 3, np.uint8), *steps(W, 120, np.uint8), *steps(Y, 7, np.uint8)
-    return dict(zip(("sa", "za", "sb", "zb", "sy", "zy"), found, strict=True))
+    return named("sa za sb zb sy zy", *found)
 
 
 @pytest.mark.parametrize("op", ["Add", "Mul", "Sub"])
@@ -113,9 +113,7 @@ def test_arithmetic_between_quantisers_is_quantised(op):
         node("QuantizeLinear", "t sy zy"),
     ]
     inputs = {"a": bytes_of(np.uint8, 3, 4), "b": bytes_of(np.uint8, 3, 4)}
-    made = model(nodes, inputs, constants)
-    assert operations(made) == [op.upper()]
-    check(made, inputs, steps=1)
+    check_nodes(nodes, inputs, constants, steps=1, becomes=[op.upper()])
 
 
 @pytest.mark.parametrize(
@@ -128,12 +126,9 @@ def test_arithmetic_between_quantisers_is_quantised(op):
     ],
 )
 def test_what_only_moves_elements_moves_stored_ones(op, extra, expected):
-    constants = dict(zip(("s", "z"), steps(X, 3, np.uint8), strict=True))
+    constants = named("s z", *steps(X, 3, np.uint8))
     nodes = [node("DequantizeLinear", "x s z", "r"), node(op, "r", "t", **extra), node("QuantizeLinear", "t s z")]
-    inputs = {"x": bytes_of(np.uint8, 1, 2, 4, 4)}
-    made = model(nodes, inputs, constants)
-    assert operations(made) == [expected]
-    check(made, inputs)
+    check_nodes(nodes, {"x": bytes_of(np.uint8, 1, 2, 4, 4)}, constants, becomes=[expected])
 
 
 def test_a_relu_behind_several_readers_leaves_the_layer_real():
@@ -154,9 +149,7 @@ def test_other_steps_behind_a_pool_are_by_way_of_real_values():
         node("QuantizeLinear", "t sy z"),
     ]
     inputs = {"x": bytes_of(np.uint8, 1, 2, 4, 4)}
-    made = model(nodes, inputs, constants)
-    assert operations(made) == ["DEQUANTIZE", "MEAN", "QUANTIZE"]
-    check(made, inputs, steps=1)
+    check_nodes(nodes, inputs, constants, steps=1, becomes=["DEQUANTIZE", "MEAN", "QUANTIZE"])
 
 
 def linear(op, inputs, constants, names, *, domain="", **attributes):
@@ -171,8 +164,7 @@ def test_a_linear_convolution_is_one_quantised_convolution():
         "zy": np.array(100, np.uint8), "b": RNG.integers(-999, 999, 4).astype(np.int32),
     }  # fmt: skip
     made, inputs = linear("QLinearConv", {"x": x}, constants, "x sx zx w sw zw sy zy b", pads=[1, 1, 1, 1])
-    assert operations(made) == ["CONV_2D"]
-    check(made, inputs, steps=1)
+    check(made, inputs, steps=1, becomes=["CONV_2D"])
 
 
 def test_a_linear_product_is_one_quantised_layer():
@@ -182,9 +174,7 @@ def test_a_linear_product_is_one_quantised_layer():
         "sw": np.array(W, np.float32), "zw": np.array(99, np.uint8), "sy": np.array(Y, np.float32),
         "zy": np.array(100, np.uint8),
     }  # fmt: skip
-    made, inputs = linear("QLinearMatMul", {"x": x}, constants, "x sx zx w sw zw sy zy")
-    assert operations(made) == ["FULLY_CONNECTED"]
-    check(made, inputs, steps=1)
+    check(*linear("QLinearMatMul", {"x": x}, constants, "x sx zx w sw zw sy zy"), steps=1, becomes=["FULLY_CONNECTED"])
 
 
 @pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
@@ -192,16 +182,13 @@ def test_linear_arithmetic_is_quantised(op):
     inputs = {"a": bytes_of(np.uint8, 3, 4), "b": bytes_of(np.uint8, 3, 4)}
     constants = three_steps()
     made, inputs = linear(op, inputs, constants, "a sa za b sb zb sy zy", domain="com.microsoft")
-    assert operations(made) == [op.removeprefix("QLinear").upper()]
-    check(made, inputs, steps=1)
+    check(made, inputs, steps=1, becomes=[op.removeprefix("QLinear").upper()])
 
 
 @pytest.mark.parametrize("op", ["QLinearSigmoid", "QLinearLeakyRelu"])
 def test_linear_functions_round_once(op):
     inputs = {"x": bytes_of(np.uint8, 3, 40)}
-    constants = dict(
-        zip(("sx", "zx", "sy", "zy"), (*steps(X, 100, np.uint8), *steps(1 / 256, 0, np.uint8)), strict=True)
-    )
+    constants = named("sx zx sy zy", *steps(X, 100, np.uint8), *steps(1 / 256, 0, np.uint8))
     check(*linear(op, inputs, constants, "x sx zx sy zy", domain="com.microsoft"), steps=1)
 
 
@@ -225,7 +212,7 @@ NUMBERS = [  # nodes that read the stored numbers of `a` as they are, beside a c
 
 @pytest.mark.parametrize(("op", "names", "constants"), NUMBERS, ids=lambda value: value if type(value) is str else "")
 def test_a_node_that_reads_stored_numbers_takes_a_constant_beside_them_as_numbers_too(op, names, constants):
-    given = dict(zip(("s", "z"), steps(0.5, 5, np.uint8), strict=True))
+    given = named("s z", *steps(0.5, 5, np.uint8))
     how = {"axis": 0} if op == "Concat" else {}
     inputs = {"x": (RNG.standard_normal(9) * 2).astype(np.float32)}
     check_nodes([node("QuantizeLinear", "x s z", "a"), node(op, names, **how)], inputs, {**given, **constants})
@@ -233,7 +220,7 @@ def test_a_node_that_reads_stored_numbers_takes_a_constant_beside_them_as_number
 
 @pytest.mark.parametrize("op", ["Max", "Less", "Concat"])
 def test_numbers_that_are_stored_in_two_ways_are_not_compared_or_joined(op):
-    constants = dict(zip(("s", "z", "s2", "z2"), (*steps(X, 3, np.uint8), *steps(Y, 9, np.uint8)), strict=True))
+    constants = named("s z s2 z2", *steps(X, 3, np.uint8), *steps(Y, 9, np.uint8))
     nodes = [node("QuantizeLinear", "x s z", "a"), node("QuantizeLinear", "x s2 z2", "b")]
     nodes.append(node(op, "a b", **({"axis": 0} if op == "Concat" else {})))
     refused(model(nodes, {"x": np.zeros(4, np.float32)}, constants), "quantised inputs with different scales")
@@ -249,7 +236,7 @@ def test_a_pool_of_stored_numbers_takes_the_greatest(kind, how):
 
 def test_a_pool_between_linear_convolutions_keeps_their_steps():
     constants = {"w": bytes_of(np.int8, 4, 4, 1, 1)}
-    constants |= dict(zip(("sx", "zx", "sw", "zw"), (*steps(X, 3, np.uint8), *steps(W, 0, np.int8)), strict=True))
+    constants |= named("sx zx sw zw", *steps(X, 3, np.uint8), *steps(W, 0, np.int8))
     nodes = [
         node("QLinearConv", "x sx zx w sw zw sx zx", "a"),
         node("MaxPool", "a", "b", kernel_shape=[2, 2], strides=[2, 2]),
@@ -269,7 +256,7 @@ def test_a_linear_product_takes_a_scale_for_each_column(columns, kind):
         "sw": scales,
         "zw": np.full(columns, 128 * (kind is np.uint8), kind),
     }
-    constants |= dict(zip(("sx", "zx", "sy", "zy"), (*steps(X, 3, np.uint8), *steps(0.03, 9, np.uint8)), strict=True))
+    constants |= named("sx zx sy zy", *steps(X, 3, np.uint8), *steps(0.03, 9, np.uint8))
     check(*linear("QLinearMatMul", {"x": x}, constants, "x sx zx w sw zw sy zy"), steps=1)
 
 
@@ -282,7 +269,7 @@ def test_the_type_that_a_quantiser_without_zero_point_names_is_the_one_it_stores
 def test_weights_that_the_file_quantises_itself_are_quantised_at_import():
     w = RNG.standard_normal((4, 3, 3, 3)).astype(np.float32)
     constants = {"w": w, "sw": np.array([0.02, 0.03, 0.04, 0.05], np.float32), "zw": np.zeros(4, np.int8)}
-    constants |= dict(zip(("sx", "zx", "sy", "zy"), (*steps(X, 3, np.uint8), *steps(Y, 7, np.uint8)), strict=True))
+    constants |= named("sx zx sy zy", *steps(X, 3, np.uint8), *steps(Y, 7, np.uint8))
     nodes = [
         node("DequantizeLinear", "x sx zx", "xr"),
         node("QuantizeLinear", "w sw zw", "wq", axis=0),
@@ -290,10 +277,7 @@ def test_weights_that_the_file_quantises_itself_are_quantised_at_import():
         node("Conv", "xr wr", "t"),
         node("QuantizeLinear", "t sy zy"),
     ]
-    inputs = {"x": bytes_of(np.uint8, 1, 3, 6, 5)}
-    made = model(nodes, inputs, constants)
-    assert operations(made) == ["CONV_2D"]
-    check(made, inputs, steps=1)
+    check_nodes(nodes, {"x": bytes_of(np.uint8, 1, 3, 6, 5)}, constants, steps=1, becomes=["CONV_2D"])
 
 
 def test_a_function_of_the_files_own_that_is_called_relu_is_no_relu():
@@ -303,13 +287,13 @@ def test_a_function_of_the_files_own_that_is_called_relu_is_no_relu():
     nodes = [node("DequantizeLinear", "x s z", "r"), node("Add", "r r", "a"), node("Relu", "a", "b", "mine")]
     nodes.append(node("QuantizeLinear", "b s z"))
     inputs = {"x": bytes_of(np.uint8, 3, 4)}
-    constants = dict(zip(("s", "z"), steps(X, 128, np.uint8), strict=True))
+    constants = named("s z", *steps(X, 128, np.uint8))
     made = model(nodes, inputs, constants, functions=[function], otherwise=TensorProto.UINT8)
     check(made, inputs, steps=1)
 
 
 def test_bytes_that_another_node_reads_under_another_name_are_not_taken_as_stored_in_steps():
-    constants = dict(zip(("s", "z"), steps(X, 3, np.uint8), strict=True))
+    constants = named("s z", *steps(X, 3, np.uint8))
     constants |= {"shape": np.array([3, 4]), "k": np.array([99], np.uint8)}
     nodes = [node("Reshape", "x shape", "t"), node("Less", "t k", "l"), node("DequantizeLinear", "t s z", "r")]
     check_nodes(nodes, {"x": bytes_of(np.uint8, 3, 4)}, constants, "l r")
@@ -317,7 +301,7 @@ def test_bytes_that_another_node_reads_under_another_name_are_not_taken_as_store
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_values_of_many_dimensions_are_quantised_and_back(shared):
-    constants = dict(zip(("s", "z", "s2"), (*steps(X, 3, np.uint8), np.array(Y, np.float32)), strict=True))
+    constants = named("s z s2", *steps(X, 3, np.uint8), np.array(Y, np.float32))
     nodes = [node("DequantizeLinear", "x s z", "r"), node("Abs", "r", "t"), node("QuantizeLinear", "t s2 z")]
     if shared:
         nodes += [node("DequantizeLinear", "x s2 z", "q"), node("Neg", "q", "u")]
@@ -325,7 +309,7 @@ def test_values_of_many_dimensions_are_quantised_and_back(shared):
 
 
 def test_the_sum_of_two_stored_numbers_is_a_number():
-    constants = dict(zip(("s", "z"), steps(X, 3, np.uint8), strict=True))
+    constants = named("s z", *steps(X, 3, np.uint8))
     nodes = [node("DequantizeLinear", "x s z", "r"), node("Add", "r r", "t"), node("QuantizeLinear", "t s z")]
     inputs = {"x": np.array(40, np.uint8)}
     check(model(nodes, inputs, constants, otherwise=TensorProto.UINT8), inputs, steps=1)
@@ -340,13 +324,12 @@ def test_an_input_is_added_to_itself_as_it_is_stored():
     inputs = {"a": bytes_of(np.uint8, 3, 4)}
     constants = {name: value for name, value in three_steps().items() if "b" not in name}
     made, inputs = linear("QLinearAdd", inputs, constants, "a sa za a sa za sy zy", domain="com.microsoft")
-    assert operations(made) == ["ADD"]
-    check(made, inputs, steps=1)
+    check(made, inputs, steps=1, becomes=["ADD"])
 
 
 @pytest.mark.parametrize("kept", ["input", "output"])
 def test_a_stored_number_that_is_seen_as_a_row_of_one_stays_a_number(kept):
-    constants = dict(zip(("s", "z"), steps(X, 3, np.uint8), strict=True)) | {"one": np.array([1])}
+    constants = named("s z", *steps(X, 3, np.uint8)) | {"one": np.array([1])}
     nodes = [node("DequantizeLinear", "q s z", "r"), node("Reshape", "r one"), node("Neg", "r", "n")]
     inputs = {"q": np.array(40, np.uint8)}
     if kept == "output":
@@ -518,15 +501,13 @@ def test_sums_of_products_beyond_float32_are_refused_with_their_limit(count, wei
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 def test_an_lstm_quantises_its_state_at_each_step(device, direction):
     """Against ONNX Runtime. Scales and zero points for a direction; the tests below have those for each column."""
-    made, inputs = quantised_lstm(direction)
-    check(made, inputs, device=device, tolerance=5e-6)
+    check(*quantised_lstm(direction), device=device, tolerance=5e-6)
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_lstm_has_scales_for_columns_peepholes_and_states(device):
-    made, inputs = quantised_lstm("bidirectional", columns=True, states=True, peepholes=True)
-    check(made, inputs, device=device, tolerance=5e-6)
+    check(*quantised_lstm("bidirectional", columns=True, states=True, peepholes=True), device=device, tolerance=5e-6)
 
 
 def quantised_lstm(direction, *, columns=False, states=False, peepholes=False):

@@ -107,8 +107,7 @@ def regions(opset, images=IMAGES, boxes=REGIONS, **how):
 @pytest.mark.parametrize("how", ["half_pixel", "output_half_pixel"])
 def test_regions_are_those_of_onnx_runtime(how, points, device):
     sizes = {"output_height": 2, "output_width": 3}
-    made, inputs = regions(16, coordinate_transformation_mode=how, sampling_ratio=points, **sizes)
-    check(made, inputs, device=device)
+    check(*regions(16, coordinate_transformation_mode=how, sampling_ratio=points, **sizes), device=device)
 
 
 def test_regions_before_version_16_are_not_shifted():
