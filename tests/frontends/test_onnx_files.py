@@ -138,17 +138,17 @@ def test_a_name_that_is_written_twice_is_refused():
     malformed(made, r"Relu #2 writes 'y', which is defined before, must be defined once")
 
 
-def test_a_circle_is_refused():
-    made = model([node("Add", "x b", "a"), node("Add", "a x", "b"), node("Relu", "b")], {"x": real(2)})
-    malformed(made, r"Add #0 is part of a cycle")
-
-
-def test_a_name_that_nothing_writes_is_refused():
-    malformed(model([node("Relu", "gone")], {"x": real(2)}), r"Relu #0 reads 'gone', which no node writes")
-
-
-def test_an_output_that_nothing_writes_is_refused():
-    malformed(model([node("Relu", "x", "z")], {"x": real(2)}, outputs="y"), "output 'y' is not written by any node")
+@pytest.mark.parametrize(
+    ("nodes", "match"),
+    [
+        ([node("Add", "x b", "a"), node("Add", "a x", "b"), node("Relu", "b")], r"Add #0 is part of a cycle"),
+        ([node("Relu", "gone")], r"Relu #0 reads 'gone', which no node writes"),
+        ([node("Relu", "x", "z")], "output 'y' is not written by any node"),
+    ],
+    ids=["a cycle", "a name that nothing writes", "an output that nothing writes"],
+)
+def test_a_graph_that_lies_is_refused(nodes, match):
+    malformed(model(nodes, {"x": real(2)}), match)
 
 
 def test_nodes_in_another_order_are_put_in_order():
@@ -341,17 +341,27 @@ def test_a_file_below_the_folder_is_read(tmp_path):
     assert len(nnhal.load(changed(path, location="deep/weights.bin")).main.operations) == 1
 
 
-def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
-    path = with_data_beside(tmp_path)
-    os.unlink(tmp_path / "weights.bin")
-    os.mkfifo(tmp_path / "weights.bin")
-    malformed(path, "is not a file")
+def replaced_by_a_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
 
 
-def test_a_missing_file_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("spoil", "match"),
+    [
+        pytest.param(replaced_by_a_pipe, "is not a file", id="a pipe, which is not waited for"),
+        pytest.param(Path.unlink, r"external file 'weights.bin': No such file", id="a missing file"),
+        pytest.param(
+            lambda file: os.truncate(file, 1 << 40),  # a hole
+            "has 1099511627776 bytes, must have at most 1179648",
+            id="a file of which hardly anything is used",
+        ),
+    ],
+)
+def test_what_is_no_file_of_weights_is_refused(tmp_path, spoil, match):
     path = with_data_beside(tmp_path)
-    os.unlink(tmp_path / "weights.bin")
-    malformed(path, r"external file 'weights.bin': No such file")
+    spoil(tmp_path / "weights.bin")
+    malformed(path, match)
 
 
 @pytest.mark.parametrize(
@@ -365,12 +375,6 @@ def test_a_missing_file_is_named(tmp_path):
 )
 def test_places_outside_of_the_file_are_refused(tmp_path, entries, match):
     malformed(changed(with_data_beside(tmp_path), **entries), match)
-
-
-def test_a_file_of_which_hardly_anything_is_used_is_not_read(tmp_path):
-    path = with_data_beside(tmp_path)
-    os.truncate(tmp_path / "weights.bin", 1 << 40)  # a hole
-    malformed(path, "has 1099511627776 bytes, must have at most 1179648")
 
 
 def test_a_truncated_header_is_no_onnx_file():

@@ -94,19 +94,13 @@ def test_a_sequence_of_eight_bits_has_the_very_numbers_of_litert(cifg, peepholes
     assert off(content, 4, 3, 5) == 0
 
 
-@pytest.mark.parametrize("zero", [-90, 100])
+@pytest.mark.parametrize("zero", [HIDDEN["zero"], -90, 100], ids=["near", "far below", "far above"])
 @pytest.mark.parametrize("projection", [0, 4])
-def test_a_hidden_state_that_saturates_far_from_its_zero_point_has_the_very_numbers(zero, projection, monkeypatch):
+def test_a_step_and_a_sequence_of_eight_bits_have_the_very_numbers_of_litert(zero, projection, monkeypatch):
     monkeypatch.setitem(HIDDEN, "zero", zero)
     parts = {"cifg": False, "peepholes": False, "projection": projection, "norms": False}
     assert off(lstm("LSTM", (3, 5), **parts), 3, 5) == 0
     assert off(lstm("UNIDIRECTIONAL_SEQUENCE_LSTM", (4, 3, 5), **parts), 4, 3, 5) == 0
-
-
-@pytest.mark.parametrize("projection", [0, 4])
-def test_a_step_of_eight_bits_has_the_very_numbers_of_litert(projection):
-    parts = {"cifg": False, "peepholes": False, "projection": projection, "norms": False}
-    assert off(lstm("LSTM", (3, 5), **parts), 3, 5) == 0
 
 
 @pytest.mark.parametrize(("number", "what"), [*((n, "a gate") for n in range(4)), (4, "its hidden state")])

@@ -38,6 +38,15 @@ def extended(extension: str) -> nnhal.Model:
     return operation_chain((FLOATS, SHAPE), named.operation("OP"), "RELU", extensions=[(named.name, named.prefix)])
 
 
+def svdf(*, also_added: bool = False) -> nnhal.Model:
+    """Its bias may be left out, unless something else needs it."""
+    b = nnhal.Builder("svdf")
+    x, features, times = (b.input(s, name=n) for s, n in (((1, 2), "x"), ((2, 2), "features"), ((2, 1), "times")))
+    bias, state = b.input((2,), name="bias"), b.input((1, 2), name="state")
+    _, y = b.svdf(x, features, times, bias, state, 1, "none")
+    return b.finish([x, features, times, bias, state], [y, b.relu(bias)] if also_added else [y])
+
+
 def counter() -> nnhal.Model:
     """total' = total + x, carried from call to call; y = total' + total'."""
     b = ModelBuilder("counter")

@@ -15,7 +15,7 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import EdgeForm, State
 from nnhal.model.validate import optional_inputs
 from nnhal.runtime.arguments import ModelInterface, Spec, accept, make_control, require_no_overlap
-from tests.runtime.graphs import FLOATS, SHAPE, counter, sums
+from tests.runtime.graphs import FLOATS, SHAPE, counter, sums, svdf
 from tests.runtime.test_execution import Own, relued, two_outputs
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
@@ -207,15 +207,6 @@ def test_a_state_is_read_and_written_at_places_of_its_own():
 
 
 # ----------------------------------------------------------------------------------------------- what may be left out
-
-
-def svdf(*, also_added: bool = False) -> nnhal.Model:
-    """Its bias may be left out, unless something else needs it."""
-    b = nnhal.Builder("svdf")
-    x, features, times = (b.input(s, name=n) for s, n in (((1, 2), "x"), ((2, 2), "features"), ((2, 1), "times")))
-    bias, state = b.input((2,), name="bias"), b.input((1, 2), name="state")
-    _, y = b.svdf(x, features, times, bias, state, 1, "none")
-    return b.finish([x, features, times, bias, state], [y, b.relu(bias)] if also_added else [y])
 
 
 def test_what_one_operation_needs_may_not_be_left_out_though_another_does_without():

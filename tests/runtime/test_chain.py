@@ -20,6 +20,7 @@ from nnhal.hal.device import YES, Device, Hints, Prepared, Verdict
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.runtime import fenced as chains
 from tests.hal.devices import OwnBuffer
+from tests.models import make_model
 from tests.runtime.devices import Fake, failing, for_nothing
 from tests.runtime.graphs import FLOATS, SHAPE, sums
 from tests.runtime.test_arguments import SIXTEEN, WIDE, N, formed
@@ -135,10 +136,7 @@ def test_a_step_that_had_ended_when_its_launch_came_back_is_waited_for_by_nobody
 
 def test_what_one_step_writes_for_another_lies_side_by_side_in_one_sealed_memory(monkeypatch):
     for_nothing(monkeypatch)
-    b = nnhal.Builder()
-    x = b.input((3,))
-    left, right = b.add(x, x), b.mul(x, x)
-    model = b.finish([x], [b.sub(left, right)])
+    model = make_model(lambda b, x: b.sub(b.add(x, x), b.mul(x, x)), (3,))
     first, second = Launching("first", lambda n: n < 2), Launching("second", lambda n: n == 2)
     compiled = nnhal.compile(model, devices=[first, second])
     given = np.float32([1, 2, 4])

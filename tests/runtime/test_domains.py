@@ -26,6 +26,7 @@ from tests.hal.devices import OwnBuffer
 from tests.models import make_model
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import FLOATS, SHAPE, counter, sums
+from tests.runtime.test_execution import two_outputs
 from tests.waiting import LIMIT, NS, pass_time, until
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
@@ -195,12 +196,8 @@ def test_a_model_over_two_devices_reads_and_writes_allocations(isolation, monkey
 
 
 def test_a_step_that_fails_after_another_wrote_leaves_no_output_half_visible():
-    b = nnhal.Builder("two outputs")
-    x = b.input(SHAPE, name="x")
-    first = b.add(x, x, name="first")
-    model = b.finish([x], [first, b.mul(first, x, name="second")])
     device = Fake(takes=lambda n: n == 1)
-    compiled = nnhal.compile(model, devices=[device, "reference"])
+    compiled = nnhal.compile(two_outputs(), devices=[device, "reference"])
     outputs = [nnhal.allocate([(compiled, "output", n)]) for n in range(2)]
     device.prepared[0].before = failing(OperationFailed("broken"))
     with pytest.raises(OperationFailed, match="broken"):

@@ -22,7 +22,7 @@ from nnhal.runtime import discovery
 from tests.hal.devices import OwnBuffer
 from tests.models import make_model, operation_chain
 from tests.runtime.devices import Fake, failing
-from tests.runtime.graphs import sums
+from tests.runtime.graphs import sums, svdf
 from tests.waiting import LIMIT, jitter, pass_time, until
 from tests.waiting import until as wait_until
 
@@ -104,12 +104,7 @@ def test_room_in_bytes_of_an_output_that_a_later_step_reads_holds_the_output(fir
 
 def test_an_input_that_may_be_left_out_is_left_out_with_none():
     """UNIDIRECTIONAL_SEQUENCE_LSTM and its like have many such; LSTM's projection bias is one."""
-    b = nnhal.Builder("svdf")
-    x, features, times = (b.input(s, name=n) for s, n in (((1, 2), "x"), ((2, 2), "features"), ((2, 1), "times")))
-    bias, state = b.input((2,), name="bias"), b.input((1, 2), name="state")
-    _, y = b.svdf(x, features, times, bias, state, 1, "none")
-    model = b.finish([x, features, times, bias, state], [y])
-    compiled = nnhal.compile(model, devices="reference")
+    compiled = nnhal.compile(svdf(), devices="reference")
     given = np.float32([[1, 2]]), np.float32([[1, 0], [0, 1]]), np.float32([[1], [1]])
     zero = np.zeros((1, 2), np.float32)
     assert compiled(*given, None, zero).tolist() == [[1, 2]]
@@ -137,9 +132,6 @@ def test_an_operand_of_an_extensions_type_is_an_input_like_others():
     device.extensions = ("com.example.edge",)
     compiled = nnhal.compile(model, devices=[device])
     assert (compiled(X) == 3 * X).all() and compiled.inputs[0].dtype == np.float32
-
-
-# ------------------------------------------------------------------------------------------------------------- fallback
 
 
 # ------------------------------------------------------------------------------------------------------------ the end
@@ -450,9 +442,7 @@ class Algebra(np.ndarray):
 
 def test_an_array_of_another_class_is_taken_for_the_array_that_it_is():
     device = Own(lambda request, control: request.write(0, request.inputs[0] * request.inputs[1]))  # type: ignore[operator]
-    b = nnhal.Builder("product")
-    x, y = (b.input((2, 2), name=n) for n in "xy")
-    compiled = nnhal.compile(b.finish([x, y], [b.mul(x, y)]), devices=[device])
+    compiled = nnhal.compile(make_model(lambda b, x, y: b.mul(x, y), x=(2, 2), y=(2, 2)), devices=[device])
     values = np.float32([[1, 2], [3, 4]])
     assert compiled(values.view(Algebra), values.view(Algebra)).tolist() == [[1, 4], [9, 16]]
     with pytest.raises(nnhal.InvalidRequest, match="has masked elements"):
