@@ -235,11 +235,7 @@ def test_statuses_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         (errno.ENFILE, ResourceExhausted),
         (errno.EPERM, InvalidArgument),
     ):
-
-        def none(*_: object, number: int = number) -> int:
-            raise OSError(number, "no")
-
-        monkeypatch.setattr(os, "eventfd", none)
+        monkeypatch.setattr(os, "eventfd", failing(OSError(number, "no")))
         assert type(failure(_native.TOO_LARGE)) is kind
 
 
