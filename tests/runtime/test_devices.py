@@ -205,7 +205,7 @@ def test_options_of_an_isolated_device_are_not_for_the_cpu_of_the_same_name():
 def test_a_driver_by_a_relative_path_loads_in_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(discovery, "_registered", {})
     monkeypatch.chdir(tmp_path)
-    nnhal.load_driver(driver_file(Path("relative.py"), name="relative"))
+    nnhal.load_driver(str(driver_file(Path("relative.py"), name="relative")))
     compiled = nnhal.compile(multiples(), devices="relative", isolation="process")
     assert len(compiled(*(np.ones(s.fixed, s.dtype) for s in compiled.inputs))) == 4
 
