@@ -11,6 +11,7 @@ from tests.frontends.cases import refused
 from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, check_nodes, model, node, operations
 
 RNG = np.random.default_rng(5)
+DEVICES = ["reference", "litert", "onnxruntime", "openvino"]
 X, W, Y = 0.05, 0.02, 0.1  # scales
 
 
@@ -177,6 +178,97 @@ def test_a_linear_product_is_one_quantised_layer():
     check(*linear("QLinearMatMul", {"x": x}, constants, "x sx zx w sw zw sy zy"), steps=1, becomes=["FULLY_CONNECTED"])
 
 
+def column_weights(kind, *shape, axis):
+    """Weights with a scale and a zero point for each index along an axis."""
+    units, zero = shape[axis], 128 * (kind is np.uint8)
+    scales = (W * RNG.uniform(0.5, 1.5, units)).astype(np.float32)
+    return {"w": weights_of(kind, *shape), "sw": scales, "zw": np.full(units, zero, kind)}
+
+
+def gemm_of(kind, of_weights, constants, **attributes):
+    """A QGemm of three rows of eight bytes, and its input."""
+    found = *steps(X, 7, kind), *steps(Y, 9, kind)
+    constants |= dict(zip(("sx", "zx", "sy", "zy"), found, strict=True))
+    x = bytes_of(kind, *((8, 3) if attributes.get("transA") else (3, 8)))
+    names = "x sx zx w sw zw b sy zy"
+    gemm = node("QGemm", names, domain="com.microsoft", **attributes)
+    of_result = TensorProto.INT8 if kind is np.int8 else TensorProto.UINT8
+    return model([gemm], {"x": x}, constants, otherwise=of_result), {"x": x}
+
+
+BIAS = {"a row": (5,), "a column": (3, 1), "a matrix": (3, 5)}
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("kinds", [(np.uint8, np.int8), (np.uint8, np.uint8), (np.int8, np.int8)])
+def test_a_linear_gemm_has_a_scale_for_each_column(kinds, turned):
+    shape = (5, 8) if turned else (8, 5)
+    constants = column_weights(kinds[1], *shape, axis=1 - turned) | {"b": np.arange(-900, 900, 360, dtype=np.int32)}
+    check(*gemm_of(*kinds, constants, transB=turned), steps=1)
+    one = constants | {"sw": np.array(W, np.float32), "zw": constants["zw"][0]}
+    made, inputs = gemm_of(*kinds, one, transB=turned)
+    assert operations(made) == ["FULLY_CONNECTED"]
+    check(made, inputs, steps=1)
+
+
+@pytest.mark.parametrize("bias", BIAS)
+@pytest.mark.parametrize("how", [{"alpha": 0.25}, {"transA": 1}], ids=lambda how: next(iter(how)))
+def test_a_linear_gemm_scales_its_product_and_bias_and_turns_its_rows(how, bias):
+    constants = column_weights(np.int8, 8, 5, axis=1) | {"b": RNG.integers(-2000, 2000, BIAS[bias]).astype(np.int32)}
+    check(*gemm_of(np.uint8, np.int8, constants, **how), steps=1)
+
+
+def test_a_linear_gemm_without_a_scale_of_its_output_gives_reals():
+    constants = column_weights(np.int8, 8, 5, axis=1) | {"b": np.arange(5, dtype=np.int32) * 300}
+    made, inputs = gemm_of(np.uint8, np.int8, constants)
+    del made.graph.node[0].input[7:]
+    made.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    check(made, inputs)
+
+
+def product_of(inputs, constants):
+    found = *steps(X, 7, np.uint8), *steps(Y, 99, np.uint8)
+    constants |= dict(zip(("sx", "zx", "sy", "zy"), found, strict=True))
+    return linear("QLinearMatMul", inputs, constants, "x sx zx w sw zw sy zy")
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8])
+def test_a_linear_product_of_three_dimensions_has_a_scale_for_each_column(kind):
+    check(*product_of({"x": bytes_of(np.uint8, 2, 3, 8)}, column_weights(kind, 8, 5, axis=1)), steps=1)
+
+
+def test_a_linear_product_with_a_computed_matrix_of_fewer_dimensions():
+    inputs = {"x": bytes_of(np.uint8, 2, 3, 8), "w": weights_of(np.uint8, 8, 5)}
+    constants = dict(zip(("sw", "zw"), steps(W, 120, np.uint8), strict=True))
+    check(*product_of(inputs, constants), steps=1)
+
+
+MOVED = {
+    "a constant": ("Gather", "k i", "i"),
+    "an input by another": ("Gather", "x i", "x i"),
+    "an input": ("Reshape", "x d", "x"),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", MOVED)
+def test_stored_numbers_that_are_moved_first_have_the_scale_of_their_reader(name, device):
+    """As the quantiser writes an embedding. CAST ignores scales: the stored numbers remain."""
+    op, names, given = MOVED[name]
+    arrays = {"k": bytes_of(np.uint8, 9, 4), "x": bytes_of(np.uint8, 9, 4), "i": np.array([3, 0, 8])}
+    constants = arrays | {"d": np.array([6, 6]), "w": weights_of(np.int8, 6 if op == "Reshape" else 4, 5)}
+    for number, scale, kind in (("x", X, np.uint8), ("w", W, np.int8), ("y", Y, np.uint8)):
+        constants |= {f"s{number}": np.array(scale, np.float32), f"z{number}": np.array(7 * (kind is np.uint8), kind)}
+    inputs = {key: constants.pop(key) for key in given.split()}
+    nodes = [node(op, names, "g"), node("QLinearMatMul", "g sx zx w sw zw sy zy")]
+    made = model(nodes, inputs, constants, otherwise=TensorProto.UINT8)
+    assert operations(made)[-2:] == ["CAST", "FULLY_CONNECTED"]
+    check(made, inputs, steps=1, device=device)
+    made = model([node(op, names, "g"), node("DequantizeLinear", "g sx zx")], inputs, constants)
+    assert operations(made)[-2:] == ["CAST", "DEQUANTIZE"]
+    check(made, inputs, tolerance=0, device=device)
+
+
 @pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
 def test_linear_arithmetic_is_quantised(op):
     inputs = {"a": bytes_of(np.uint8, 3, 4), "b": bytes_of(np.uint8, 3, 4)}
@@ -339,8 +431,6 @@ def test_a_stored_number_that_is_seen_as_a_row_of_one_stays_a_number(kept):
 
 
 # ------------------------------------------------------------------------------------- scales that are found at execution
-
-DEVICES = ["reference", "litert", "onnxruntime", "openvino"]
 
 
 def dynamic(integer, x, w, *, w_zero, w_scale, **attributes):

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,12 +135,23 @@ class NodeGraph(ImportedGraph):
         self.operations: OperationList = OperationList()
         # By name: the term of the enclosing graph, and the input that receives it
         self.captures: dict[str, tuple[Term, Term]] = {}
-        self._readers: dict[str, OnnxNode] | None = None
+        self._readers: dict[str, OnnxNode] = {}  # the last one of each value
         self.open_to_outer = False  # its operations are part of the enclosing graph
         self.depth: int = outer.depth + 1 if outer else 0
-        self.uses = Counter(name for node in source.nodes for name in reads(node))
-        self.uses.update(edge.name for edge in source.outputs)
-        self.written = {name for node in source.nodes for name in node.outputs}
+        self.uses = Counter(edge.name for edge in source.outputs)
+        self.written: set[str] = set()
+        self.note_nodes(source.nodes)
+
+    def note_nodes(self, nodes: Iterable[OnnxNode]) -> None:
+        """Record what nodes read and write, before the first of them is imported."""
+        for node in nodes:
+            self.uses.update(reads(node))
+            self._readers.update(dict.fromkeys(node.inputs, node))
+            self.written.update(node.outputs)
+
+    def note_replaced(self, node: OnnxNode) -> None:
+        """Record that other nodes read the inputs of a node in its place."""
+        self.uses.subtract(reads(node))
 
     def give(self, name: str, value: Value, kind: str, *, scalar: bool) -> Term:
         """Make an input of the graph."""
@@ -265,11 +276,7 @@ class NodeGraph(ImportedGraph):
 
     def only_reader(self, name: str) -> OnnxNode | None:
         """Return the only node that reads a value, None if there are several or it is an output."""
-        if self.uses[name] != 1:
-            return None
-        if self._readers is None:
-            self._readers = {name: node for node in self.source.nodes for name in node.inputs}
-        return self._readers.get(name)
+        return self._readers.get(name) if self.uses[name] == 1 else None
 
     def prune(self) -> None:
         """Remove the operations that nothing needs."""

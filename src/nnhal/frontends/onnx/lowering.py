@@ -64,14 +64,6 @@ def _lower_all(graph: NodeGraph, nodes: tuple[OnnxNode, ...], opsets: Mapping[st
         NodeImport(graph, node, version, depth).run()
 
 
-def _lower_in_place(graph: NodeGraph, nodes: Sequence[OnnxNode], opsets: Mapping[str, int], depth: int) -> None:
-    """Lower nodes that replace one of the file."""
-    for node in nodes:
-        graph.uses.update(filter(None, node.inputs))
-        graph.written.update(node.outputs)
-    _lower_all(graph, tuple(nodes), opsets, depth + 1)
-
-
 class NodeImport(OperatorImport):
     """The import of one node. depth: that of functions and nodes that it replaces."""
 
@@ -123,7 +115,7 @@ class NodeImport(OperatorImport):
             inputs, outputs = tuple(map(renamed, each.inputs)), tuple(map(renamed, each.outputs))
             place = f"{node.place}/{each.place.split(' ')[0]}"
             made.append(OnnxNode(place, each.name, each.op, each.domain, inputs, outputs, found, each.overload))
-        _lower_in_place(self.graph, made, function.opsets, self.depth)
+        self._lower_in_place(made, function.opsets)
 
     def fold_from(self, terms: Sequence[Term]) -> None:
         """Compute the outputs from known inputs. Nodes that give the same results from constants share them."""
@@ -137,6 +129,12 @@ class NodeImport(OperatorImport):
             if key is not None and all(outputs):
                 context.derived[key] = [self.graph.terms[name] for name in outputs]
                 context.kept += terms
+
+    def _lower_in_place(self, nodes: Sequence[OnnxNode], opsets: Mapping[str, int]) -> None:
+        """Lower nodes that replace this one."""
+        self.graph.note_replaced(self.operator)
+        self.graph.note_nodes(nodes)
+        _lower_all(self.graph, tuple(nodes), opsets, self.depth + 1)
 
     def _constant(self) -> bool:
         """Whether it is a Constant, whose value is its output."""
@@ -210,7 +208,7 @@ class NodeImport(OperatorImport):
     def _expanded(self) -> ExpandedNode:
         """Return the task of a node that others replace, which are lowered in its place."""
         whole = ExpandedNode(self.graph, self.operator, self.version)
-        whole.later.append(lambda: _lower_in_place(self.graph, whole.nodes, {"": VERSION}, self.depth))
+        whole.later.append(lambda: self._lower_in_place(whole.nodes, {"": VERSION}))
         return whole
 
     def _rank(self) -> int:

@@ -8,7 +8,7 @@ read real values, which is exact too.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from nnhal.frontends.common.functions import RealArithmetic, rounded
 from nnhal.frontends.common.terms import PLAIN_SCALE, Term, UnsupportedOperator, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS
 from nnhal.frontends.onnx.dynamic import hold
-from nnhal.frontends.onnx.expanded import ExpandedNode
+from nnhal.frontends.onnx.expanded import ExpandedNode, expanded
 from nnhal.frontends.onnx.file import DTYPES, OnnxNode
 from nnhal.frontends.onnx.file import KINDS as FILE_KINDS
 from nnhal.frontends.onnx.graph import NodeGraph
@@ -35,7 +35,6 @@ from nnhal.ops.schema import F32, I32, Q8, Q8PC, Q8S
 KINDS = {"UINT8": Q8, "INT8": Q8S}
 SIXTEEN = "UINT16", "INT16"
 SHIFT = 128  # between the stored values of the two types
-BIAS_SLACK = 1e-5  # the relative difference that the scale of a bias may have from that of the products
 
 
 class QuantParams(NamedTuple):
@@ -154,7 +153,7 @@ def converted(t: NodeTask, x: Term, value: Value) -> Term:
 
 
 @operator("DequantizeLinear", "com.microsoft.DequantizeLinear", apart=True, inputs=(2, 3),
-          becomes="DEQUANTIZE, unless the next operation reads the stored values; of 16 bits SUB, MUL")  # fmt: skip
+          becomes="DEQUANTIZE, unless the next operation reads the stored values; CAST; of 16 bits SUB, MUL")  # fmt: skip
 def dequantise(t: NodeTask) -> None:
     """Dequantise stored values."""
     raw = t.raw(0)
@@ -171,24 +170,14 @@ def dequantise(t: NodeTask) -> None:
     t.require(not t.attr("block_size", 0), "has scales for blocks of computed values, which NNAPI does not have")
     steps = quant_params_at(t, 1, 2, raw.kind if raw.kind in KINDS else "")
     found = seen_as(t, raw, steps)
-    if found is None:
-        own = quant_params_of(raw.value)
-        x = t.x(0)
-        plain = t.make("DEQUANTIZE", t.reshaped(x, (math.prod(t.known(x)),)), like=Value(F32))
-        if own.scale != PLAIN_SCALE:
-            plain = t.make("DIV", plain, t.scalar(own.scale, plain), activation=0)
-        centred = t.make("SUB", plain, t.scalar(steps.zero_point - own.zero_point, plain), activation=0)
-        real = t.make("MUL", centred, t.scalar(steps.scale, plain), activation=0)
-        t.result(0, t.reshaped(real, t.known(x)), "FLOAT", scalar=raw.scalar)
-        return
     t.result(0, converted(t, found, Value(F32)), "FLOAT", scalar=raw.scalar)
     t.later.append(lambda: t.graph.context.note_real_term(t.results[0], found))
 
 
-def seen_as(t: NodeTask, raw: Term, steps: QuantParams) -> Term | None:
-    """Return an 8-bit tensor with these parameters: itself, or an input of the model that nothing has read yet.
+def seen_as(t: NodeTask, raw: Term, steps: QuantParams) -> Term:
+    """Return an 8-bit tensor of the same stored values with these parameters.
 
-    Returns None if it has other parameters.
+    An input of the model that nothing has read yet gets them; a CAST, which ignores scales, gives them to others.
     """
     t.require(raw.value.type in ASYMMETRIC, f"of {raw.kind} that is computed, must be UINT8 or INT8")
     t.require(raw.value.type == steps.type, f"is {raw.kind} and has a zero point of another type")
@@ -204,7 +193,9 @@ def seen_as(t: NodeTask, raw: Term, steps: QuantParams) -> Term | None:
     ):
         raw.value = replace(raw.value, scale=steps.scale, zero_point=steps.zero_point)
         return raw
-    return None
+    made = t.make("CAST", t.usable(raw, "an input"), like=steps.value())
+    made.kind, made.scalar = raw.kind, raw.scalar
+    return made
 
 
 def dequantised(t: NodeTask, raw: Term) -> tuple[Term, Term | None]:
@@ -562,10 +553,7 @@ def stored_input(t: NodeTask, place: int, scale: int, zero: int, axis: int = 0) 
         if found is None:
             t.refuse(f"input {place} is {raw.kind} with scales and zero points that NNAPI has no type for")
         return found
-    seen = seen_as(t, t.usable(raw, f"input {place}"), quant_params_at(t, scale, zero, raw.kind))
-    if seen is None:
-        t.refuse(f"input {place} has a different scale from its scale input, which no operation of NNAPI supports")
-    return seen
+    return seen_as(t, t.usable(raw, f"input {place}"), quant_params_at(t, scale, zero, raw.kind))
 
 
 def finish(t: NodeTask, made: Term, steps: QuantParams, *, scalar: bool = False) -> None:
@@ -573,14 +561,32 @@ def finish(t: NodeTask, made: Term, steps: QuantParams, *, scalar: bool = False)
     t.result(0, made, kind_of(steps), scalar=scalar)
 
 
+def of_reals(t: ExpandedNode, op: str, axes: tuple[int, int], out: int, bias: Sequence[str], **how: Any) -> None:
+    """Write an operator between DequantizeLinear and QuantizeLinear, whose nodes use stored values where they can.
+
+    axes: those of several scales of its two inputs. out: the input with the scale of the output.
+    """
+    x, w = (
+        t.write("DequantizeLinear", *map(t.input, range(3 * n, 3 * n + 3)), axis=axis) for n, axis in enumerate(axes)
+    )
+    made = t.write(op, x, w, *bias, gives=None if t.given(out) else 0, **how)
+    if t.given(out):
+        t.write("QuantizeLinear", made, t.input(out), t.input(out + 1), gives=0)
+
+
+def bias_of_reals(t: ExpandedNode, place: int, alpha: float = 1.0) -> list[str]:
+    """Write the real values of a bias, whose scale is the product of those of the first two inputs, and a factor."""
+    if not t.given(place):
+        return []
+    steps = t.write("Mul", t.input(1), t.input(4))
+    steps = steps if alpha == 1 else t.write("Mul", steps, t.constant(alpha))
+    return [t.write("Mul", t.write("CastLike", t.input(place), t.input(1)), steps)]
+
+
 def convolution_of_reals(t: ExpandedNode) -> None:
-    """Convolve between DequantizeLinear and QuantizeLinear, whose nodes work on stored values where they can."""
-    steps = np.asarray(t.data(1, "the scale")) * np.asarray(t.data(4, "the scale")).reshape(-1)
-    x, w = (t.write("DequantizeLinear", *[t.input(n + k) for k in range(3)], axis=n and 0) for n in (0, 3))
-    bias = [t.write("DequantizeLinear", t.input(8), t.constant(steps), axis=0)] if t.given(8) else []
-    names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    made = t.write("Conv", x, w, *bias, **{name: t.attr(name) for name in names})
-    t.write("QuantizeLinear", made, t.input(6), t.input(7), gives=0)
+    """Convolve pictures of other dimensions than NNAPI's."""
+    how = {name: t.attr(name) for name in ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")}
+    of_reals(t, "Conv", (0, 0), 6, bias_of_reals(t, 8), **how)
 
 
 @operator("QLinearConv", apart=True, inputs=(8, 9), by_rank=dict.fromkeys((3, 5), convolution_of_reals),
@@ -596,40 +602,20 @@ def linear_convolution(t: NodeTask) -> None:
         t.refuse(str(error) or "has types or a rank that NNAPI's quantised layers reject")
 
 
-@operator("QLinearMatMul", apart=True, inputs=8, becomes="FULLY_CONNECTED, quantised; of real values BATCH_MATMUL")
-def linear_product(t: NodeTask) -> None:
-    """Multiply with the parameters of both inputs (of the second, maybe for each column) and of the output."""
-    x, w, out = stored_input(t, 0, 1, 2, -2), stored_input(t, 3, 4, 5, -1), quant_params_at(t, 6, 7)
-    try:
-        finish(
-            t,
-            multiplied(t, with_matching_weights(StoredLayer(x, w, None, False, out, Activation.NONE)), turned=False),
-            out,
-        )
-        return
-    except UnsupportedOperator:
-        pass
-    a, b = (t.make("DEQUANTIZE", each, like=Value(F32)) for each in (x, w))
-    t.require(t.rank(a) == t.rank(b) <= 4, "has ranks that NNAPI's quantised products reject")
-    real = t.make("BATCH_MATMUL", a, b, like=a, adj_x=False, adj_y=False)
-    finish(t, t.run("QUANTIZE", real, outs=[out.value()])[0], out)
+@expanded("QLinearMatMul", apart=True, inputs=8,
+          becomes="FULLY_CONNECTED, quantised; with scales of columns, or computed weights, MatMul of reals")  # fmt: skip
+def linear_product(t: ExpandedNode) -> None:
+    """Multiply with the parameters of both inputs (maybe for each row or column) and of the output."""
+    of_reals(t, "MatMul", (-2, -1), 6, ())
 
 
-@operator("com.microsoft.QGemm", inputs=(6, 9), becomes="FULLY_CONNECTED, quantised")
-def linear_gemm(t: NodeTask) -> None:
-    """Multiply with a stored output."""
-    t.require(t.given(7) and t.given(8), "has an output of real values, must have a stored one")
-    turned = bool(t.attr("transB", 0))
-    x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5, 0 if turned else 1), quant_params_at(t, 7, 8)
-    t.require(
-        t.attr("alpha", 1.0) == 1 and not t.attr("transA", 0), "has alpha or transA, which NNAPI's operation lacks"
-    )
-    bias = np.asarray(t.data(6, "the bias")) if t.given(6) else None
-    try:
-        layer = with_matching_weights(StoredLayer(x, w, bias, False, out, Activation.NONE))
-        finish(t, multiplied(t, layer, turned=turned), out)
-    except UnsupportedOperator as error:
-        t.refuse(str(error) or "has types that NNAPI's quantised layers reject")
+@expanded("com.microsoft.QGemm", inputs=(6, 9),
+          becomes="FULLY_CONNECTED, quantised; with scales of columns, or computed weights, Gemm of reals")  # fmt: skip
+def linear_gemm(t: ExpandedNode) -> None:
+    """Multiply; the output has real values if its scale is left out."""
+    how = {name: t.attr(name) for name in ("alpha", "transA", "transB")}
+    bias = bias_of_reals(t, 6, t.attr("alpha", 1.0))
+    of_reals(t, "Gemm", (0, 0 if t.attr("transB", 0) else 1), 7, bias, **how)
 
 
 @operator("com.microsoft.QLinearAdd", "com.microsoft.QLinearMul", inputs=8, becomes="ADD, MUL, quantised")
