@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.frontends.onnx_models import check, model, node
+from nnhal import UnsupportedModel, load
+from tests.frontends.onnx_models import check, element, model, node
 
 RNG = np.random.default_rng(1)
 CASES = []
@@ -423,3 +424,46 @@ for d in ("forward", "reverse", "bidirectional"):
 @pytest.mark.parametrize(("nodes", "inputs", "constants", "outputs", "opset"), CASES)
 def test_a_node_gives_what_onnx_runtime_gives(nodes, inputs, constants, outputs, opset):
     check(model(nodes, inputs, constants, outputs, opset), inputs)
+
+
+DEVICES = "reference", "onnxruntime", "openvino"  # litert takes no initial states that are computed
+RECURRENT = {
+    "LSTM": (4, "x w r b l h0 c0 p", "y h c"),
+    "GRU": (3, "x w r b l h0", "y h"),
+    "RNN": (1, "x w r b l h0", "y h"),
+}
+
+
+def recurrent(op, kind, lengths, direction="bidirectional"):
+    """A model of five time steps of two sequences, and its inputs. lengths: of the sequences."""
+    gates, names, outputs = RECURRENT[op]
+    count = 1 + (direction == "bidirectional")
+    arrays = {"x": real(5, 2, 3), "w": real(count, 4 * gates, 3), "r": real(count, 4 * gates, 4) / 2}
+    arrays |= {"b": real(count, 8 * gates), "h0": real(count, 2, 4), "c0": real(count, 2, 4), "p": real(count, 12)}
+    constants = {name: array.astype(kind) for name, array in arrays.items() if name in names.split()}
+    inputs = {name: constants.pop(name) for name in ("x", "h0")}
+    made = node(op, names, outputs, hidden_size=4, direction=direction)
+    constants["l"] = np.array(lengths, np.int32)
+    return model([made], inputs, constants, outputs, infer=False, otherwise=element(inputs["x"])), inputs
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("op", RECURRENT)
+def test_sequences_of_half_precision_are_computed_in_float32(op, device):
+    """As in ONNX Runtime, which has no kernels of FLOAT16 for them."""
+    check(*recurrent(op, np.float16, [5, 5]), device=device)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("op", RECURRENT)
+def test_the_results_behind_sequences_that_are_shorter_than_the_input_are_0(op, direction):
+    check(*recurrent(op, np.float32, [3, 3], direction))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "why"),
+    [([3, 5], "has sequences of different lengths"), ([6, 6], "sequence_lens is 6, must be from 1 to 5")],
+)
+def test_sequences_of_other_lengths_are_refused(lengths, why):
+    with pytest.raises(UnsupportedModel, match=f"LSTM #0: {why}"):
+        load(recurrent("LSTM", np.float32, lengths)[0].SerializeToString())

@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from nnhal import load
 from nnhal.base.codes import OperandType
@@ -598,6 +598,15 @@ def test_an_lstm_quantises_its_state_at_each_step(device, direction):
 @pytest.mark.parametrize("device", DEVICES)
 def test_an_lstm_has_scales_for_columns_peepholes_and_states(device):
     check(*quantised_lstm("bidirectional", columns=True, states=True, peepholes=True), device=device, tolerance=5e-6)
+
+
+def test_an_lstm_that_quantises_its_input_has_no_shorter_sequences():
+    """Their rest belongs to the range over which the input is quantised."""
+    made, _ = quantised_lstm("forward")
+    made.graph.node[0].input[4] = "l"
+    made.graph.initializer.append(numpy_helper.from_array(np.int32([2, 2]), "l"))
+    with pytest.raises(UnsupportedModel, match="DynamicQuantizeLSTM #0: sequence_lens is 2, must be 3"):
+        load(made.SerializeToString())
 
 
 def quantised_lstm(direction, *, columns=False, states=False, peepholes=False):

@@ -14,9 +14,9 @@ from nnhal.frontends.common.element_moves import part_of
 from nnhal.frontends.common.functions import RealArithmetic
 from nnhal.frontends.common.terms import Blob, Term, constant
 from nnhal.frontends.onnx.dynamic import in_steps
-from nnhal.frontends.onnx.elementwise import floats
+from nnhal.frontends.onnx.elementwise import in_own_type, single_floats
 from nnhal.frontends.onnx.indexing import reversed_along
-from nnhal.frontends.onnx.movement import equal_parts
+from nnhal.frontends.onnx.movement import equal_parts, rows
 from nnhal.frontends.onnx.task import NodeTask, operator
 from nnhal.ops.schema import F32
 
@@ -33,15 +33,15 @@ class Sequences:
 
     def __init__(self, t: NodeTask, gates: int) -> None:
         self.t, self.gates = t, gates
-        x = floats(t)
-        t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT")
+        x = single_floats(t)
         self.batch_first = bool(t.attr("layout", 0))
         if self.batch_first:
             x = t.make("TRANSPOSE", x, t.integers([1, 0, 2]))
-        self.x = x
         shape = t.known(x)
         t.require(len(shape) == 3, f"input has shape {list(shape)}, must have three dimensions")
-        self.steps, self.batch, self.size = shape
+        self.whole, self.batch, self.size = shape
+        self.steps = self.length()
+        self.x = x if self.steps == self.whole else part_of(t, x, 0, 0, self.steps)
         self.weights, self.recurrent = (self.matrices(n) for n in (1, 2))
         ok = self.weights.ndim == self.recurrent.ndim == 3
         t.require(ok, "weights must have three dimensions")
@@ -53,18 +53,28 @@ class Sequences:
         rows, count = gates * self.units, len(self.backward)
         shapes = self.weights.shape == (count, rows, self.size) and self.recurrent.shape == (count, rows, self.units)
         t.require(shapes, f"weights have shapes {self.weights.shape} and {self.recurrent.shape}, which do not fit")
-        self.bias = np.asarray(t.data(3, "bias")) if t.given(3) else np.zeros((count, 2 * rows), np.float32)
+        self.bias = self.floats(3, "bias") if t.given(3) else np.zeros((count, 2 * rows), np.float32)
         t.require(
             self.bias.shape == (count, 2 * rows), f"bias has shape {self.bias.shape}, must be {(count, 2 * rows)}"
         )
-        if t.given(4):
-            full = all(n == self.steps for n in t.ints(4, "sequence_lens"))
-            t.require(full, "has sequences of different lengths, which NNAPI does not support")
         t.require("clip" not in t.node.attributes, "clips its gates, which NNAPI does not support")
+
+    def length(self) -> int:
+        """Return the number of time steps of all sequences."""
+        lengths = set(self.t.ints(4, "sequence_lens")) if self.t.given(4) else {self.whole}
+        self.t.require(len(lengths) == 1, "has sequences of different lengths, which NNAPI does not support")
+        (length,) = lengths
+        self.t.require(0 < length <= self.whole, f"sequence_lens is {length}, must be from 1 to {self.whole}")
+        return length
+
+    def floats(self, place: int, what: str) -> Array:
+        """Return constants, FLOAT16 as FLOAT."""
+        data = np.asarray(self.t.data(place, what))
+        return data.astype(np.float32) if data.dtype == np.float16 else data
 
     def matrices(self, place: int) -> Array:
         """Return the weights of an input, [directions, rows, columns]."""
-        return np.asarray(self.t.data(place, "weights"))
+        return self.floats(place, "weights")
 
     def activations(self, default: Sequence[str]) -> list[list[str]]:
         """Return the names for each direction."""
@@ -83,7 +93,7 @@ class Sequences:
         if not t.given(place):
             t.budget.spend(Cost.MEMORY, 4 * self.batch * self.units, t.label)
             return constant(Value(F32), np.zeros((self.batch, self.units), np.float32))
-        given, (steps, rest) = t.x(place), (len(self.backward), (self.batch, self.units))
+        given, (steps, rest) = t.real(t.x(place)), (len(self.backward), (self.batch, self.units))
         if self.batch_first:
             given = t.make("TRANSPOSE", given, t.integers([1, 0, 2]))
         t.require(
@@ -98,7 +108,7 @@ class Sequences:
         raw = self.t.raw(place)
         part = array[direction, gate * self.units : (gate + 1) * self.units]
         blob = None
-        if raw.blob is not None and raw.data is not None and raw.data.flags.c_contiguous:
+        if raw.blob is not None and raw.data is array and array.flags.c_contiguous:
             start = (direction * self.gates + gate) * self.units * array.shape[2] * array.itemsize
             blob = Blob(raw.blob.offset + start, part.nbytes, raw.blob.file)
         return constant(Value(F32), part, "FLOAT", blob)
@@ -127,15 +137,17 @@ class Sequences:
                 there = reversed_along(t, made, 0) if self.backward[n] else made
                 parts.append(t.reshaped(there, (self.steps, 1, self.batch, self.units)))
             whole = parts[0] if len(parts) == 1 else t.make("CONCATENATION", *parts, 1, like=parts[0])
+            if self.steps < self.whole:
+                whole = t.make("PAD", whole, rows(t, [(0, self.whole - self.steps), (0, 0), (0, 0), (0, 0)]))
             if self.batch_first:
                 whole = t.make("TRANSPOSE", whole, t.integers([2, 0, 1, 3]))
-            t.result(0, whole)
+            t.result(0, in_own_type(t, whole))
         for number, each in enumerate(states, 1):
             if t.is_output_used(number):
                 whole = self.stacked(each)
                 if self.batch_first:
                     whole = t.make("TRANSPOSE", whole, t.integers([1, 0, 2]))
-                t.result(number, whole)
+                t.result(number, in_own_type(t, whole))
 
 
 @operator("LSTM", inputs=(3, 8), outputs=(0, 3),
@@ -152,7 +164,7 @@ def lstm(t: NodeTask) -> None:
         )
         peep: list[Term | None] = [None] * 3
         if t.given(7):
-            whole = np.asarray(t.data(7, "peepholes"))
+            whole = s.floats(7, "peepholes")
             t.require(whole.shape == (len(s.backward), 3 * s.units), f"peepholes have shape {whole.shape}")
             if whole.any():
                 by = {name: whole[n, k * s.units :][: s.units] for k, name in enumerate(("input", "output", "forget"))}
@@ -172,6 +184,12 @@ def lstm(t: NodeTask) -> None:
 
 class QuantisedSequences(Sequences):
     """A DynamicQuantizeLSTM: its weights are 8-bit integers, whose columns are the rows of an LSTM's."""
+
+    def length(self) -> int:
+        """Return the number of time steps; the input is quantised over all of them."""
+        length = super().length()
+        self.t.require(length == self.whole, f"sequence_lens is {length}, must be {self.whole}, as many as time steps")
+        return length
 
     def matrices(self, place: int) -> Array:
         """Return the weights minus their zero points, in an LSTM's order; their scales are `self.scales[place]`."""
