@@ -467,3 +467,35 @@ def test_the_results_behind_sequences_that_are_shorter_than_the_input_are_0(op, 
 def test_sequences_of_other_lengths_are_refused(lengths, why):
     with pytest.raises(UnsupportedModel, match=f"LSTM #0: {why}"):
         load(recurrent("LSTM", np.float32, lengths)[0].SerializeToString())
+
+
+@pytest.mark.parametrize("device", (*DEVICES, "litert"))
+@pytest.mark.parametrize("kind", [np.uint8, np.int8])
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
+def test_the_greatest_and_the_least_of_bytes(op, kind, device):
+    inputs = {"x": whole(2, 3, 4, 3, 2).astype(kind)}
+    made = model([node(op, "x", axes=[1, 3])], inputs, otherwise=element(inputs["x"]))
+    check(made, inputs, device=device)
+
+
+@pytest.mark.parametrize(("op", "kind"), [("ReduceSum", np.uint8), ("ReduceMax", np.bool_)])
+def test_reductions_without_an_operation_name_the_type(op, kind):
+    made = model([node(op, "x")], {"x": np.zeros((4, 3), kind)}, opset=20, infer=False)
+    with pytest.raises(
+        UnsupportedModel, match=f"{op} #0: of {'BOOL' if kind is np.bool_ else 'UINT8'} has no operation"
+    ):
+        load(made.SerializeToString())
+
+
+EMPTY = {
+    "an output": ([node("Slice", "x n n")], r"output 'y': has shape \[0, 3\], must have elements"),
+    "a result": ([node("Slice", "x n n", "t"), node("Relu", "t")], r"Relu #1: input 0 has shape \[0, 3\], must have"),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_tensors_without_elements_are_refused_with_their_shape(name):
+    nodes, why = EMPTY[name]
+    made = model(nodes, {"x": real(4, 3)}, {"n": ints(2)})
+    with pytest.raises(UnsupportedModel, match=why):
+        load(made.SerializeToString())

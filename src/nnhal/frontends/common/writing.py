@@ -71,7 +71,7 @@ class ImportedGraph(WrittenGraph):
         """Whether a term has no NNAPI type, so that it cannot be the named output; that is recorded."""
         why = "is a shape known only at execution, which NNAPI has no operation for" if term.partly else ""
         if term.value.type == UNTYPED and not why:
-            why = f"is {kind}, which NNAPI has no type for"
+            why = lack_of_type(term, kind)
         if why:
             self.problem(f"output {name!r}", why)
         return bool(why)
@@ -299,6 +299,13 @@ class OperationWriter:
     def scalar(self, value: Any, like: Term) -> Term:
         """Return a constant of one element with the type of an unquantised term."""
         return constant(Value(like.value.type), number_array(value, like.value.type).reshape(1))
+
+
+def lack_of_type(term: Term, kind: str) -> str:
+    """Return why a term has no type in NNAPI. kind: its type in the file."""
+    if term.value.shape is not None and 0 in term.value.shape:
+        return f"has shape {list(term.value.shape)}, must have elements: NNAPI has no empty tensors"
+    return f"is {kind}, which NNAPI has no type for"
 
 
 def check_count(count: int) -> None:

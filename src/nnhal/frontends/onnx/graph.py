@@ -23,7 +23,7 @@ from nnhal.frontends.common.terms import (
     constant,
     fits,
 )
-from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS, ImportedGraph
+from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS, ImportedGraph, lack_of_type
 from nnhal.frontends.onnx.file import DTYPES, SMALL, OnnxFile, OnnxFileGraph, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.node_order import reads
 from nnhal.frontends.onnx.open_sizes import Trials
@@ -302,7 +302,7 @@ def integer_form(term: Term) -> tuple[str, Value] | None:
 def why_untyped(term: Term, kind: str) -> str:
     """Return why a term has no type in NNAPI."""
     if term.reals is None or term.kind != "INT32":
-        return f"is {kind}, which NNAPI has no type for"
+        return lack_of_type(term, kind)
     most = f"may reach {max(map(abs, term.span))}" if term.span is not None else "have no known limit"
     rule = f"must be at most {EXACT}, up to which float32 has all integers, or be cast to FLOAT"
     return f"has sums of products in INT32, which are computed in float32: they {most}, {rule}"

@@ -15,7 +15,7 @@ from nnhal.frontends.common.integer_ranges import Span, Spans, of_all, of_indice
 from nnhal.frontends.common.operators import Fold
 from nnhal.frontends.common.reductions import PAIRWISE, cumulated, grouped, halved
 from nnhal.frontends.common.terms import Term, bare
-from nnhal.frontends.common.writing import MOST_DIMENSIONS, check_count, copied, filled
+from nnhal.frontends.common.writing import ASYMMETRIC, FLOATS, MOST_DIMENSIONS, check_count, copied, filled
 from nnhal.frontends.onnx.elementwise import in_own_type, single_floats
 from nnhal.frontends.onnx.indexing import reversed_along
 from nnhal.frontends.onnx.shapes import axes_in
@@ -157,7 +157,7 @@ def left(t: NodeTask, made: Term, x: Term, axes: Sequence[int], *, keep: bool) -
 
 def reduced(t: NodeTask, x: Term, name: str, axes: Sequence[int]) -> Term:
     """Reduce; the reduced dimensions become 1."""
-    if x.value.type in (F32, F16) and len(t.shape(x)) <= MOST_DIMENSIONS:
+    if reduces_type(x, name) and len(t.shape(x)) <= MOST_DIMENSIONS:
         return t.make(name, x, t.integers(axes), True)
     shape = t.known(x)
     return t.reshaped(
@@ -165,11 +165,16 @@ def reduced(t: NodeTask, x: Term, name: str, axes: Sequence[int]) -> Term:
     )
 
 
+def reduces_type(x: Term, name: str) -> bool:
+    """Whether NNAPI's operation reduces a type: the greatest and least of 8 bits are the same in all scales."""
+    return x.value.type in FLOATS or (x.value.type in ASYMMETRIC and name in ("REDUCE_MAX", "REDUCE_MIN"))
+
+
 def along(t: NodeTask, x: Term, name: str) -> Term:
     """Reduce the second of three dimensions to 1."""
-    if x.value.type in (F32, F16):
+    if reduces_type(x, name):
         return t.make(name, x, t.integers([1]), True)
-    t.require(x.value.type == I32 and name in PAIRWISE, f"of {x.kind or 'these'} has no operation in NNAPI")
+    t.require(x.value.type == I32 and name in PAIRWISE, f"of {t.raw(0).kind} has no operation in NNAPI")
     size = t.known(x)[1]
     t.require(size <= MOST_SUMMED, f"of {size} integers, must be of at most {MOST_SUMMED}")
     return halved(t, PAIRWISE[name], x)

@@ -17,6 +17,7 @@ from nnhal.frontends.common.writing import (
     MOST_DIMENSIONS,
     OperationWriter,
     copied,
+    lack_of_type,
     nonzero_mask,
     ones,
 )
@@ -172,7 +173,7 @@ class OperatorTask(OperationWriter):
                 self.graph.declared(self.operator.inputs[place])
             except UnsupportedOperator as error:
                 raise UnsupportedOperator(f"input {place}, {error}") from error
-            self.refuse(f"input {place} is {term.kind}, which NNAPI has no type for")
+            self.refuse(f"input {place} {lack_of_type(term, term.kind)}")
         self.require(
             not term.partly, f"input {place} is a shape known only at execution, which NNAPI has no operation for"
         )
