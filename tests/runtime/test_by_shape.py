@@ -137,6 +137,17 @@ def test_shapes_that_cannot_be_are_refused():
         nnhal.compile(graph, variants=0)
 
 
+@pytest.mark.parametrize("layer", [node("LayerNormalization", "x s"), node("MatMul", "x w")])
+def test_a_dimension_may_be_left_open_of_which_the_file_allows_but_one_size(layer):
+    """Some exporters name every dimension. None of the usual sizes is 5, as the scale and the weights have it."""
+    arrays = {"x": np.random.default_rng(3).standard_normal((2, 3, 4, 5)).astype(np.float32)}
+    constants = {"s": np.linspace(1, 2, 5, dtype=np.float32), "w": np.ones((5, 6), np.float32)}
+    made = model([layer], arrays, constants, shapes={"x": ["n", 3, "h", "w"]})
+    imported = nnhal.load(made.SerializeToString(), shapes={"x": (0, 3, 0, 0)})
+    with nnhal.compile(imported, devices=["reference"]) as compiled:
+        np.testing.assert_allclose(compiled(arrays["x"]), by_onnxruntime(made, arrays)[0], atol=2e-6)
+
+
 def test_dimensions_of_one_name_are_of_one_size():
     nodes = [
         node("Shape", "a", "shape"),

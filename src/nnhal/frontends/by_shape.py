@@ -31,10 +31,14 @@ SAMPLES = (
 
 
 class OpenInputs(NamedTuple):
-    """The inputs of a file with their open dimensions. alike: see the model's."""
+    """The inputs of a file with their open dimensions.
+
+    alike: see the model's. likely: sizes that the file's constants have: an open dimension may have but one that fits.
+    """
 
     dims: dict[str, Dims]
     alike: Alike = ()
+    likely: Sequence[int] = ()
 
     @property
     def open(self) -> bool:
@@ -85,7 +89,7 @@ def open_model(inputs: OpenInputs, at: Import, refused: UnsupportedModel | Inval
     found: list[tuple[dict[str, tuple[int, ...]], Model]] = []
     refusals = [refused]
     longer: Longer = None
-    for tried, sizes in enumerate(SAMPLES):
+    for tried, sizes in enumerate((*SAMPLES, *((1, size) for size in inputs.likely))):
         shapes = inputs.sampled(*sizes, longer)
         if any(shapes == known for known, _ in found):
             continue

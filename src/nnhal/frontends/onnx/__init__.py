@@ -12,6 +12,7 @@ file.
 """
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
@@ -51,6 +52,8 @@ from nnhal.model.graph import Model
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 
 DOUBLES = "numbers of DOUBLE are computed in float32: NNAPI has no 64-bit floats"
+LIKELY = 4  # sizes of constants that are tried for open dimensions: the most frequent
+MOST_LIKELY = 4096  # the greatest of them
 ONE_BRANCH = "where an input decides the If, --value NAME=N, or values={NAME: N}, leaves one branch"
 
 
@@ -103,7 +106,9 @@ def open_inputs(
     file, sizes = with_constants(read(memory, label, folder), arrays(values))
     wanted, _ = settled(file, shapes, sizes)
     dims = {edge.name: shape for edge, shape in zip(file.graph.inputs, wanted, strict=True)}
-    return OpenInputs(dims, alike(file, wanted))
+    sizes_in_file = Counter(d for t in file.graph.constants.values() for d in set(t.shape) if 1 < d <= MOST_LIKELY)
+    likely = [size for size, _ in sizes_in_file.most_common(LIKELY)]
+    return OpenInputs(dims, alike(file, wanted), likely)
 
 
 def imported(
