@@ -490,12 +490,13 @@ def test_reductions_without_an_operation_name_the_type(op, kind):
 EMPTY = {
     "an output": ([node("Slice", "x n n")], r"output 'y': has shape \[0, 3\], must have elements"),
     "a result": ([node("Slice", "x n n", "t"), node("Relu", "t")], r"Relu #1: input 0 has shape \[0, 3\], must have"),
+    "a constant": ([node("Gather", "x e")], r"Gather #0: an argument has shape \[0\], must have elements"),
 }
 
 
 @pytest.mark.parametrize("name", EMPTY)
 def test_tensors_without_elements_are_refused_with_their_shape(name):
     nodes, why = EMPTY[name]
-    made = model(nodes, {"x": real(4, 3)}, {"n": ints(2)})
+    made = model(nodes, {"x": real(4, 3)}, {"n": ints(2), "e": np.zeros(0, np.int64)})
     with pytest.raises(UnsupportedModel, match=why):
         load(made.SerializeToString())

@@ -71,7 +71,7 @@ class ImportedGraph(WrittenGraph):
         """Whether a term has no NNAPI type, so that it cannot be the named output; that is recorded."""
         why = "is a shape known only at execution, which NNAPI has no operation for" if term.partly else ""
         if term.value.type == UNTYPED and not why:
-            why = lack_of_type(term, kind)
+            why = lack_of_type(term.value, kind)
         if why:
             self.problem(f"output {name!r}", why)
         return bool(why)
@@ -252,6 +252,9 @@ class OperationWriter:
         own = next((t.value.type for a, t in arguments if a.spec is T and isinstance(t, Term)), None)
         inputs = tuple(_operand(record, a, value, own) for a, value in arguments)
         values = [t.value if isinstance(t, Term) else None for t in inputs]
+        for value in values:
+            if value is not None and value.data is not None and 0 in (value.shape or ()):
+                self.refuse(f"an argument {lack_of_type(value)}")
         bound = bind(record, values, outs, name)
         doubtful = any(t.doubtful for t in inputs if isinstance(t, Term))
         results = [Term(shaped(v, s), doubtful=doubtful) for v, s in zip(outs, bound.shapes, strict=True)]
@@ -301,10 +304,10 @@ class OperationWriter:
         return constant(Value(like.value.type), number_array(value, like.value.type).reshape(1))
 
 
-def lack_of_type(term: Term, kind: str) -> str:
-    """Return why a term has no type in NNAPI. kind: its type in the file."""
-    if term.value.shape is not None and 0 in term.value.shape:
-        return f"has shape {list(term.value.shape)}, must have elements: NNAPI has no empty tensors"
+def lack_of_type(value: Value, kind: str = "") -> str:
+    """Return why a term of this value has no type in NNAPI. kind: its type in the file."""
+    if value.shape is not None and 0 in value.shape:
+        return f"has shape {list(value.shape)}, must have elements: NNAPI has no empty tensors"
     return f"is {kind}, which NNAPI has no type for"
 
 

@@ -302,7 +302,7 @@ def integer_form(term: Term) -> tuple[str, Value] | None:
 def why_untyped(term: Term, kind: str) -> str:
     """Return why a term has no type in NNAPI."""
     if term.reals is None or term.kind != "INT32":
-        return lack_of_type(term, kind)
+        return lack_of_type(term.value, kind)
     most = f"may reach {max(map(abs, term.span))}" if term.span is not None else "have no known limit"
     rule = f"must be at most {EXACT}, up to which float32 has all integers, or be cast to FLOAT"
     return f"has sums of products in INT32, which are computed in float32: they {most}, {rule}"

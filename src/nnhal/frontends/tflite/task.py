@@ -173,7 +173,7 @@ class OperatorTask(OperationWriter):
                 self.graph.declared(self.operator.inputs[place])
             except UnsupportedOperator as error:
                 raise UnsupportedOperator(f"input {place}, {error}") from error
-            self.refuse(f"input {place} {lack_of_type(term, term.kind)}")
+            self.refuse(f"input {place} {lack_of_type(term.value, term.kind)}")
         self.require(
             not term.partly, f"input {place} is a shape known only at execution, which NNAPI has no operation for"
         )
