@@ -14,11 +14,12 @@ from nnhal.hal.burst import Burst
 from nnhal.hal.request import Control, Request
 from nnhal.hal.wrappers import WithHalLevel
 from nnhal.runtime import discovery
+from tests.ipc.support import PROBE
 from tests.runtime.devices import Fake, failing, for_nothing
 from tests.runtime.graphs import counter, sums
+from tests.waiting import LIMIT, until
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
-LIMIT = 20  # seconds after which something counts as hanging
 WAYS = pytest.mark.parametrize("isolation", ["none", "process"])
 
 
@@ -51,6 +52,32 @@ def test_a_closed_burst_and_a_burst_of_a_closed_model_are_refused():
     with pytest.raises(nnhal.Closed):
         compiled.burst()
     other.close()
+
+
+@WAYS
+@pytest.mark.parametrize("closes", ["burst", "model"])
+def test_closing_waits_for_a_call_of_a_burst_that_is_in_flight(isolation, closes):
+    compiled = nnhal.compile(
+        sums(), devices=PROBE, isolation=isolation, driver_options={"probe": {"waits": 1}}
+    )
+    burst, x = compiled.burst(), nnhal.Memory.allocate(16).view(0, 16, np.float32, (4,))
+    results: list[list[float]] = []
+    x[:] = -1  # the driver waits until this is no longer negative
+    call = threading.Thread(target=lambda: results.append(burst(x, B).tolist()), daemon=True)
+    call.start()
+    until(lambda: burst._caller._runner._turn.taken, "the call is in flight")
+    close = threading.Thread(target=burst.close if closes == "burst" else compiled.close, daemon=True)
+    close.start()
+    until(lambda: burst._caller.closed, "the close has begun")
+    close.join(0.05)
+    assert close.is_alive() and not results
+    x[:] = X
+    call.join(LIMIT)
+    close.join(LIMIT)
+    assert results == [[1, 2, 3, 4]] and not close.is_alive()
+    with pytest.raises(nnhal.Closed, match=f"the {'burst' if closes == 'burst' else 'compiled model'} was closed"):
+        burst(x, B)
+    compiled.close()
 
 
 def test_a_model_is_closed_completely_while_another_thread_opens_a_burst_of_it():

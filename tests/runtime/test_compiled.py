@@ -229,6 +229,19 @@ def test_a_closed_model_and_a_closed_stream_take_nothing_any_more(use):
         CLOSED[use](compiled, stream, x)
 
 
+def test_a_burst_with_a_call_in_flight_is_closed_in_a_forked_child():
+    entered, gate = threading.Event(), threading.Event()
+    burst = added(devices=[Fake(on_run=lambda: (entered.set(), gate.wait(LIMIT)))]).burst()
+    results = []
+    call = threading.Thread(target=lambda: results.append(burst(F, F).tolist()), daemon=True)
+    call.start()
+    assert entered.wait(LIMIT)
+    assert in_child(burst.close) == "nothing"
+    gate.set()
+    call.join(LIMIT)
+    assert results == [[2, 4, 6, 8]]
+
+
 def test_a_forked_child_gets_closed_not_a_hang(x):
     compiled = nnhal.compile(pooled(), devices="reference")
     assert "compiled before this process was forked" in in_child(lambda: compiled(x))

@@ -8,7 +8,7 @@ from nnhal.base.uncopied import NotCopyable
 from nnhal.hal.burst import Burst
 from nnhal.hal.chain import checked_burst
 from nnhal.hal.host import ExclusiveUse
-from nnhal.runtime.caller import Caller, ModelCallable
+from nnhal.runtime.caller import Caller, InFlightTracker, ModelCallable
 from nnhal.runtime.execute import PartitionRunner, Runner
 from nnhal.runtime.job import Job
 
@@ -35,14 +35,15 @@ class CompiledBurst(ModelCallable, NotCopyable, instead="another process gets th
             ways.append(f"partition {number} on {line.label}: {way}")
         self.ways = tuple(ways)
         runner = _OneByOne(compiled, lines, self._bursts)
-        inner = Caller(compiled.plan, compiled.edge, runner, compiled.whole, compiled.use, "open another", compiled)
+        use = InFlightTracker(lambda: None)  # `_end` releases the bursts, so that they end before the model does
+        inner = Caller(compiled.plan, compiled.edge, runner, compiled.whole, use, "open another", compiled)
         super().__init__(inner)
 
     def _open(self, line: PartitionRunner) -> tuple[PartitionRunner, str]:
         try:
             return open_bursts(line, self._bursts)
         except BaseException:
-            self._let_go()
+            self._release()
             raise
 
     def free_memory(self, memory: Memory) -> None:
@@ -55,17 +56,24 @@ class CompiledBurst(ModelCallable, NotCopyable, instead="another process gets th
             burst.free_memory(memory)
 
     def close(self) -> None:
-        """End the burst. Later calls raise `Closed`; the compiled model stays open."""
+        """Wait for a running execution, then end the burst. Later calls raise `Closed`; the compiled model stays open."""
         self._end("the burst was closed")
 
     def _end(self, why: str) -> None:
-        """End it; later calls raise Closed with this reason."""
-        self._caller.closed = self._caller.closed or why
-        self._let_go()
+        """As `close`; later calls raise Closed with this reason."""
+        caller = self._caller
+        caller.closed = caller.closed or why
+        caller.use.end()
+        caller.use.wait()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         for burst in self._bursts:
             close_quietly("driver", "close() of a burst", burst.close)
+
+    def _forked(self) -> None:
+        """Forget executions in flight in a forked child: their threads do not exist here."""
+        self._caller.use.calls.clear()
 
     def __enter__(self) -> "CompiledBurst":
         return self

@@ -268,6 +268,8 @@ class Compiled(
 
     def _forked(self) -> None:
         self._caller.closed = FORKED
+        for burst in members(self._bursts):
+            burst._forked()
         self._finalizer.detach()
         self._forked_away = True
 
