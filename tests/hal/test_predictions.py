@@ -10,6 +10,7 @@ import pytest
 from nnhal.base.codes import ErrorStatus, Preference
 from nnhal.base.errors import MissedDeadline
 from nnhal.drivers.reference import Reference
+from nnhal.frontends.python import Builder
 from nnhal.hal import queue as module
 from nnhal.hal import waiting
 from nnhal.hal.burst import BurstExecutor
@@ -20,7 +21,7 @@ from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.hal.waiting import LatencyByShape
 from nnhal.model.graph import Model
-from tests.models import doubling
+from tests.models import doubling, make_model, make_subgraph
 
 MS = 1_000_000
 LONG, SHORT = 300, 2  # elements, and milliseconds
@@ -38,7 +39,7 @@ class Clock:
 
 
 class Sized(Reference):
-    """Takes so many milliseconds for each element, by an option, and comes to its clock."""
+    """Takes so many milliseconds for each element, or as many as the largest one says, by an option and its clock."""
 
     name = "sized"
 
@@ -63,7 +64,7 @@ class SizedPrepared(Prepared):
         """What `run` does, but not in its turn."""
         (x,) = request.inputs
         assert x is not None
-        self.clock.now += int(x.size * self.each * MS)
+        self.clock.now += int(max(x.size, x.max()) * self.each * MS)
         return self.inner.run(request, control)
 
     def reconfigure(self, options: Mapping[str, Any]) -> None:
@@ -105,11 +106,11 @@ def prepared(clock: Clock, request: pytest.FixtureRequest) -> Prepared:
     return checked_prepared(Sized(clock, alone=alone), doubling(0), Hints(preference=preference))
 
 
-def execute(prepared: Prepared, size: int, within_ms: float | None = None, count: int = 1) -> None:
+def execute(prepared: Prepared, size: int, within_ms: float | None = None, count: int = 1, value: float = 0) -> None:
     """Execute so often, with a deadline on the clock of the queue."""
     for _ in range(count):
         deadline = None if within_ms is None else module._now() + int(within_ms * MS)
-        prepared.request([np.zeros(size, np.float32)]).execute(prepared.run, Control(deadline))
+        prepared.request([np.full(size, value, np.float32)]).execute(prepared.run, Control(deadline))
 
 
 def refused(prepared: Prepared, size: int, within_ms: float) -> ErrorStatus:
@@ -146,6 +147,29 @@ def test_a_model_of_fixed_shapes_is_predicted_as_one_until_its_options_change(cl
     assert refused(prepared, LONG, 100) == ErrorStatus.MISSED_DEADLINE_PERSISTENT
     checked_reconfigure(prepared, "device sized", {"each": 0.01})
     execute(prepared, LONG, 100, count=3)
+
+
+def chosen(b: Builder, x: Any) -> Any:
+    """Return x, or 2 x if x is negative."""
+    same, double = (make_subgraph(b, each, (1,)) for each in (lambda s, y: s.abs(y), lambda s, y: s.add(y, y)))
+    return b.if_(b.less(b.reduce_min(x, [0], keep_dims=True), [0.0]), double, same, [x])
+
+
+def repeated(b: Builder, x: Any) -> Any:
+    """Add 1 to x while it is negative."""
+    goes_on = make_subgraph(b, lambda s, y: s.less(y, [0.0]), (1,))
+    return b.while_(goes_on, make_subgraph(b, lambda s, y: s.add(y, [1.0]), (1,)), [x])
+
+
+@pytest.mark.parametrize("shape", [1, 0], ids=["fixed", "open"])
+@pytest.mark.parametrize("operation", [chosen, repeated])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_an_if_or_while_took_with_other_values_refuses_nothing(clock, way, operation, shape) -> None:
+    alone, preference = WAYS[way]
+    model = make_model(lambda b, x: b.mul(operation(b, x), [1.0]), (shape,))
+    prepared = checked_prepared(Sized(clock, alone=alone), model, Hints(preference=preference))
+    execute(prepared, 1, value=LONG, count=8)
+    execute(prepared, 1, within_ms=100, value=SHORT, count=3)
 
 
 def test_an_executor_for_bursts_is_predicted_by_shapes_like_the_model(prepared: Prepared) -> None:

@@ -86,6 +86,14 @@ def test_an_execution_with_several_places_counts_once_for_each_of_them() -> None
     assert state.predicted() == (2 * 60 + 30 + 3 * 20) / 3
 
 
+def test_an_execution_that_takes_as_long_as_its_values_say_adds_nothing_to_the_wait() -> None:
+    state = State(2)
+    for ticket in (state.runs(OWN, 100, since=0), state.waits(OWN, 20), state.waits(ANOTHER, 5)):
+        ticket.pace.by_values = True  # type: ignore[union-attr]
+    state.runs(OWN, 100, since=40)
+    assert state.predicted() == 60 / 2
+
+
 @pytest.mark.parametrize(("theirs", "counted"), [(5, 5), (40, 10 + 15), (25, 25)])
 def test_another_client_is_before_it_for_as_long_as_its_own_client_has_by_then(theirs: int, counted: int) -> None:
     state = State(1)

@@ -193,7 +193,8 @@ class PreparedChain(PreparedWrapper):
     def _queues_on(self, device: Device, hints: Hints) -> list[QueueLink]:
         main = self.model.main
         closed = all(fixed(shape_of(main.operands[i])) is not None for i in main.inputs)
-        pace: LatencyEstimator | LatencyByShape = LatencyEstimator() if closed else LatencyByShape()
+        kind = LatencyEstimator if closed else LatencyByShape
+        pace: LatencyEstimator | LatencyByShape = kind(by_values=bool(self.model.referenced))  # of an IF or WHILE
         found: list[QueueLink] = []
 
         def enter(queue: RunQueue, units: int = 1) -> None:

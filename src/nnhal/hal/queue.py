@@ -372,18 +372,18 @@ class RunQueue:
     def _predicted_wait(self, ticket: QueueTicket, level: int, now: int) -> int:
         """Return the predicted nanoseconds until it may run; unknown executions count as 0."""
         line = ticket.line
-        own = sum(each.takes for each in line.ahead(level))
+        own = sum(each.expected for each in line.ahead(level))
         if not own and not self._waiting and len(self.slots.free) >= ticket.units:
             return 0
         others = 0
         for other in self._lines.values():
             if other is not line:
-                theirs = sum(each.takes for each in other.ahead(len(LEVELS)))
-                others += min(theirs, own + ticket.takes)
+                theirs = sum(each.expected for each in other.ahead(len(LEVELS)))
+                others += min(theirs, own + ticket.expected)
         running = 0
         for slot in self.slots.busy():
             if slot.pace is not None:
-                running += max(0, slot.pace.typical - (now - slot.begun)) * (1 + len(slot.others))
+                running += max(0, slot.pace.expected - (now - slot.begun)) * (1 + len(slot.others))
         return (running + own + others) // self.width
 
     def _late(self, takes: int, wait: int, left: int, persistent: bool) -> MissedDeadline:

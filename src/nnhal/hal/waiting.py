@@ -50,14 +50,15 @@ class LatencyEstimator:
     """The times of similar successful executions of one prepared model, in nanoseconds: the last ones, and the shortest.
 
     short: whether the last measured one was shorter than waiting for a place costs, that is within `limit`. left: how
-    many run unmeasured before the next measured one.
+    many run unmeasured before the next measured one. by_values: whether executions take as long as values say, as an IF
+    or WHILE does: then the times tell fairness what clients use, and refuse nothing.
     """
 
-    __slots__ = ("_inner", "best", "left", "limit", "recent", "refused", "short")
+    __slots__ = ("_inner", "best", "by_values", "left", "limit", "recent", "refused", "short")
 
-    def __init__(self, inner: "LatencyEstimator | None" = None) -> None:
+    def __init__(self, inner: "LatencyEstimator | None" = None, *, by_values: bool = False) -> None:
         """inner: of the same model in the queue that its executions enter after this one."""
-        self._inner = inner
+        self._inner, self.by_values = inner, by_values
         self.recent: deque[int] = deque(maxlen=RECENT)
         self.best = 1 << 62
         self.refused = self.left = 0
@@ -81,9 +82,14 @@ class LatencyEstimator:
         return recent[len(recent) // 2] if recent else 0
 
     @property
+    def expected(self) -> int:
+        """Return the time that refusals count with; 0 if unknown."""
+        return 0 if self.by_values else self.typical
+
+    @property
     def known(self) -> bool:
         """Whether there are enough measurements to refuse an execution."""
-        return len(self.recent) >= FIRST
+        return not self.by_values and len(self.recent) >= FIRST
 
     def should_probe(self) -> bool:
         """Note that one is about to be refused; return whether it runs nevertheless."""
@@ -92,7 +98,7 @@ class LatencyEstimator:
 
     def around(self) -> "LatencyEstimator":
         """Return the times of the same executions in the queue that they enter before this one."""
-        return LatencyEstimator(self)
+        return LatencyEstimator(self, by_values=self.by_values)
 
     def forget(self) -> None:
         """Drop all measurements, because the model's options changed."""
@@ -105,12 +111,12 @@ class LatencyEstimator:
 class LatencyByShape:
     """The times of a model with open input shapes, for each set of shapes.
 
-    limit: as in `LatencyEstimator`.
+    limit, by_values: as in `LatencyEstimator`.
     """
 
-    def __init__(self, inner: "LatencyByShape | None" = None) -> None:
+    def __init__(self, inner: "LatencyByShape | None" = None, *, by_values: bool = False) -> None:
         """inner: as in `LatencyEstimator`."""
-        self._inner = inner
+        self._inner, self.by_values = inner, by_values
         self._known: dict[tuple[object, ...], LatencyEstimator] = {}
         self.limit = SHORT_NS
 
@@ -123,7 +129,8 @@ class LatencyByShape:
         )
         found = self._known.get(shapes)
         if found is None:
-            found = LatencyEstimator(None if self._inner is None else self._inner.of(request))
+            inner = None if self._inner is None else self._inner.of(request)
+            found = LatencyEstimator(inner, by_values=self.by_values)
             found.limit = self.limit
             found = self._known.setdefault(shapes, found)
             while len(self._known) > MOST_SHAPES:
@@ -133,7 +140,7 @@ class LatencyByShape:
 
     def around(self) -> "LatencyByShape":
         """As in `LatencyEstimator`."""
-        return LatencyByShape(self)
+        return LatencyByShape(self, by_values=self.by_values)
 
     def forget(self) -> None:
         """As in `LatencyEstimator`."""
@@ -178,6 +185,11 @@ class QueueTicket:
     def takes(self) -> int:
         """The predicted nanoseconds of places; 0 if unknown."""
         return self.pace.typical * self.units
+
+    @property
+    def expected(self) -> int:
+        """The nanoseconds of places that refusals count with; 0 if unknown."""
+        return self.pace.expected * self.units
 
     def wake(self) -> None:
         """Wake the thread for a check."""
