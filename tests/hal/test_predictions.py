@@ -114,7 +114,7 @@ def execute(prepared: Prepared, size: int, within_ms: float | None = None, count
 
 
 def refused(prepared: Prepared, size: int, within_ms: float) -> ErrorStatus:
-    with pytest.raises(MissedDeadline, match="it was not begun") as missed:
+    with pytest.raises(MissedDeadline, match="the execution was not begun") as missed:
         execute(prepared, size, within_ms)
     return missed.value.status
 
@@ -182,7 +182,7 @@ def test_an_executor_for_bursts_is_predicted_by_shapes_like_the_model(prepared: 
         request.execute(lambda request, control: executor.execute(request, (), control), deadline)
 
     execute(prepared, LONG, count=8)
-    with pytest.raises(MissedDeadline, match="it was not begun"):
+    with pytest.raises(MissedDeadline, match="the execution was not begun"):
         execute_there(LONG)
     execute_there(SHORT)
 

@@ -1,13 +1,17 @@
 """Devices for tests: the reference kernels behind a driver that misbehaves on request."""
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+from nnhal.base.codes import Priority
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
+from nnhal.hal.queue import RunQueue
 from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.waiting import FIRST, OWN, LatencyEstimator
 from nnhal.ipc.client.process import ReconnectingDevice, start
 from nnhal.model.graph import Model
 from nnhal.runtime import costs, discovery
@@ -61,6 +65,15 @@ def for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def to_be_killed() -> ReconnectingDevice:
     """The reference driver in a process of its own, which no other test uses: deaths add up to a quarantine."""
     return ReconnectingDevice("reference", lambda: start(discovery.origin_of("reference")))
+
+
+def refused() -> None:
+    """Ask a queue for an execution that needs an hour, with a minute left: it refuses that."""
+    pace, hour = LatencyEstimator(), 3_600_000_000_000
+    for _ in range(FIRST):
+        pace.add_time(hour)
+    act = RunQueue("device fake", 1, strict=False).queued(lambda *_: None, OWN, Priority.MEDIUM, pace=pace)
+    act(None, Control(time.monotonic_ns() + hour // 60))
 
 
 def driver_file(path: Path, **attributes: object) -> Path:

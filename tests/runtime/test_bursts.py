@@ -57,9 +57,7 @@ def test_a_closed_burst_and_a_burst_of_a_closed_model_are_refused():
 @WAYS
 @pytest.mark.parametrize("closes", ["burst", "model"])
 def test_closing_waits_for_a_call_of_a_burst_that_is_in_flight(isolation, closes):
-    compiled = nnhal.compile(
-        sums(), devices=PROBE, isolation=isolation, driver_options={"probe": {"waits": 1}}
-    )
+    compiled = nnhal.compile(sums(), devices=PROBE, isolation=isolation, driver_options={"probe": {"waits": 1}})
     burst, x = compiled.burst(), nnhal.Memory.allocate(16).view(0, 16, np.float32, (4,))
     results: list[list[float]] = []
     x[:] = -1  # the driver waits until this is no longer negative

@@ -20,7 +20,7 @@ from nnhal.runtime import discovery, execute
 from nnhal.runtime.execute import buffers_too_small
 from nnhal.runtime.placement import WHOLE
 from tests.models import make_model
-from tests.runtime.devices import Fake, failing, for_nothing
+from tests.runtime.devices import Fake, failing, for_nothing, refused
 from tests.runtime.graphs import extended, sums
 from tests.runtime.test_execution import LONG, Own, relued, two_outputs, wait_until
 from tests.waiting import LIMIT
@@ -121,6 +121,24 @@ def test_a_deadline_missed_after_other_partitions_ran_is_transient_by_a_process_
         with pytest.raises(MissedDeadline, match="late") as caught:
             compiled.run(X, B, deadline=LONG)
         assert (caught.value.status, type(caught.value)) == (status, MissedDeadline)
+
+
+WAYS = {
+    "run": lambda compiled: compiled.run(X, B, deadline=LONG),
+    "burst": lambda compiled: compiled.burst().run(X, B, deadline=LONG),
+    "fenced": lambda compiled: compiled.execute_fenced(X, B, deadline=LONG).result(LIMIT),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("at", "text"), [(0, "the execution was not begun"), (1, "other partitions of the execution have run")]
+)
+def test_a_refusal_says_that_the_execution_was_not_begun_only_where_no_partition_ran(way, at, text, monkeypatch):
+    for_nothing(monkeypatch)
+    with of_two(refused, at) as compiled, pytest.raises(MissedDeadline, match=f"until the deadline; {text}$") as caught:
+        WAYS[way](compiled)
+    assert caught.value.status == ErrorStatus.MISSED_DEADLINE_PERSISTENT
 
 
 def test_a_loop_that_ran_too_long_after_other_partitions_is_still_a_loop_timeout(monkeypatch):

@@ -39,7 +39,7 @@ from nnhal.model.graph import Model
 from nnhal.runtime import discovery, interpreter
 from nnhal.runtime.allocate import allocate
 from tests.models import counted_loop, make_model, make_subgraph
-from tests.runtime.devices import failing, for_nothing, to_be_killed
+from tests.runtime.devices import failing, for_nothing, refused, to_be_killed
 from tests.runtime.test_flow import (
     LONG,
     TIMES,
@@ -331,6 +331,16 @@ def test_executions_with_callbacks_give_the_same_and_end_in_time(monkeypatch):
     assert compiled(X, times_of(3)).tolist() == (X * 64).tolist()
     with pytest.raises(LoopTimeout):
         nnhal.compile(endless(), devices=[adder()]).run(times_of(0), loop_timeout=0.02)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(1, "was not begun"), *((n, "other partitions of the execution have run") for n in (2, 3, 4))]
+)
+def test_a_refusal_inside_a_loop_says_that_the_execution_was_not_begun_only_before_its_first_partition(number, text):
+    """The partitions are the condition, the body, and so on."""
+    compiled = nnhal.compile(doubling(), devices=[adder(on_run=nth(number, refused))], fallback="forbid")
+    with pytest.raises(MissedDeadline, match=f"{text}$"):
+        compiled.run(X, times_of(2), deadline=LONG)
 
 
 def test_a_burst_is_one_at_a_time_and_of_no_use_once_it_is_closed():

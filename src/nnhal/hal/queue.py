@@ -36,6 +36,7 @@ T = TypeVar("T")
 MOST_WAITING = 1024  # the most executions of one client in the queue of one device
 # the most that a place is kept free for a client that is behind and recently came back quickly
 HOLD_NS = 2_000_000
+NOT_BEGUN = "the execution was not begun"  # if it is one of several partitions, the runtime corrects this
 _LOOK = 0.25  # seconds between checks whether blocking executions still exist
 _RELIEF_NS = 5_000_000  # between checks by arriving executions
 _now = time.monotonic_ns
@@ -387,11 +388,10 @@ class RunQueue:
         return (running + own + others) // self.width
 
     def _late(self, takes: int, wait: int, left: int, persistent: bool) -> MissedDeadline:
-        what = f"takes {takes / 1e6:.3f} ms at best" if persistent else f"would take {takes / 1e6:.3f} ms"
+        what = f"needs {takes / 1e6:.3f} ms at best" if persistent else f"would need {takes / 1e6:.3f} ms"
         after = f", after a wait of {wait / 1e6:.3f} ms" if wait else ""
         return MissedDeadline(
-            f"{self.where}: the execution {what}{after}, and has {max(0, left) / 1e6:.3f} ms until its deadline; "
-            "it was not begun",
+            f"{self.where}: {what}{after}, and has {max(0, left) / 1e6:.3f} ms until the deadline; {NOT_BEGUN}",
             persistent=persistent,
         )
 

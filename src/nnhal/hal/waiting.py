@@ -50,8 +50,8 @@ class LatencyEstimator:
     """The times of similar successful executions of one prepared model, in nanoseconds: the last ones, and the shortest.
 
     short: whether the last measured one was shorter than waiting for a place costs, that is within `limit`. left: how
-    many run unmeasured before the next measured one. by_values: whether executions take as long as values say, as an IF
-    or WHILE does: then the times tell fairness what clients use, and refuse nothing.
+    many run unmeasured before the next measured one. by_values: whether the time depends on values, as that of an IF or
+    WHILE does: fairness counts such times, and no execution is refused by them.
     """
 
     __slots__ = ("_inner", "best", "by_values", "left", "limit", "recent", "refused", "short")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.answers import raise_application_error
+from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import (
     BadState,
     Cancelled,
@@ -29,6 +30,7 @@ from nnhal.hal.device import identity_of
 from nnhal.hal.host import contents_within, fill_within, run_in_background
 from nnhal.hal.memory import Buffer, check_use
 from nnhal.hal.options_lock import LockTicket
+from nnhal.hal.queue import NOT_BEGUN
 from nnhal.hal.request import UNLIMITED, Control, Request, Run, Signature, Timing, checked_timing
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
@@ -96,6 +98,15 @@ class PartitionRunner:
         if buffers:
             request.input_buffers = {n: buffers[i] for n, i in enumerate(self.reads) if i in buffers}
             request.output_buffers = {n: buffers[i] for n, i in enumerate(self.writes) if i in buffers}
+
+
+def raise_missed_later(error: NnhalError, line: PartitionRunner) -> None:
+    """Raise a missed deadline of a partition before which others of its execution ran. Return if it is another error."""
+    if isinstance(error, MissedDeadline) and not isinstance(error, LoopTimeout):
+        # Another process does not know how long the others took
+        persistent = not line.timely and error.status == ErrorStatus.MISSED_DEADLINE_PERSISTENT
+        text = str(error).replace(NOT_BEGUN, "other partitions of the execution have run")
+        raise MissedDeadline(text, persistent=persistent) from None
 
 
 class Runner:
@@ -244,9 +255,8 @@ class Runner:
             timing = line.execute(request, control)
             _add_fallbacks(report, profile)
         except NEVER_RETRIED as error:
-            if number and isinstance(error, MissedDeadline) and not isinstance(error, LoopTimeout) and line.timely:
-                # Its process does not know how long the partitions before took
-                raise MissedDeadline(str(error)) from None
+            if number or job.begun:
+                raise_missed_later(error, line)
             raise
         except Exception as error:
             _add_fallbacks(report, profile)

@@ -252,7 +252,7 @@ class _Branch:
                 what = f"input {place} of its {self.inside.name} is given {show(x.shape)}"
                 raise OperationFailed(f"operation #{self.inside.operation}: {what}, must be {show(shape)}")
         job = Job([values[place] for place in self.inside.reads], rooms)
-        job.control, spent = execution.control, execution.spent
+        job.control, spent, job.begun = execution.control, execution.spent, execution.begun
         if buffers:
             job.buffers = buffers
         if spent is not None:
@@ -260,17 +260,17 @@ class _Branch:
         try:
             self.runner.run(job)
         finally:
-            execution.fell_back = job.fell_back or execution.fell_back
+            execution.begun, execution.fell_back = True, job.fell_back or execution.fell_back
         if spent is not None and job.report is not None:
             spent.add(self.inside, job.report)
         return job.results
 
 
 class _Execution:
-    """One execution of all operations. fell_back: the last fallback inside, or ""."""
+    """One execution of all operations. begun: whether a subgraph has run. fell_back: the last fallback inside, or ""."""
 
     def __init__(self, control: Control, spent: _Spent | None) -> None:
-        self.control, self.spent, self.fell_back = control, spent, ""
+        self.control, self.spent, self.begun, self.fell_back = control, spent, False, ""
         self._loops: list[tuple[_Carrying, _State]] = []
 
     def keep(self, carrying: "_Carrying", state: "_State") -> None:

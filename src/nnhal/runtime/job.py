@@ -131,8 +131,8 @@ class Job:
     written to in ordinary memory. buffers: driver buffers, by operand of the main subgraph. plain: whether all
     arguments are arrays that fit, in order. taken, left: inputs and outputs that need conversion, by place. named:
     inputs came by name, so outputs are returned by name. ticket: its place before a change of options, if it was
-    reserved before the run. results, shapes: of every output, after `Runner.run`. fell_back: the fallbacks of a job
-    inside another job.
+    reserved before the run. results, shapes: of every output, after `Runner.run`. begun: whether other partitions
+    of the execution of a job inside another job have run. fell_back: the fallbacks of such a job.
     """
 
     control: Control = UNLIMITED
@@ -145,6 +145,7 @@ class Job:
     left: Mapping[int, EdgeConversion] = {}
     named = False
     ticket: LockTicket | None = None
+    begun = False
     fell_back = ""
     writer: object = None  # identifies it as the writer of allocations
     shapes: Sequence[Any] = ()
