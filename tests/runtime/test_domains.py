@@ -229,6 +229,61 @@ def test_a_fallback_copies_buffers_that_lie_in_another_process():
     assert (compiled(a, B, out=y).read() == X + 1).all()
 
 
+SETS = {  # the contents of both allocations, after their memory was lost
+    "write": lambda compiled, a, y, bound: (a.write(X), y.write(X + 1)),
+    "copy": lambda compiled, a, y, bound: [z.copy_from(nnhal.Memory.from_array(v)) for z, v in ((a, X), (y, X + 1))],
+    "call": lambda compiled, a, y, bound: (a.write(X), compiled(X, B, out=y)),
+    "submit": lambda compiled, a, y, bound: (a.write(X), compiled.submit(a, B, out=y).result(LIMIT)),
+    "fenced": lambda compiled, a, y, bound: (a.write(X), compiled.execute_fenced(X, B, out=y).result(LIMIT)),
+    "bind": lambda compiled, a, y, bound: (a.write(X), bound()),
+}
+
+
+@pytest.mark.parametrize("fallback", ["forbid", "allow"])
+@pytest.mark.parametrize("way", SETS)
+def test_memory_that_was_lost_with_the_drivers_process_is_allocated_again_where_its_contents_are_set(way, fallback):
+    compiled = nnhal.compile(sums(), devices=[to_be_killed()], fallback=fallback)
+    device = compiled._caller.plan.steps[0].device
+    a, y = nnhal.allocate([(compiled, "input", 0)]), nnhal.allocate([(compiled, "output", 0)])
+    bound, tokens = compiled.bind(a, B, out=y), (a.token, y.token)
+    for _ in range(2):
+        SETS[way](compiled, a, y, bound)
+        assert (a.read() == X).all() and (y.read() == X + 1).all() and (compiled(a, B) == X + 1).all()
+        assert (a.device, y.device, a.token, y.token) == (device.name, device.name, *tokens)
+        device._remote.session.peer.give_up("the test ends it")
+        assert a.shape is None is y.shape and repr(a).endswith("no contents: input 0>")
+        for use in (a.read, y.read, lambda: compiled(a, B), lambda: compiled(a, B, out=y), bound):
+            text = (
+                f"buffer [0-9]+ on {device.name}: has no contents since the driver's process ended with its memory; set"
+            )
+            with pytest.raises(DeadObject, match=text):
+                use()
+
+
+def test_memory_that_was_lost_is_not_allocated_again_for_a_closed_model():
+    compiled = nnhal.compile(sums(), devices=[to_be_killed()])
+    device, a = compiled._caller.plan.steps[0].device, nnhal.allocate([(compiled, "input", 0)])
+    compiled.close()
+    device._remote.session.peer.give_up("the test ends it")
+    for _ in range(2):
+        with pytest.raises(Closed, match="its prepared model was closed"):
+            a.write(X)
+
+
+@pytest.mark.parametrize("fallback", ["forbid", "allow"])
+def test_an_execution_that_ends_the_process_with_its_memory_leaves_no_output(fallback):
+    compiled = nnhal.compile(
+        sums(), devices="faulty", isolation="process", fallback=fallback, driver_options={"faulty": {"run": "exit"}}
+    )
+    y = nnhal.allocate([(compiled, "output", 0)])
+    assert y.device == "faulty"
+    with pytest.raises(DeadObject):
+        compiled(X, B, out=y)
+    with pytest.raises(OperationFailed, match="has no contents since an execution that was to write it failed"):
+        y.read()
+    assert y.shape is None
+
+
 # ------------------------------------------------------------------------------------------------------------ streams
 
 

@@ -77,7 +77,10 @@ class Buffer(ABC):
 
     Attributes:
         token: Identifies it in this process; never 0.
+        lost: Whether its memory no longer exists, because the process that held it has ended.
     """
+
+    lost = False
 
     def __init__(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> None:
         self.facts = merge(desc, roles)

@@ -37,7 +37,7 @@ def allocate(roles: Sequence[Role], shape: Sequence[int] | None = None) -> Alloc
         raise InvalidArgument(f"allocate: roles are {safe_repr(roles)}, must be a list of {ROLE}")
     if not roles:
         raise InvalidArgument(f"allocate: no role is given, must be at least one {ROLE}")
-    return allocate_for([_role(n, role) for n, role in enumerate(roles)], shape)
+    return allocate_for([_role(n, role) for n, role in enumerate(roles)], shape, renewed=True)
 
 
 def _role(number: int, role: Role) -> Use:

@@ -5,8 +5,10 @@ If no driver grants it, the memory is a shared pool, with the reason. Everything
 
 import math
 import os
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ from nnhal.base.errors import Closed, DeadObject, InvalidArgument, InvalidReques
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of
+from nnhal.base.threads import held_lock
 from nnhal.base.uncopied import NotCopyable
 from nnhal.base.values import convert_argument
 from nnhal.base.values import dimensions as checked
@@ -45,14 +48,24 @@ class Allocation(NotCopyable, instead="`read` gives a copy of its contents"):
     """Memory for the inputs and outputs that it was allocated for. Pass it in place of an array, as input or `out`.
 
     It has contents after `write`, `copy_from` or an execution that wrote it. An execution that fails leaves it without.
+    So does the death of the driver's process, which held the memory: the next use that sets contents allocates it again.
 
     Attributes:
         device: The label of the device that owns the memory; None for a shared pool.
         reason: Why it is a shared pool, or "".
     """
 
-    def __init__(self, buffer: Buffer, roles: Sequence[BufferRole], device: str | None, reason: str) -> None:
+    def __init__(
+        self,
+        buffer: Buffer,
+        roles: Sequence[BufferRole],
+        device: str | None,
+        reason: str,
+        again: Callable[[], Buffer] | None = None,
+    ) -> None:
+        """again: allocates the memory again if it was lost; None if the owner does."""
         self._buffer, self._roles, self.device, self.reason = buffer, tuple(roles), device, reason
+        self._token, self._again, self._renewing = buffer.token, again, threading.Lock()
         self._host = buffer if isinstance(buffer, HostBuffer) else None  # in ordinary memory
         self._uses = {(id(r.prepared), r.output, r.index) for r in roles}
         self._spoiled, self._closed = False, ""  # why it cannot be used any more, or ""
@@ -62,18 +75,19 @@ class Allocation(NotCopyable, instead="`read` gives a copy of its contents"):
     @property
     def token(self) -> int:
         """The number that identifies it in this process, never 0."""
-        return self._buffer.token
+        return self._token
 
     @property
     def shape(self) -> tuple[int, ...] | None:
         """The shape of the contents; None without contents."""
-        return None if self._spoiled else self._open().shape
+        return None if self._spoiled or self._buffer.lost else self._open().shape
 
     def read(self) -> Array:
         """Return a copy of the contents.
 
         Raises:
             OperationFailed: There are no contents.
+            DeadObject: The driver's process died, and the contents with it.
             Closed: The allocation was closed.
         """
         self._check_contents()
@@ -93,7 +107,7 @@ class Allocation(NotCopyable, instead="`read` gives a copy of its contents"):
         if type(array) is not np.ndarray or array.dtype != dtype:
             array = convert_argument(array, dtype, f"{self}: what is written")
         self._writer = None
-        fill(self._open(), array)
+        fill(self._usable(), array)
         self._spoiled = False
 
     def copy_to(self, memory: Memory) -> None:
@@ -121,7 +135,7 @@ class Allocation(NotCopyable, instead="`read` gives a copy of its contents"):
         """
         memory, dimensions = _memory(memory), checked(dimensions, f"{self}: dimensions")
         self._writer = None
-        self._open().copy_from(memory, dimensions)
+        self._usable().copy_from(memory, dimensions)
         self._spoiled = False
 
     def close(self) -> None:
@@ -135,7 +149,9 @@ class Allocation(NotCopyable, instead="`read` gives a copy of its contents"):
             use, roles = "output" if output else "input", ", ".join(map(str, self._roles))
             name = whole.model.name or "this model"
             raise InvalidRequest(f"{self}: is used as {use} {place} of {name}, must be one of its roles: {roles}")
-        if not output:
+        if output:
+            self._usable()
+        else:
             self._check_contents()
 
     def _begin(self, writer: object) -> None:
@@ -153,23 +169,38 @@ class Allocation(NotCopyable, instead="`read` gives a copy of its contents"):
             raise Closed(f"{self}: {self._closed}")
         return self._buffer
 
+    def _usable(self) -> Buffer:
+        """Return the buffer to set its contents, in other memory if the first was lost."""
+        buffer = self._open()
+        if buffer.lost and self._again is not None:
+            with held_lock(self._renewing):
+                if self._buffer is buffer:
+                    self._buffer = self._again()
+                    buffer.close()
+        return self._open()
+
     def _check_contents(self) -> None:
-        """Raise OperationFailed if the execution that was to write it failed."""
+        """Raise OperationFailed if the execution that was to write it failed, DeadObject if its memory was lost."""
         if self._spoiled:
             raise OperationFailed(
                 f"{self}: has no contents since an execution that was to write it failed; write it again"
             )
+        if not self._closed and self._buffer.lost:
+            raise DeadObject(
+                f"{self}: has no contents since the driver's process ended with its memory; set them again"
+            )
 
     def __repr__(self) -> str:  # without the shape of the contents: another process may have to be queried for it
-        facts, state = self._buffer.facts, "closed" if self._closed else "no contents" if self._spoiled else "open"
+        empty = self._spoiled or self._buffer.lost
+        facts, state = self._buffer.facts, "closed" if self._closed else "no contents" if empty else "open"
         dims = None if facts.dimensions is None else [d or None for d in facts.dimensions]
         where = quoted_name(self.device)[1:-1] if self.device is not None else "a shared pool"
-        words = f"Allocation {self._buffer.token} on {where}, {tensor('', facts.type, dims)}, {state}"
+        words = f"Allocation {self.token} on {where}, {tensor('', facts.type, dims)}, {state}"
         return short_repr(words, map(str, self._roles))
 
     def __str__(self) -> str:
         where = f"on {self.device}" if self.device is not None else "in a shared pool"
-        return f"buffer {self._buffer.token} {where}"
+        return f"buffer {self.token} {where}"
 
 
 _alive: "weakref.WeakSet[Allocation]" = weakref.WeakSet()
@@ -199,8 +230,11 @@ class Use(NamedTuple):
     frequency: float = 1.0
 
 
-def allocate_for(uses: Sequence[Use], shape: Sequence[int] | None = None) -> Allocation:
-    """Allocate memory for these uses on the one device that all of them lie on, or a shared pool."""
+def allocate_for(uses: Sequence[Use], shape: Sequence[int] | None = None, *, renewed: bool = False) -> Allocation:
+    """Allocate memory for these uses on the one device that all of them lie on, or a shared pool.
+
+    renewed: whether it is allocated again if it was lost with the driver's process.
+    """
     desc = BufferDesc(() if shape is None else checked(shape, "allocate: shape"))
     whole, parts, devices = [], [], {}
     for prepared, plan, output, place, frequency in uses:
@@ -219,12 +253,13 @@ def allocate_for(uses: Sequence[Use], shape: Sequence[int] | None = None) -> All
         size_of_data(facts.type, facts.fixed or ())
     if len(devices) == 1:
         (device,) = devices.values()
+        again = partial(allocated_by, device, desc, parts)
         try:
             try:
-                buffer = allocated_by(device, desc, parts)
+                buffer = again()
             except DeadObject:  # this call is the first to notice the process's death; the next use starts it again
-                buffer = allocated_by(device, desc, parts)
-            return Allocation(buffer, whole, identity_of(device).name, "")
+                buffer = again()
+            return Allocation(buffer, whole, identity_of(device).name, "", again if renewed else None)
         except NnhalError as error:
             name = identity_of(device).name
             reason = f"{name} refused: {str(error).removeprefix(f'device {name}: ')}"

@@ -64,9 +64,14 @@ class RemoteBuffer(Buffer):
             self._writer = None
 
     @property
+    def lost(self) -> bool:  # type: ignore[override]
+        """As in `Buffer`."""
+        return self._session.peer.dead is not None
+
+    @property
     def in_doubt(self) -> bool:
         """Whether the last writer has no answer from a live service: then the buffer has no contents."""
-        return self._writer is not None and self._session.peer.dead is None
+        return self._writer is not None and not self.lost
 
     def require_contents(self) -> None:
         """Raise OperationFailed if this process already knows that it has no contents."""

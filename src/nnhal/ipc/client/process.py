@@ -309,7 +309,7 @@ class ReconnectingModel(Prepared):
         """Prepare. restored: from the hints' cache; `model` is an outline until the caller sets the complete one."""
         self._device, self.model = device, model
         self._hints = replace(hints, deadline=None, worked_out=None, cache=None)
-        self._lock = threading.Lock()
+        self._lock, self._closed = threading.Lock(), False
         self._inner = self._prepare(hints, restored=restored)
         self.prepared_again = 0
 
@@ -327,6 +327,8 @@ class ReconnectingModel(Prepared):
             return inner
         with self._lock:
             if self._inner.session.peer.dead is not None:
+                if self._closed:
+                    raise Closed(f"device {self._device.name}: its prepared model was closed")
                 self._inner = self._prepare(self._hints)
                 self.prepared_again += 1
                 _log.info("device %s: model %s was prepared again", self._device.name, self.model.name or "unnamed")
@@ -375,6 +377,7 @@ class ReconnectingModel(Prepared):
         self._hints = replace(self._hints, options=dict(options))
 
     def close(self) -> None:
+        self._closed = True
         self._inner.close()
 
     @property
@@ -384,6 +387,7 @@ class ReconnectingModel(Prepared):
 
     def end(self) -> None:
         """Like `RemotePrepared.end`."""
+        self._closed = True
         self._inner.end()
 
 
