@@ -298,7 +298,10 @@ CAUSES = {
     "MissedDeadline": ("the deadline passed", "raise it; `.persistent`: a retry cannot succeed"),
     "LoopTimeout": ("a WHILE ran past its limit", "raise the loop timeout, or check the loop's condition"),
     "ResourceExhausted": ("memory, descriptors or a quota ran out", "release what the message names"),
-    "DeadObject": ("the driver's process ended", "call again: nnhal restarts it; see the driver's last words"),
+    "DeadObject": (
+        "the driver's process ended, and with it the contents of an `Allocation`",
+        "call again: nnhal restarts it; set contents again, or `reset` a stream; see the driver's last words",
+    ),
 }
 
 
