@@ -83,18 +83,26 @@ def test_what_a_driver_raises_names_it_and_keeps_its_class_where_that_is_one_of_
 
 
 def test_an_interrupt_is_the_applications_on_the_main_thread_and_the_drivers_elsewhere() -> None:
-    for error in (KeyboardInterrupt(), SystemExit(3)):
-        assert may_be_application_error(error)
-        with pytest.raises(type(error)), driver_call("device d", "run()"):
-            raise error
-        with ThreadPoolExecutor(1) as elsewhere:
-            found = elsewhere.submit(asked, error).result()
-        assert type(found) is DriverFailed and type(error).__name__ in str(found)
+    error = KeyboardInterrupt()
+    assert may_be_application_error(error)
+    with pytest.raises(KeyboardInterrupt), driver_call("device d", "run()"):
+        raise error
+    with ThreadPoolExecutor(1) as elsewhere:
+        found = elsewhere.submit(asked, error).result()
+    assert type(found) is DriverFailed and "KeyboardInterrupt" in str(found)
     assert not may_be_application_error(ValueError())
 
 
-class Alarm(Exception):
-    """What a signal handler of the application raises."""
+@pytest.mark.parametrize("error", [SystemExit(0), SystemExit(3), GeneratorExit()])
+def test_what_else_ends_a_program_is_the_drivers_failure_on_every_thread(error: BaseException) -> None:
+    """A command would end with status 0, as if its check had passed."""
+    assert type(asked(error)) is DriverFailed
+    with ThreadPoolExecutor(1) as elsewhere:
+        assert type(elsewhere.submit(asked, error).result()) is DriverFailed
+
+
+class Alarm(SystemExit):
+    """What a signal handler of the application raises: an exit, which a driver may not."""
 
 
 def _raise(*_: object) -> None:

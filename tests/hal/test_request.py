@@ -199,12 +199,11 @@ def test_a_driver_that_lays_its_failure_on_the_caller_is_named(error, limit, kin
         request().execute(run, limits()[limit])
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_reaches_the_main_thread_only(error):
+def test_an_interrupt_reaches_the_main_thread_only():
     def driver(r: Request) -> None:
-        raise error
+        raise KeyboardInterrupt
 
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         executed(driver)
     caught: list[BaseException] = []
 
@@ -218,6 +217,14 @@ def test_an_interrupt_reaches_the_main_thread_only(error):
     thread.start()
     thread.join()
     assert isinstance(caught[0], DriverFailed)
+
+
+def test_an_exit_is_the_drivers_failure():
+    def driver(r: Request) -> None:
+        raise SystemExit(0)
+
+    with pytest.raises(DriverFailed, match=r"^device mine: SystemExit: 0$"):
+        executed(driver)
 
 
 @pytest.mark.parametrize("index", [1, -1, "y", None, 1.0])

@@ -41,14 +41,14 @@ def raise_application_error(error: BaseException) -> None:
 
 
 def application_error(error: BaseException) -> BaseException | None:
-    """Return the application's exception if one ended a call: an interrupt, an exit, or one of its signal handler.
+    """Return the application's exception if one ended a call: an interrupt, or one of its signal handler.
 
     Python runs signal handlers in the main thread at any point, also inside a driver, which may then raise another
-    error. The driver is not at fault in either case.
+    error. The driver is not at fault in either case. It is at fault for an exit that no signal handler raised.
     """
     if threading.current_thread() is not threading.main_thread():
         return None
-    if isinstance(error, KeyboardInterrupt | SystemExit):
+    if isinstance(error, KeyboardInterrupt):
         return error
     seen: set[int] = set()
     each: BaseException | None = error

@@ -83,7 +83,7 @@ def _values() -> Iterator[tuple[str, Any]]:
 
 VALUES = dict(_values())
 FEW = {n: VALUES[n] for n in ("None", "-1", "'x'", "nan", "surrogate", "long", "array", "no-repr", "no-eq", "no-bool")}
-OWN = {"KeyboardInterrupt", "SystemExit"}  # may be the application's
+OWN = "KeyboardInterrupt"  # may be the application's
 
 
 def _errors() -> Iterator[tuple[str, Callable[[], BaseException]]]:
