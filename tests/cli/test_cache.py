@@ -1,6 +1,8 @@
 """`nnhal cache`, in this process."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,27 @@ def test_entries_are_taken_out_by_key_or_all(capsys):
     assert "deleted " + keys[1][:12] in called(capsys, "cache", "clear")[0]
     assert listed(capsys, "list")["entries"] == []
     assert called(capsys, "cache", "list")[0].endswith(": 0 entries, 0 B of 1024 MiB\n")
+
+
+@pytest.mark.parametrize("words", [["clear"], ["prune", "--size", "0"]], ids=" ".join)
+def test_entries_of_a_read_only_folder_cannot_be_deleted(capsys, monkeypatch, folder, words):
+    keys = [e["key"] for e in listed(capsys, "list")["entries"]]
+    open_, writing = os.open, os.O_WRONLY | os.O_RDWR
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        patch.setattr(os, "open", lambda p, f, *a, **k: refuse() if f & writing else open_(p, f, *a, **k))
+        _, said = called(capsys, "cache", *words, code=3)
+    assert f"cache folder {folder}: an entry cannot be deleted: Permission denied" in said
+    assert [e["key"] for e in listed(capsys, "list")["entries"]] == keys
+    called(capsys, "cache", "clear")
+    (folder / "written").unlink()  # the sum cannot be written either
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", lambda p, f, *a, **k: refuse() if f & writing else open_(p, f, *a, **k))
+        assert listed(capsys, *words)["gone"] == []
 
 
 @pytest.mark.parametrize("verb", ["list", "verify", "prune", "clear"])

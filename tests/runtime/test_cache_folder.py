@@ -399,7 +399,8 @@ def test_a_folder_in_the_place_of_a_description_is_replaced_or_keeps_no_other_en
     assert read(folder, ONE) == [b"data", b"data"]
     (folder.path / f"{TWO}.entry").mkdir()
     (folder.path / f"{TWO}.entry" / "notes.txt").touch()
-    folder.prune(0)
+    with pytest.raises(OSError, match="not empty"):
+        folder.prune(0)
     assert left(folder) == [f"{TWO}.entry"]
 
 

@@ -1,7 +1,8 @@
 """`nnhal cache`: lists, verifies and deletes cached compilations."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from nnhal.runtime.cache.manifest import Listed, NoEntry
 from nnhal.runtime.cache.wanted import CacheSettings
 
 SHORT = 12  # characters of a key that are shown
+UNDELETED = "an entry cannot be deleted: "
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,7 +81,8 @@ def verify(keys: Sequence[str], cache_dir: str | None, as_json: bool) -> int:
 def prune(size: int | None, cache_dir: str | None, as_json: bool) -> None:
     """Delete damaged and long unused entries."""
     folder = _folder(cache_dir)
-    gone = folder.prune(None if size is None else size << 20)
+    with _failing(folder.path, UNDELETED):
+        gone = folder.prune(None if size is None else size << 20)
     _tell(folder, folder.entries(), as_json, gone)
 
 
@@ -90,7 +93,8 @@ def clear(keys: Sequence[str], cache_dir: str | None, as_json: bool) -> None:
     """Delete all entries, or those with KEYS."""
     folder = _folder(cache_dir)
     gone = [entry.key for entry in _chosen(folder, keys)]
-    folder.take_out(gone)
+    with _failing(folder.path, UNDELETED):
+        folder.take_out(gone)
     _tell(folder, folder.entries(), as_json, gone)
 
 
@@ -120,12 +124,19 @@ def _folder(cache_dir: str | None) -> _Folder:
     wanted = CacheSettings.wanted(common.cache_folder(cache_dir), None)
     if wanted.folder is None:
         raise InvalidArgument(f"cache: {wanted.why}")
-    try:
+    with _failing(wanted.folder):
         if not wanted.folder.exists():
             return _NoFolder(wanted.folder, wanted.most)
         return CacheFolder(wanted.folder, wanted.most)
+
+
+@contextmanager
+def _failing(folder: Path, what: str = "") -> Iterator[None]:
+    """Converts an error of the operating system. what: the operation that failed."""
+    try:
+        yield
     except OSError as error:
-        raise InvalidArgument(f"cache folder {wanted.folder}: {error.strerror}") from None
+        raise InvalidArgument(f"cache folder {folder}: {what}{error.strerror}") from None
 
 
 def _chosen(folder: _Folder, keys: Sequence[str]) -> list[Listed]:

@@ -59,11 +59,15 @@ class FolderFiles:
             os.rename(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         os.fsync(self._fd)
 
-    def clear(self, names: Iterable[str]) -> None:
-        """Delete files if possible; a failure does not stop the others."""
+    def clear(self, names: Iterable[str]) -> OSError | None:
+        """Delete files if possible; a failure does not stop the others. Return the first failure."""
+        failed = None
         for name in names:
-            with contextlib.suppress(OSError):
+            try:
                 self.remove(name)
+            except OSError as error:
+                failed = failed or error
+        return failed
 
     def size(self, name: str) -> int | None:
         """Return the size of a file; None if it does not exist."""

@@ -20,7 +20,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -183,27 +183,29 @@ class CacheFolder:
             self._tidy(self.most, self.most * 7 // 8, keep)
 
     def take_out(self, keys: Sequence[str]) -> None:
-        """Delete entries."""
-        for key in keys:
-            self._take_out(key)
+        """Delete entries. OSError if one of them cannot be deleted."""
+        failed = self.files.clear(_names_of(keys))
         self.prune()
+        if failed is not None:
+            raise failed
 
     def prune(self, most: int | None = None) -> list[str]:
         """Delete the least recently used entries until the rest is within the limit; return their keys.
 
-        Damaged entries, and files without an entry, are deleted too.
+        Damaged entries, and files without an entry, are deleted too. OSError if one of them cannot be deleted.
         """
         self.marks.sweep(self.manifest)
         most = self.most if most is None else most
-        return self._tidy(most, most)
+        gone, failed = self._tidy(most, most)
+        if failed is not None:
+            raise failed
+        return gone
 
-    def _take_out(self, key: str) -> None:
-        self.files.clear((f"{key}.entry", f"{key}.used"))
-
-    def _tidy(self, most: int, rest: int, keep: str = "") -> list[str]:
+    def _tidy(self, most: int, rest: int, keep: str = "") -> tuple[list[str], OSError | None]:
         """Count the folder, and delete the least recently used entries until the rest has at most `rest` bytes.
 
-        keep: the last entry to delete, and only if it exceeds `most` alone.
+        keep: the last entry to delete, and only if it exceeds `most` alone. Return the keys of the entries to delete,
+        and the first failure to delete a file.
         """
         listed = self.files.names()
         # After listing the files, before reading manifests: published files have no mark.
@@ -213,18 +215,25 @@ class CacheFolder:
         for entry in sorted(entries, key=lambda entry: (entry.key == keep, entry.last_use)):
             if entry.manifest is not None and total <= (most if entry.key == keep else rest):
                 continue
-            self._take_out(entry.key)
             total -= entry.size
             gone.append(entry.key)
+        names = _names_of(gone)
         alive = {f"{e.key}.{e.manifest.generation}" for e in entries if e.manifest and e.key not in gone}
         for match in filter(None, map(_FILE.fullmatch, listed)):
             generation = f"{match[1]}.{match[2]}"
             if generation not in marks and (generation not in alive or match[3] in ("making", "new")):
-                self.files.clear([match[0]])
+                names.append(match[0])
         keys = {entry.key for entry in entries} - set(gone)
-        self.files.clear(name for name in listed if name.endswith(".used") and name[:-5] not in keys)
-        self._written.count(total)
-        return gone
+        names += (name for name in listed if name.endswith(".used") and name[:-5] not in keys)
+        failed = self.files.clear(names)
+        with contextlib.suppress(OSError):  # in a read-only folder
+            self._written.count(total)
+        return gone, failed
+
+
+def _names_of(keys: Iterable[str]) -> list[str]:
+    """Return the names of the files without which there are no entries of these keys."""
+    return [f"{key}.{kind}" for key in keys for kind in ("entry", "used")]
 
 
 # -------------------------------------------------------------------------------------------------------------- marks
