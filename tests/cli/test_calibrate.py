@@ -13,7 +13,7 @@ import pytest
 
 from nnhal import api
 from nnhal.base.errors import OperationFailed
-from nnhal.cli import calibrate
+from nnhal.cli import calibrate, verify
 from nnhal.runtime import discovery, isolation, placer
 from nnhal.runtime.measured import record
 from nnhal.runtime.measured.profile import MachineProfile
@@ -190,13 +190,26 @@ def test_tune_reports_a_device_that_it_could_not_measure(tmp_path: Path) -> None
     assert found["events"] == [told] and [each["devices"] for each in found["measured"]] == [["litert"]]
 
 
-def test_tuning_measures_nothing_if_it_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_measures_nothing_if_it_cannot_be_recorded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(api, "compile", lambda *args, **settings: pytest.fail("measured"))
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)
     monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "open"))
-    text = nnhal("tune", "tiny_conv", "--duration", "0.05", code=4)
+    _, text = called(capsys, "tune", "tiny_conv", "--duration", "0.05", code=4)
     assert "no measured time can be recorded" in text and "has mode 0755, must be this user's alone" in text
+
+
+def test_verify_runs_no_kernel_if_it_cannot_record_results(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "run_proofs", lambda *_: pytest.fail("verified"))
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o755)
+    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "open"))
+    _, text = called(capsys, "verify", "litert", "--operation", "ADD", "--all-operations", code=4)
+    assert "cannot record verification results" in text and "has mode 0755, must be this user's alone" in text
 
 
 def test_devices_says_what_was_measured_and_what_failed() -> None:

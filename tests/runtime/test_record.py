@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import resource
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -135,6 +136,19 @@ def test_a_damaged_record_is_as_if_nothing_had_been_measured(content: bytes, cap
     record.record_tuned("m", "[]", {"a": 1.0})  # may be forgotten
     record.keep_profile(mine())  # measuring again mends it
     assert record.profile() == mine()
+
+
+def test_whether_times_can_be_recorded_is_found_by_writing() -> None:
+    record.record_tuned("m", "[]", {"a": 1.0})
+    record.require_writable()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # files can be opened and locked, and not written
+    try:
+        with pytest.raises(nnhal.OperationFailed, match=r"^no measured time can be recorded: measured.sqlite: "):
+            record.require_writable()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert record.tuned_times("m") == [("[]", "a", 1.0)]
 
 
 def test_a_record_that_others_may_read_or_that_is_a_link_is_not_believed(tmp_path: Path) -> None:

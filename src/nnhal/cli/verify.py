@@ -17,6 +17,7 @@ from nnhal.conformance.device_under_test import Subject
 from nnhal.conformance.proving.run import ProofOutcome, found_by, keep, run_proofs, variants_to_prove
 from nnhal.hal.choices import Proved, VariantChoice
 from nnhal.hal.device import Device
+from nnhal.hal.proofs import require_writable
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
 
@@ -49,6 +50,8 @@ def command(
         choices = _chosen(variants_to_prove(device, every=every), operations)
         if missing and not (choices := [choice for choice in choices if choice.found is None]):
             continue
+        if choices:
+            require_writable()
         proofs = run_proofs(subject, choices, jobs)
         outcomes: list[ProofOutcome] = run_with_progress(proofs, "kernels", "kernels of", device.name, as_json)
         found = found_by(outcomes, choices)

@@ -8,7 +8,8 @@ version and code, nnhal's version and the CPU. Damaged or other results are igno
 record before it enters its sandbox, and cannot write it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from nnhal.base.answers import safe_repr
 from nnhal.base.descriptors import Owner
@@ -68,25 +69,40 @@ def _found_in(file: StateFile, identity: bytes) -> dict[tuple[str, int], Proved]
     return {} if data is None else _understood(data)
 
 
-def store_proofs(identity: bytes, found: Findings) -> None:
-    """Add results to the record, in one write. OperationFailed if that fails."""
-    import json
+@contextmanager
+def _recording() -> Iterator[StateFile]:
+    """Open the record and lock it: results of concurrent verifications of other operations are both kept.
 
-    from nnhal.hal.blobcache import BlobCache, open_state_file
+    OperationFailed if that, or what the caller does with the file, fails.
+    """
+    from nnhal.hal.blobcache import open_state_file
 
     folder = Owner()
     try:
-        with file_lock(
-            private_folder(state_folder(), folder), "proofs.lock"
-        ):  # results of concurrent verifications of other operations are both kept
-            file = open_state_file(FILE)
-            rows = [[*key, *proved] for key, proved in {**_found_in(file, identity), **found}.items()]
-            kept = BlobCache(file, identity).put(KEY, json.dumps(rows).encode())
+        with file_lock(private_folder(state_folder(), folder), "proofs.lock"):
+            yield open_state_file(FILE)
     except OSError as error:
         where = f" {error.filename}:" if error.filename else ""
         raise OperationFailed(f"cannot record verification results:{where} {error.strerror or error}") from None
     finally:
         folder.close()
+
+
+def require_writable() -> None:
+    """Raise OperationFailed if no result can be recorded."""
+    with _recording() as file:
+        file.append(b"")
+
+
+def store_proofs(identity: bytes, found: Findings) -> None:
+    """Add results to the record, in one write. OperationFailed if that fails."""
+    import json
+
+    from nnhal.hal.blobcache import BlobCache
+
+    with _recording() as file:
+        rows = [[*key, *proved] for key, proved in {**_found_in(file, identity), **found}.items()]
+        kept = BlobCache(file, identity).put(KEY, json.dumps(rows).encode())
     if not kept:
         raise OperationFailed("cannot record verification results: the file cannot be written")
 

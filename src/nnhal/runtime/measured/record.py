@@ -132,8 +132,8 @@ def _reason(error: Exception) -> str:
 def require_writable() -> None:
     """Raise OperationFailed if nothing can be recorded."""
     try:
-        with _opened(make=True):
-            pass
+        with _opened(make=True) as connection:
+            connection.execute(f"pragma user_version = {_FORM}")  # a transaction that writes nothing needs no disk
     except (OSError, sqlite3.Error) as error:
         raise OperationFailed(f"no measured time can be recorded: {_reason(error)}") from None
 
