@@ -295,7 +295,7 @@ CAUSES = {
     ),
     "Unmappable": ("memory that this process cannot map", "copy the data into memory of nnhal"),
     "OutOfMemory": ("an allocation failed", "free memory, or raise the limit"),
-    "MissedDeadline": ("the deadline passed", "raise it; `.persistent`: a retry cannot succeed"),
+    "MissedDeadline": ("the deadline passed", "raise the deadline; `.status`: whether a retry may succeed"),
     "LoopTimeout": ("a WHILE ran past its limit", "raise the loop timeout, or check the loop's condition"),
     "ResourceExhausted": ("memory, descriptors or a quota ran out", "release what the message names"),
     "DeadObject": (

@@ -13,6 +13,8 @@ from pathlib import Path
 import generate_reference
 import pytest
 
+from nnhal.base import errors
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*ROOT.glob("*.md"), *(page for page in sorted(DOCS.rglob("*.md")) if page.parent.name != "changes")]
@@ -32,6 +34,23 @@ TEXTS = {script.FILE: script.text for script in SCRIPTS} | {
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
 def test_a_page_that_is_generated_from_code_is_up_to_date(page: Path) -> None:
     assert page.read_text() == TEXTS[page](), "run python docs/generate_*.py"
+
+
+def attributes_of_errors() -> Iterator[tuple[str, str]]:
+    """The classes of errors that pages handle, and the attributes that they read."""
+    for name, (_, fix) in generate_reference.CAUSES.items():
+        yield from ((name, attribute) for attribute in re.findall(r"`\.(\w+)`", fix))
+    for page in PAGES:
+        for name, handler in re.findall(
+            r"^except nnhal\.(\w+) as error:\n((?: .*\n)+)", page.read_text(), re.MULTILINE
+        ):
+            yield from ((name, attribute) for attribute in re.findall(r"\berror\.(\w+)", handler))
+
+
+def test_errors_have_the_attributes_that_pages_read() -> None:
+    named = set(attributes_of_errors())
+    assert {("MissedDeadline", "status"), ("NnhalError", "code"), ("UnsupportedModel", "refused")} <= named
+    assert [(name, of) for name, of in sorted(named) if not hasattr(getattr(errors, name)("why"), of)] == []
 
 
 def prose(page: Path) -> str:
