@@ -1,6 +1,8 @@
 """The command itself: verbs, exit codes by error, warnings, interrupts, a pipe that nobody reads."""
 
+import errno
 import gc
+import io
 import os
 import re
 import signal
@@ -14,7 +16,7 @@ import click
 import pytest
 
 import nnhal.cli as entry
-from nnhal.base.errors import DeviceUnavailable, DriverFailed, InvalidArgument
+from nnhal.base.errors import DeviceUnavailable, DriverFailed, InvalidArgument, NnhalError
 from nnhal.base.stacks import innermost
 from nnhal.cli import main
 from nnhal.cli.command import GROUPS, SMALL, Command, group_of
@@ -35,12 +37,12 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def ends(monkeypatch: pytest.MonkeyPatch, what: Any, *words: str) -> int:
-    """How `main` ends where the command gives or raises this."""
+    """How `main` ends where the command gives, raises or calls this."""
 
     def called(arguments: list[str], **_: Any) -> Any:
         if isinstance(what, BaseException):
             raise what
-        return what
+        return what() if callable(what) else what
 
     monkeypatch.setattr(main.cli, "main", called)
     with pytest.raises(SystemExit) as ended:
@@ -70,6 +72,44 @@ def test_the_exit_code_says_how_it_went(monkeypatch, capsys, what, code, told):
     assert ends(monkeypatch, what) == code
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", told)
+
+
+def test_characters_that_the_output_lacks_are_replaced(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "latin-1"))
+    assert ends(monkeypatch, lambda: click.echo("12 µs …")) == 0
+    assert written.getvalue() == b"12 \xb5s ?\n"
+
+
+def test_a_closed_output_is_an_error_before_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert ends(monkeypatch, lambda: pytest.fail("called")) == 3
+    assert capsys.readouterr().err == "error: the output is closed, must be open, such as >/dev/null\n"
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+@pytest.mark.parametrize("what", [lambda: click.echo("text"), InvalidArgument("no")], ids=["printed", "error"])
+def test_an_output_that_cannot_be_written_is_an_error(monkeypatch, capsys, what, words):
+    error = "error: no\n" if isinstance(what, NnhalError) and not words else ""
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert ends(monkeypatch, what, *words) == 3
+    error = error or "error: the output cannot be written: No space left on device\n"
+    assert capsys.readouterr().err == error
+
+
+def test_a_working_folder_that_was_deleted_is_an_error(monkeypatch, capsys):
+    def gone() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(os, "getcwd", gone)
+    assert ends(monkeypatch, os.getcwd) == 3
+    assert capsys.readouterr().err == "error: the working folder does not exist: No such file or directory\n"
+
+
+def test_another_error_of_the_system_keeps_its_stack(monkeypatch):
+    with pytest.raises(OSError, match="of a mistake"):
+        ends(monkeypatch, OSError(errno.EBADF, "of a mistake"))
 
 
 def test_the_words_are_those_of_the_command_line_unless_given(monkeypatch):

@@ -6,15 +6,17 @@ or not supported; 4 a device or an execution failed; 130 interrupted.
 
 import gc
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from io import TextIOWrapper
 
 import click
 
-from nnhal.base.errors import NnhalError
+from nnhal.base.errors import InvalidArgument, NnhalError
 from nnhal.base.names import printable, suggestion
 from nnhal.base.stacks import without_process_log
 from nnhal.cli import INTERRUPTED
@@ -160,8 +162,39 @@ def main(arguments: list[str] | None = None) -> None:
         f"warning: {printable(without_process_log(str(message))[0])}", err=True
     )
     verbose = any(word in ("--verbose", "-v") for word in arguments)
-    with _warnings(verbose=verbose):
-        _run(arguments, verbose=verbose)
+    _require_output()
+    try:
+        with _warnings(verbose=verbose):
+            _run(arguments, verbose=verbose)
+    except BrokenPipeError:
+        sys.exit(0)
+    except OSError as error:
+        lost = _lost()
+        if not lost:
+            raise
+        sys.exit(report(InvalidArgument(f"{lost}: {error.strerror or error}"), as_json=False))
+
+
+def _require_output() -> None:
+    """Ends the command if its output is closed; prints characters that the output's encoding lacks as "?"."""
+    if sys.stdout is None:
+        sys.exit(report(InvalidArgument("the output is closed, must be open, such as >/dev/null"), as_json=False))
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _lost() -> str:
+    """Returns whether the output cannot be written or the working folder was deleted; "" if neither."""
+    try:
+        print(flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest at its end
+        return "the output cannot be written"
+    try:
+        os.getcwd()
+    except OSError:
+        return "the working folder does not exist"
+    return ""
 
 
 def _run(arguments: list[str], *, verbose: bool) -> None:
@@ -183,8 +216,6 @@ def _run(arguments: list[str], *, verbose: bool) -> None:
                 verbose=verbose,
             )
         )
-    except BrokenPipeError:
-        sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)
 
 
