@@ -77,6 +77,12 @@ def test_an_equals_sign_in_the_name_of_a_file_is_of_the_file_unless_an_input_is_
         read(spec(), "nothing")
 
 
+def test_a_name_that_no_input_has_is_reported_with_the_names(tmp_path):
+    file = saved(tmp_path / "1.npy", [1, 1])
+    with pytest.raises(InvalidRequest, match=r"1\.npy: the model has no input 'x', must be one of a, b$"):
+        read([spec(name=name) for name in "ab"], f"x={file}")
+
+
 def test_arrays_of_an_archive_are_for_inputs_of_their_names_else_in_order(tmp_path):
     specs = [spec(name=name) for name in "ab"]
     np.savez(tmp_path / "x.npz", b=np.float32([1, 2]))

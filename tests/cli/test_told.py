@@ -428,6 +428,13 @@ def test_differences_are_within_the_tolerance_that_is_asked_for(off, capsys, tmp
     assert rows == ["ABS", "FLOOR"], "the worst comes first"
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("option", ["--rtol", "--atol", "--lsb"])
+def test_a_tolerance_is_finite(capsys, option, number):
+    said = called(capsys, "diff", "add4", "-d", "litert", option, number, code=2)[1]
+    assert said.startswith(f"error: invalid value for '{option}': {number} is not in the range ")
+
+
 def test_where_differences_begin_to_add_up_is_told(capsys):
     def difference(n: int, worst: float) -> Difference:
         return Difference(n, f"ABS #{n}", n + 1, f"t{n + 1}", OperandType.TENSOR_FLOAT32, worst, 4, 4, 4)

@@ -102,6 +102,8 @@ def _assign(specs: Sequence[Spec], files: Sequence[str]) -> dict[str, Path | Arr
         name, equals, file = text.partition("=")
         if equals and name in names:
             path = Path(file)
+        elif equals and not Path(text).exists():
+            raise InvalidRequest(f"input {text}: the model has no input {name!r}, must be one of {', '.join(names)}")
         else:
             name, path = next((n for n in names if n not in sources), ""), Path(text)
             if not name:

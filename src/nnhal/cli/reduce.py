@@ -68,7 +68,7 @@ class CheckCommand:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=common.DurationType(0, min_open=True),
     default=TIMEOUT,
     show_default=True,
     metavar="SECONDS",
