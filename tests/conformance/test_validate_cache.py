@@ -14,7 +14,7 @@ from nnhal.conformance.validate.worker import outcome_of
 from nnhal.hal.cache.files import CacheFiles
 from tests.conformance.test_checks import looked, trial_of
 from tests.conformance.test_differential import added
-from tests.conformance.test_validate import ADD, Healthy
+from tests.conformance.test_validate import ADD, Healthy, HealthyDevice
 from tests.conformance.test_validate import device as healthy
 from tests.suites.faulty.application import DRIVER
 
@@ -55,6 +55,24 @@ def test_each_check_of_what_is_kept_says_that_nothing_is(name):
 def test_a_driver_that_has_files_and_saves_nothing_gives_no_evidence(name):
     saves_nothing = healthy(number_of_cache_files=lambda self: CacheFiles(1, 1))
     assert looked(saves_nothing, name, ADD) == ("skipped", "the driver saves none of the supported calls", "")
+
+
+class Unsaved(Healthy):
+    def save(self, files):
+        raise OSError("flash full")
+
+
+class FullDevice(HealthyDevice):
+    prepared = Unsaved
+
+    def number_of_cache_files(self):
+        return CacheFiles(1, 0)
+
+
+@pytest.mark.parametrize("name", ["cache-restored", "cache-interleaved", "cache-damaged"])
+def test_a_verdict_names_the_error_of_a_save_that_failed(name):
+    found = looked(FullDevice(), name, ADD)
+    assert found[:2] == ("failed", "nothing is saved: save() raised OSError: flash full")
 
 
 def test_damaged_files_may_be_taken_where_results_stay_right_and_those_of_another_token_may_not():

@@ -14,7 +14,7 @@ from nnhal.conformance.validate.limits import counted, driver_pid
 from nnhal.conformance.validate.state import DataSet, at_once, data_sets, pooled_samples
 from nnhal.conformance.validate.trial import PLAIN, NotAccepted, Trial, copies, distinct
 from nnhal.hal.answers import cache_files_by
-from nnhal.hal.cache.files import Cache, CacheFiles
+from nnhal.hal.cache.files import Cache, CacheFiles, read_refusal
 from nnhal.hal.device import Prepared
 from nnhal.model.graph import Model
 
@@ -248,7 +248,8 @@ def _restored_now(trial: Trial, model: Model, cache: Cache) -> Prepared:
     try:
         return _restored(trial, model, cache)
     except NnhalError as error:
-        trial.unmet(f"files that it has just saved are a miss: {error}")
+        refusal = read_refusal(cache.files[0])
+        trial.unmet(f"nothing is saved: {refusal}" if refusal else f"files that it has just saved are a miss: {error}")
 
 
 def _restored(trial: Trial, model: Model, cache: Cache) -> Prepared:
