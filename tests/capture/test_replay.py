@@ -18,6 +18,7 @@ from nnhal.conformance.replay import VERDICTS, ReplayedPart, ReplayOptions, repl
 from nnhal.conformance.replay_judge import NothingToCompare, ResultJudge
 from nnhal.runtime.capturing.reader import CaptureReader
 from tests.capture.test_session import B, X, relu, use
+from tests.execution import run_nnhal
 from tests.models import make_model
 from tests.runtime.devices import Fake, failing
 from tests.runtime.graphs import sums
@@ -181,6 +182,15 @@ def test_a_model_of_an_extension_is_replayed_where_the_extension_is_loaded(tmp_p
 
     command("capture", "-o", capture, "--", sys.executable, example)
     assert "PASSED" in command("replay", capture, "--extension", example, "--device", "reference")
+
+
+@pytest.mark.parametrize(("status", "code"), [(0, 1), (3, 3)])
+def test_a_command_that_compiles_no_model_fails_with_its_own_status_or_1(
+    tmp_path: Path, status: int, code: int
+) -> None:
+    command = "capture", "-o", str(tmp_path / "a"), "--", "sh", "-c", f"exit {status}"
+    done = run_nnhal(*command)
+    assert done.returncode == code and "nothing was captured" in done.stderr
 
 
 def test_a_model_is_extracted_and_listed(capture: Path, tmp_path: Path) -> None:

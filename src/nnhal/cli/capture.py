@@ -37,8 +37,8 @@ def command(words: Sequence[str], output: Path, max_bytes: int, no_data: bool, a
     """Capture the HAL session of an application that uses nnhal.
 
     The file has each compiled model, whole and as each device prepares it, the placement, and each request with its
-    outcome. A second process of COMMAND writes FILE with its process ID in the name. The exit code is that of COMMAND.
-    `nnhal replay` executes the session again.
+    outcome. A second process of COMMAND writes FILE with its process ID in the name. The exit code is that of COMMAND;
+    it is 1 if COMMAND succeeds and compiles no model. `nnhal replay` executes the session again.
     """
     before = _files(output) - {output}
     output.unlink(missing_ok=True)

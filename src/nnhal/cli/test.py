@@ -145,7 +145,8 @@ def command(
 ) -> int:
     """Run test suites on a device.
 
-    `nnhal test --list` shows the suites. The exit code is 1 if a case fails, crashes or hangs, or if a suite tests nothing.
+    `nnhal test --list` shows the suites. The exit code is 1 if a case fails, crashes or hangs, or if one of several suites
+    tests nothing. It is 2 if nothing is tested at all.
     """
     names = _known(suites) if suites or not as_list else []
     vectors = options["vectors"]
