@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from nnhal import load
+from nnhal import UnsupportedModel, load
 from nnhal.base.codes import OperandType
 from tests.frontends.cases import refused
 from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, check_nodes, model, node, operations
@@ -605,7 +605,7 @@ def test_an_lstm_that_quantises_its_input_has_no_shorter_sequences():
     made, _ = quantised_lstm("forward")
     made.graph.node[0].input[4] = "l"
     made.graph.initializer.append(numpy_helper.from_array(np.int32([2, 2]), "l"))
-    with pytest.raises(nnhal.UnsupportedModel, match="DynamicQuantizeLSTM #0: sequence_lens is 2, must be 3"):
+    with pytest.raises(UnsupportedModel, match="DynamicQuantizeLSTM #0: sequence_lens is 2, must be 3"):
         load(made.SerializeToString())
 
 
