@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.codes import operation_name
 from nnhal.bench import workloads
 from nnhal.frontends.python import Builder
 from nnhal.ops import OPS
@@ -42,7 +41,7 @@ def work(family: str = "add", kind: str = "float32", macs: int = 0, bytes: int =
 
 def test_every_family_that_a_record_names_is_known_and_has_a_member() -> None:
     named = {record.cost for record in OPS.values() if not record.code >> 16} - {""}
-    assert named == set(FAMILIES) - {"pointwise", "kernel"} and len(FAMILIES) == len(set(FAMILIES))
+    assert named == set(FAMILIES) - {"pointwise"} and len(FAMILIES) == len(set(FAMILIES))
 
 
 def test_the_work_of_an_operation_is_its_multiplications_and_the_bytes_that_it_touches() -> None:
@@ -74,27 +73,6 @@ def test_a_sequence_takes_a_turn_for_each_of_its_steps(
     y = b.operation(f"{name}_SEQUENCE_RNN", x, **one, **more)
     (found,) = work_of_operations(b.finish([x], [y]))
     assert (found.family, found.turns) == ("lstm", turns)
-
-
-def test_what_is_elementwise_begins_a_kernel_behind_what_engines_do_not_fuse_with_it() -> None:
-    """Behind a transposition, behind a layer that others read too, and at the start; not behind its like or a layer."""
-    b = Builder()
-    x = b.input((1, 8, 8, 4))
-    filters, bias = np.ones((4, 1, 1, 4), np.float32), np.zeros(4, np.float32)
-    y = b.neg(b.abs(x))
-    y = b.tanh(b.conv_2d(y, filters, bias, padding="same", stride=1))
-    y = b.add(y, b.logistic(b.transpose(y, np.array([0, 2, 1, 3], np.int32))))
-    z = b.conv_2d(y, filters, bias, padding="same", stride=1)
-    model = b.finish([x], [b.max_pool_2d(z, padding="valid", filter_size=2, stride=2), b.exp(z)])
-    begins = [n for n, each in enumerate(work_of_operations(model)) if each.begins]
-    assert [operation_name(model.main.operations[n].type) for n in begins] == ["ABS", "LOGISTIC", "EXP"]
-
-
-def test_what_begins_a_kernel_takes_more() -> None:
-    lines = {"float32": {"add": LinearCost(US, 0.0, 0.0), "kernel": LinearCost(5 * US, 0.0, 1e-9)}}
-    begun = work("add", bytes=1000)._replace(begins=True)
-    assert device(lines).predicted([begun, work("add", bytes=1000)], 1) == pytest.approx([7 * US, US])
-    assert device(lines).predicted([begun._replace(kind="quant8")], 1) == pytest.approx([US])  # not measured for it
 
 
 def test_what_is_no_sequence_takes_one_turn() -> None:

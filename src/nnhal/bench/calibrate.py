@@ -200,17 +200,15 @@ class Calibration:
             try:
                 with ExitStack() as stack:
                     compiled = [stack.enter_context(_compiled(model, found.device)) for model in models]
-                    works = work_of_operations(models[1])
-                    each = works[-(len(works) // links[1]) :]  # of the last link
-                    slope = self._slope(compiled, links, sum(work.macs for work in each if family.measures(work)))
+                    each = work_of_operations(models[0])
+                    slope = self._slope(compiled, links, sum(work.macs for work in each if work.family == family.name))
             except (NnhalError, ImplausibleRate) as error:
                 self._left_out(found, f"{family.name} of {kind}", error)
                 return
-            own = [work for work in each if family.measures(work) and work.kind == kind]
-            bare = found.profile()
+            own = [work for work in each if (work.kind, work.family) == (kind, family.name) and work.turns]
             beside = [(found.lines.get(w.kind, {}).get(w.family), w) for w in each if w.family in family.beside]
-            other = [line.seconds(work) + bare.beginning(work) for line, work in beside if line is not None]
-            spent = max(slope - sum(other), family.least * slope) / max(1, len(own))
+            other = [line.seconds(work) for line, work in beside if line is not None]
+            spent = max(slope - sum(other), slope / 20) / max(1, len(own))
             points.append((own[0], spent))
         found.lines.setdefault(kind, {})[family.name] = fitted(points)
 

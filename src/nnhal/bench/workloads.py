@@ -11,7 +11,6 @@ from nnhal.frontends.python import Builder
 from nnhal.frontends.tensor import Tensor
 from nnhal.model.dynamic_quantisation import QUANTISED as QUANTISED_LINES
 from nnhal.model.graph import Model
-from nnhal.runtime.measured.families import OperationWork
 
 SCALE, FINE = 0.05, 0.002  # scales of quantised values and of quantised filters
 
@@ -54,7 +53,6 @@ class Family(NamedTuple):
         tensor: The shape of the chain's tensors, by size.
         beside: The families of other operations in a link, whose time is subtracted.
         kinds: The kinds of values that it exists for.
-        least: The least share of a link's time.
     """
 
     name: str
@@ -62,11 +60,6 @@ class Family(NamedTuple):
     tensor: "Callable[[int], tuple[int, ...]]"
     beside: tuple[str, ...] = ()
     kinds: tuple[str, ...] = (*FLOATS, *QUANTISED)
-    least: float = 0.05
-
-    def measures(self, work: OperationWork) -> bool:
-        """Whether a link's time is that of this operation, beside others."""
-        return work.begins if self.name == "kernel" else work.family == self.name and work.turns > 0
 
 
 def picture(size: int) -> tuple[int, ...]:
@@ -194,10 +187,6 @@ def _pad(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Ten
     return _floats(b.slice(padded, np.array([0, 2, 1, 0], np.int32), shape))
 
 
-def _kernel(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
-    return _add(b, values, size, _pad(b, values, size, x, first), first)
-
-
 def _resize(b: Builder, values: Values, size: int, x: Tensor, first: Tensor) -> Tensor:
     side = SIZES[size][0]
     larger = b.resize_bilinear(x, out_w=2 * side, out_h=2 * side)
@@ -288,13 +277,12 @@ FAMILIES = (
         lambda size: (1, SQUARES[size], SQUARES[size]),
         kinds=("float32", "quant8_signed"),
     ),
-    Family("pad", _pad, picture),
-    Family("kernel", _kernel, picture, ("pad", "add"), least=0.0),  # an engine that fuses nothing has none
     Family("logistic", _logistic, picture, kinds=FLOATS),
     Family("quantize", _quantize, picture, kinds=QUANTISED),
     Family("softmax", _softmax, picture, kinds=FLOATS),
     Family("mean", _mean, picture, ("add",)),
     Family("transpose", _transpose, picture, ("add",)),
+    Family("pad", _pad, picture),
     Family("resize", _resize, picture, ("pool",)),
     Family("topk", _topk, picture, ("add",)),
     Family("quantize", _quantised_link, matrix, ("add",), kinds=DYNAMIC),

@@ -6,8 +6,7 @@ they run.
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from nnhal.base.brief import with_count
@@ -23,10 +22,8 @@ from nnhal.ops.schema import Bound
 FAMILIES = (  # as records name them; "pointwise" is a convolution whose window is one pixel
     *("pointwise", "convolution", "fully_connected", "batch_matmul", "depthwise", "grouped", "transpose_conv", "pool"),
     *("add", "relu", "logistic", "quantize", "softmax", "mean", "reshape", "transpose", "pad", "resize", "topk"),
-    *("lstm", "kernel"),  # "kernel": what `OperationWork.begins` takes in addition
+    "lstm",
 )
-LAYERS = "pointwise", "convolution", "fully_connected", "batch_matmul", "depthwise", "grouped", "transpose_conv"
-ELEMENTWISE = "add", "relu", "logistic", "quantize"  # engines fuse them with each other, and behind layers
 # of values, measured separately; "dynamic": float32 quantised to 8 bits at execution, with the layers of these integers
 KINDS = ("float32", "relaxed", "quant8", "quant8_signed", "dynamic")
 _KIND: dict[int, str] = {
@@ -41,8 +38,7 @@ class OperationWork(NamedTuple):
     """The work of one operation: its family (or ""), the kind of its values, multiplications, bytes.
 
     turns: iterations over a sequence, each of which waits for the one before. elements: those read and written. inside:
-    the subgraphs of control flow. iterations: of a WHILE, else None. assumed: whether they are an assumption. begins:
-    whether it is elementwise and reads the result of no operation that engines fuse with it.
+    the subgraphs of control flow. iterations: of a WHILE, else None. assumed: whether they are an assumption.
     """
 
     family: str
@@ -54,7 +50,6 @@ class OperationWork(NamedTuple):
     inside: "tuple[SubgraphWork, ...]" = ()
     iterations: int | None = None
     assumed: bool = False
-    begins: bool = False
 
     def total(self, price: "Callable[[OperationWork], float]") -> float:
         """Return the price of the operation, and of those inside as often as they run.
@@ -119,7 +114,7 @@ def work_of_operations(model: Model) -> tuple[OperationWork, ...]:
     """Return the work of each operation of the main subgraph; unknown dimensions count as 1. Computed once for a model."""
     found: tuple[OperationWork, ...] | None = model._memo.get("works")
     if found is None:
-        found = model._memo["works"] = tuple(_with_begins(model, list(_works(model))))
+        found = model._memo["works"] = tuple(_works(model))
     return found
 
 
@@ -150,21 +145,6 @@ def _dynamic(model: Model) -> tuple[Mapping[int, frozenset[int]], Collection[int
     from nnhal.model.dynamic_quantisation import dynamic_operations
 
     return dynamic_operations(model)
-
-
-def _with_begins(model: Model, works: Sequence[OperationWork]) -> Iterator[OperationWork]:
-    """Yield the work with the operations marked that begin what an engine may fuse."""
-    operations = model.main.operations
-    writers = {i: n for n, operation in enumerate(operations) for i in operation.outputs}
-    readers = Counter(i for operation in operations for i in operation.inputs)
-
-    def fused(operand: int) -> bool:
-        family = works[writers[operand]].family if operand in writers else ""
-        return family in ELEMENTWISE or (family in LAYERS and readers[operand] == 1)
-
-    for work, operation in zip(works, operations, strict=True):
-        begins = work.family in ELEMENTWISE and work.turns > 0 and not any(map(fused, operation.inputs))
-        yield work._replace(begins=True) if begins else work
 
 
 def _inside(model: Model, n: int, count: int | None) -> tuple[SubgraphWork, ...]:

@@ -90,11 +90,6 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
         near = [(each, family) for each in kinds] + [(each, name) for each in kinds for name in ("pad", "add", "relu")]
         return next((self.lines[k][f] for k, f in near if f in self.lines.get(k, {})), None)
 
-    def beginning(self, work: OperationWork) -> float:
-        """Return the seconds in addition to its line of an operation that begins what an engine may fuse."""
-        line = self.lines.get(work.kind, {}).get("kernel") if work.begins else None
-        return 0.0 if line is None else line.seconds(work)
-
     def factor(self, kind: str, family: str, threads: int, bytes: int, macs: int) -> float:
         """Return the ratio of measured to predicted time of whole networks, with one thread or more.
 
@@ -137,7 +132,7 @@ class DeviceProfile(Record, frozen=True, forbid_unknown_fields=True):
 
         def seconds(work: OperationWork) -> float:
             line, factor = lines[work.kind, work.family]
-            return (line.seconds(work) + self.beginning(work)) * factor
+            return line.seconds(work) * factor
 
         return [work.total(seconds) for work in works]
 
