@@ -19,6 +19,12 @@ from tests.runtime.test_measured_profile import whole
 from tests.waiting import Opened
 
 
+@pytest.fixture(autouse=True)
+def untold() -> None:
+    """What other tests were told of once is told again."""
+    record._warn_once.cache_clear()
+
+
 def mine(pinned: bool = False) -> MachineProfile:
     each = whole()
     return MachineProfile(record.processor(), each.made, each.devices, each.crossings, pinned)
@@ -215,6 +221,16 @@ def test_a_record_of_another_form_is_neither_read_nor_spoilt() -> None:
 def _records(number: int) -> None:
     for n in range(25):
         record.record_tuned(f"{number} {n}", "[]", {"a": 1.0})
+
+
+def test_a_record_that_cannot_be_read_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A calibration after an upgrade warned of the earlier format at each of its thousand compilations."""
+    record.keep_profile(mine())
+    with closing(sqlite3.connect(measured.path())) as connection, connection:
+        connection.execute("update profile set content = replace(content, '\"form\"', '\"from\"')")
+    for _ in range(3):
+        assert record.profile() is None
+    assert len(caplog.records) == 1
 
 
 def test_processes_record_at_once_and_nothing_is_lost() -> None:

@@ -97,6 +97,12 @@ def _opened(*, make: bool) -> Iterator[sqlite3.Connection]:
             yield connection
 
 
+@cache
+def _warn_once(file: str, text: str) -> None:
+    """Warn of a record that cannot be read, not at each compilation."""
+    _log.warning("%s", text)
+
+
 def _looked(what: str, ask: Callable[[sqlite3.Connection], T], nothing: T, since: int = _FIRST_FORM) -> T:
     if not is_measured():
         return nothing
@@ -105,7 +111,7 @@ def _looked(what: str, ask: Callable[[sqlite3.Connection], T], nothing: T, since
             (form,) = connection.execute("pragma user_version").fetchone()
             return ask(connection) if form >= since else nothing  # 0: another process is creating it
     except (OSError, sqlite3.Error, ValueError, BadFile) as error:
-        _log.warning("%s: nothing is known: %s", what, _reason(error))
+        _warn_once(str(path()), f"{what}: nothing is known: {_reason(error)}")
         return nothing
 
 
