@@ -93,7 +93,7 @@ def file_of(
     case: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> tuple[bytes, list[Any]]:
-    """A file of one operator, and what its inputs are fed: `file_of(*case)` for a `Case`, with fields of its own."""
+    """Return a file of one operator and the arrays of its inputs. `file_of(*case)` takes a `Case`; fields come last."""
     given = [None if x is None else x.in_file() for x in inputs]
     content = one_operator(name, given, [x.in_file() for x in outputs], options, **(case or {}), **fields)
     return content, [x.data for x in inputs if x is not None and not x.constant]

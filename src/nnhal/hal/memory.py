@@ -77,10 +77,7 @@ class Buffer(ABC):
 
     Attributes:
         token: Identifies it in this process; never 0.
-        lost: Whether its memory no longer exists, because the process that held it has ended.
     """
-
-    lost = False
 
     def __init__(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> None:
         self.facts = merge(desc, roles)
@@ -89,6 +86,11 @@ class Buffer(ABC):
         self._uses: set[tuple[int, int, bool]] = set()
         self.writers: dict[object, Control] = {}  # executions and copies inside that write it; see `host._using`
         self.add_roles(roles)
+
+    @property
+    def lost(self) -> bool:
+        """Whether its memory no longer exists, because the process that held it has ended."""
+        return False
 
     def add_roles(self, roles: Sequence[BufferRole]) -> None:
         """Allow these roles too."""

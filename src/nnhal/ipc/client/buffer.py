@@ -64,7 +64,7 @@ class RemoteBuffer(Buffer):
             self._writer = None
 
     @property
-    def lost(self) -> bool:  # type: ignore[override]
+    def lost(self) -> bool:
         """As in `Buffer`."""
         return self._session.peer.dead is not None
 
