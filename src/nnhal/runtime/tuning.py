@@ -31,9 +31,8 @@ from nnhal.runtime.strategies import Strategy, manual_placement, restrict_offers
 SECONDS = 2.0  # the default duration of measuring
 SPLITS = 3  # candidates of several partitions
 FAR = 1.5  # times the best, above which a candidate drops out
-HOPELESS = (
-    6.0  # times the best prediction of one partition, above which one comes last: predictions err by 3 either way
-)
+# times the best prediction of one partition, above which one comes last: predictions err by 3 either way
+HOPELESS = 6.0
 BLOCK_NS = 200_000  # shorter executions are measured several at once
 ROUNDS, LEAST = 30, 4  # the most rounds, and those before a candidate drops out: some engines begin slowly
 _log = logger("compilation")
