@@ -169,7 +169,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 strategy_option = click.option(
     "--strategy",
     type=click.Choice(KINDS),
-    help="Place by measured or declared (stated) performance, or all on one device (default: measured if calibrated).",
+    help="The strategy that places operations (default: measured if calibrated, else stated).",
 )
 rule_option = click.option(
     "--rule",

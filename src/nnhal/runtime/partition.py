@@ -91,6 +91,10 @@ class Offer(Record, frozen=True):
         said = "" if verdict.ok else verdict.reason or f"does not support {operation_name(operation.type)}"
         return self.barred(index, extension, level) or said
 
+    def takes(self, model: Model, index: int) -> bool:
+        """Returns whether the device may get an operation, outside a group."""
+        return not self.refusal(index, model.main.operations[index], *_needs(model, index))
+
 
 class Choice(NamedTuple):
     """The placement of one operation.

@@ -133,12 +133,13 @@ def tuning_key(name: str, identities: Mapping[str, str], strategy: Strategy, pla
 
     "" if another process cannot have a device or the placing function, or if the preference is not time.
     """
-    if not all(identities.values()) or strategy.decide is not None:
+    if not all(identities.values()) or (strategy.decide is not None and not strategy.kind):
         return ""
     if placement_key.preference != Preference.FAST_SINGLE_ANSWER:
         return ""
     rules = [(identities.get(rule.device), rule.operation, rule.name, rule.type) for rule in strategy.rules]
-    return blake2b(f"{name} {strategy.single} {rules}".encode(), digest_size=16).hexdigest()
+    by = strategy.kind if strategy.decide is not None else strategy.single
+    return blake2b(f"{name} {by} {rules}".encode(), digest_size=16).hexdigest()
 
 
 def _with_runtime(identities: Mapping[str, str], keys: Mapping[str, DeviceKey]) -> dict[str, str]:

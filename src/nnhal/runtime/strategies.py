@@ -1,7 +1,7 @@
 """Placement strategies: by declared or measured performance, on one device, by rules, or by a function."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from nnhal.base.answers import safe_repr
 from nnhal.base.codes import Preference, operation_name, operation_names, type_name, type_names
@@ -16,7 +16,6 @@ from nnhal.model.parts import live_operands, subgraphs_within
 from nnhal.runtime.costs import seconds
 from nnhal.runtime.partition import BY_HAND, SINGLE, Measured, Offer, Partition, partition
 
-KINDS = "stated", "measured", "single"
 _log = logger("compilation")
 
 
@@ -65,14 +64,18 @@ class Rule(Record, frozen=True):
 
 
 Decide = Callable[[Model, Sequence[Offer]], Sequence[str]]
-Asked = Literal["stated", "measured", "single"] | Rule | Sequence[Rule] | Decide | None
+Named = Literal["stated", "measured", "single"]
+Asked = Named | Rule | Sequence[Rule] | Decide | None
+KINDS: tuple[str, ...] = get_args(Named)
+DECIDES: dict[str, Decide] = {}
+"""The functions of named strategies that decide for each operation, as an application's function does."""
 
 
 class Strategy(Record, frozen=True):
     """How to place operations.
 
-    kind: "stated", "measured", or "" for the default. single: on one device. rules, decide: by rules or a function.
-    inside: whether for a subgraph of the requested model.
+    kind: its name if it has one, but for "single". single: on one device. rules, decide: by rules or a function. inside:
+    whether for a subgraph of the requested model.
     """
 
     kind: str = ""
@@ -91,7 +94,7 @@ class Strategy(Record, frozen=True):
                 raise InvalidArgument(
                     f"placement is {given!r}, must be one of {', '.join(KINDS)}, rules, or a function"
                 )
-            return cls(single=True) if given == "single" else cls(given)
+            return cls(single=True) if given == "single" else cls(given, decide=DECIDES.get(given))
         if callable(given):
             return cls(decide=given)
         rules = (given,) if isinstance(given, Rule) else tuple(given) if isinstance(given, Sequence) else ()
@@ -142,7 +145,8 @@ def placed(
 def manual_placement(model: Model, offers: Sequence[Offer], strategy: Strategy) -> dict[int, tuple[str, str]]:
     """Return the operations that rules or a function place, with the device's label and the reason."""
     if strategy.decide is not None:
-        return _decided(model, offers, strategy.decide)
+        who = f"the strategy {strategy.kind!r}" if strategy.kind else "the application"
+        return _decided(model, offers, strategy.decide, who)
     there = {offer.device for offer in offers}
     rules = [rule for rule in strategy.rules if rule.device in there and not (strategy.inside and rule.numbered)]
     wanted = {}
@@ -245,8 +249,8 @@ def _single(
     return dict.fromkeys(live_operands(model), (best, f"all of the model is placed on {best}"))
 
 
-def _decided(model: Model, offers: Sequence[Offer], decide: Decide) -> dict[int, tuple[str, str]]:
-    """Call the application's function, and check the label that it returns for each operation; "" leaves it open."""
+def _decided(model: Model, offers: Sequence[Offer], decide: Decide, who: str) -> dict[int, tuple[str, str]]:
+    """Call a function, and check the label that it returns for each operation; "" leaves it open. who: whose it is."""
     given = cast("Any", decide(model, offers))
     labels = [offer.device for offer in offers]
     count = len(model.main.operations)
@@ -258,4 +262,4 @@ def _decided(model: Model, offers: Sequence[Offer], decide: Decide) -> dict[int,
         if not isinstance(label, str) or label not in ("", *labels):
             told = f"must be one of {', '.join(labels)}, or '' for any"
             raise InvalidArgument(f"placement: the function gave {safe_repr(label)} for operation {n}, {told}")
-    return {n: (given[n], f"the application places it on {given[n]}") for n in live_operands(model) if given[n]}
+    return {n: (given[n], f"{who} places it on {given[n]}") for n in live_operands(model) if given[n]}

@@ -7,10 +7,10 @@ variant has such roundings around each operation, so that its result is still ro
 
 | file | contents |
 | --- | --- |
+| `arrays.py` | the primitives of an engine with NumPy's functions |
 | `constants.py` | constants that are transposed and reshaped when they are written |
 | `graph.py` | the node of each operand |
-| `products.py` | exact sums of integer products |
-| `task.py` | the task of an entry |
+| `task.py` | the task of an entry, and exact sums of integer products |
 
     TABLE = table_for(RealTask, "Toy", {"WHILE": "Toy has no loops"})
     graph = RealGraph(model, MyPrimitives())
