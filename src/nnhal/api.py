@@ -173,9 +173,9 @@ def compile(
         token: 32 bytes that identify the model and its weights in the cache. By default, nnhal hashes the model.
         placement: How nnhal places operations: "measured" (predicted time from measurements on this machine; the
             default once a profile exists), "stated" (the performance that drivers declare; the default without a
-            profile), "single" (the one device where the model costs least), one `nnhal.Rule` or several, or a function.
-            The function receives the model and an offer for each device. It returns a device label for each operation,
-            "" for the default strategy.
+            profile), "single" (the one device where the model costs least), "ordered" (each operation on the first
+            named device that supports it), one `nnhal.Rule` or several, or a function. The function receives the model
+            and an offer for each device. It returns a device label for each operation, "" for the default strategy.
         tune: True, or a number of seconds: compile the most promising placements, measure them for this long (True: 2
             s) and use the fastest. nnhal remembers the measured times. `placement.events` has each placement that was
             not measured, and why. The preference must be FAST_SINGLE_ANSWER.

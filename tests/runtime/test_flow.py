@@ -388,6 +388,13 @@ def test_all_on_one_device_is_on_one_that_takes_control_flow_whole_or_on_one_tha
         nnhal.compile(growing(), devices=devices[:1], placement="single")
 
 
+def test_an_order_of_devices_holds_inside_of_control_flow() -> None:
+    devices = [Some("both", "ADD LESS MUL CONCATENATION", 0.3), "reference"]
+    for model in (growing(), nested()):
+        found = nnhal.compile(model, devices=devices, placement="ordered").placement
+        assert "both" in {device for each in found.inside for device in each.placement.devices()}
+
+
 @pytest.mark.parametrize("works", [True, False])
 def test_tuning_measures_who_takes_control_flow_whole_too(works):
     ran = Counter[str]()

@@ -195,3 +195,12 @@ def test_a_device_that_a_rule_names_and_that_fails_to_prepare_falls_back_to_the_
         raise nnhal.OperationFailed("no room")
 
     assert placed(nnhal.Rule("fake"), Fake(on_prepare=fail), fallback="allow") == ["reference"] * 4
+
+
+def test_ordered_places_each_operation_on_the_first_named_device_that_takes_it() -> None:
+    first, second = Fake(takes=lambda n: n in (0, 2)), Other(takes=lambda n: n < 3)
+    assert placed("ordered", first, second) == ["fake", "other", "fake", "reference"]
+    assert placed("ordered", second, first) == ["other", "other", "other", "reference"]
+    assert {choice.reason for choice in nnhal.compile(mixed(), devices=[Fake()], placement="ordered").placement} == {
+        "the strategy 'ordered' places it on fake"
+    }

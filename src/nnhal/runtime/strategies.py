@@ -64,7 +64,7 @@ class Rule(Record, frozen=True):
 
 
 Decide = Callable[[Model, Sequence[Offer]], Sequence[str]]
-Named = Literal["stated", "measured", "single"]
+Named = Literal["stated", "measured", "single", "ordered"]
 Asked = Named | Rule | Sequence[Rule] | Decide | None
 KINDS: tuple[str, ...] = get_args(Named)
 DECIDES: dict[str, Decide] = {}
@@ -263,3 +263,18 @@ def _decided(model: Model, offers: Sequence[Offer], decide: Decide, who: str) ->
             told = f"must be one of {', '.join(labels)}, or '' for any"
             raise InvalidArgument(f"placement: the function gave {safe_repr(label)} for operation {n}, {told}")
     return {n: (given[n], f"{who} places it on {given[n]}") for n in live_operands(model) if given[n]}
+
+
+def _ordered(model: Model, offers: Sequence[Offer]) -> list[str]:
+    """Place each operation on the first device that supports it, in the order in which the devices are named.
+
+    An operation that no device supports outside a group is left open. So is control flow that the runtime can execute:
+    the order holds for the operations inside.
+    """
+    inside = {n for offer in offers for n in offer.interpreted}
+    count = len(model.main.operations)
+    found = (next((o.device for o in offers if o.takes(model, n)), "") for n in range(count))
+    return ["" if n in inside else label for n, label in enumerate(found)]
+
+
+DECIDES["ordered"] = _ordered
