@@ -1,0 +1,158 @@
+"""The `xla` device: a driver in one file over a graph engine, and what JAX needs that other engines do not."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+
+import jax  # noqa: TID251
+
+import nnhal
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument, OperationFailed
+from nnhal.drivers import xla
+from nnhal.drivers.kit.variants import UNPROVED
+from nnhal.drivers.reference import Reference
+from nnhal.hal.chain import checked_prepared
+from nnhal.hal.device import Device, Hints
+from nnhal.model.graph import Model
+from tests import requests
+from tests.execution import run_python
+from tests.models import make_model
+
+RNG = np.random.default_rng(0)
+FORKED = """
+import os, sys, warnings
+import numpy as np
+import nnhal
+from nnhal.drivers.xla import Xla
+
+def doubled(**how):
+    b = nnhal.Builder()
+    x = b.input((4,))
+    with nnhal.compile(b.finish([x], [b.add(x, x)]), fallback="forbid", **how) as compiled:
+        return compiled(np.ones(4, np.float32))
+
+print(doubled(devices=[Xla()]), flush=True)
+warnings.simplefilter("ignore")  # of JAX and Python, about os.fork
+child = os.fork()
+if not child:
+    try:
+        doubled(devices=[Xla()])
+    except nnhal.OperationFailed as error:
+        print(error)
+    print(doubled(devices=[sys.argv[1]], isolation="process"), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+PLUGIN = "from nnhal.drivers.xla import Xla; print(Xla.type.name, Xla().version)"
+
+
+def both(model: Model, *inputs: Any, device: Device | None = None) -> tuple[list[Any], list[Any]]:
+    """The results of the device, and of the definition."""
+    made = checked_prepared(device or xla.device(), model, Hints()), checked_prepared(Reference(), model, Hints())
+    found, expected = (requests.outputs(prepared, *inputs) for prepared in made)
+    return found, expected
+
+
+def depthwise(stride: int, dilation: int, multiplier: int) -> Model:
+    weights = RNG.normal(size=(1, 3, 2, 3 * multiplier)).astype(np.float32)
+    bias = RNG.normal(size=3 * multiplier).astype(np.float32)
+    return make_model(
+        lambda b, x: b.depthwise_conv_2d(
+            x,
+            b.constant(weights),
+            b.constant(bias),
+            padding="same",
+            stride=stride,
+            dilation=dilation,
+            depth_multiplier=multiplier,
+        ),
+        (2, 9, 8, 3),
+    )
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", ["face_detection_short_range", "silero_vad_16k"])
+def test_a_real_model_gives_what_the_reference_gives(name: str) -> None:
+    model = nnhal.load(name)
+    inputs = [RNG.uniform(-1, 1, spec.shape).astype(spec.dtype) for spec in nnhal.compile(model).inputs]
+    found, expected = (requests.compute(model, *inputs, devices=[device]) for device in (xla.device(), "reference"))
+    for y, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(y, wanted, atol=1e-4 * max(1.0, float(np.abs(wanted).max())))
+
+
+@pytest.mark.parametrize("way", ["moved pictures", "grouped"])
+@pytest.mark.parametrize(("stride", "dilation", "multiplier"), [(1, 1, 1), (2, 1, 2), (1, 2, 1)])
+def test_a_depthwise_convolution_is_the_same_in_both_ways(
+    way: str, stride: int, dilation: int, multiplier: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def elsewhere(*arguments: Any, cpu: Any, default: Any) -> Any:
+        return default(*arguments)
+
+    if way == "grouped":  # as on another platform than the CPU
+        monkeypatch.setattr(jax.lax, "platform_dependent", elsewhere)
+    found, expected = both(depthwise(stride, dilation, multiplier), RNG.normal(size=(2, 9, 8, 3)).astype(np.float32))
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_quotient_by_one_number_is_rounded_once() -> None:
+    x = RNG.uniform(size=1000).astype(np.float32)
+    model = make_model(lambda b, x: b.div(x, b.constant(np.array([3], np.float32))), (1000,))
+    assert both(model, x)[0][0].tolist() == (x / np.float32(3)).tolist()
+
+
+def test_an_index_outside_fails_the_execution() -> None:
+    model = make_model(lambda b, x, i: b.gather(x, 0, i), (4, 2), ((3,), "TENSOR_INT32"))
+    prepared = checked_prepared(xla.device(), model, Hints())
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    assert requests.output(prepared, x, np.array([3, 0, 1], np.int32)).tolist() == x[[3, 0, 1]].tolist()
+    with pytest.raises(OperationFailed, match="an index is outside its dimension"):
+        requests.output(prepared, x, np.array([4, 0, 1], np.int32))
+
+
+def test_the_types_of_an_application_that_uses_jax_change_nothing() -> None:
+    model = make_model(lambda b, x: [b.argmax(x, 0), b.reduce_sum(x, [0], True), b.topk_v2(x, 2)[1]], (5,))
+    written = []
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            _, found = xla.traced(model, UNPROVED)
+        assert found is not None
+        written.append(str(found.closed))
+    assert written[0] == written[1]
+
+
+def test_a_platform_that_jax_does_not_have_is_refused() -> None:
+    model = make_model(lambda b, x: b.add(x, x), (4,))
+    prepared = checked_prepared(xla.device(), model, Hints(options={"platform": "cpu"}))
+    assert requests.output(prepared, np.ones(4, np.float32)).tolist() == [2] * 4
+    for platform in ("abacus", 1):
+        with pytest.raises(InvalidArgument, match=r"xla: option platform is .*, must be one that JAX has"):
+            checked_prepared(xla.device(), model, Hints(options={"platform": platform}))
+    with pytest.raises(InvalidArgument, match="xla: option 'speed' is unknown, must be 'platform'"):
+        checked_prepared(xla.device(), model, Hints(options={"speed": 1}))
+
+
+def test_a_forked_process_gets_an_error_and_does_not_hang() -> None:
+    assert run_python(FORKED, str(xla.__file__)).stdout.splitlines() == [
+        "[2. 2. 2. 2.]",
+        "device xla: xla: JAX does not run in a process that was forked; compile with isolation='process'",
+        "[2. 2. 2. 2.]",
+    ]
+
+
+def test_without_jax_the_device_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jax", None)
+    monkeypatch.setattr(xla, "version_of", lambda name: None)
+    xla.jax.cache_clear()
+    with pytest.raises(DeviceUnavailable, match=r"install it with: pip install 'nnhal\[xla\]'"):
+        xla.device()
+
+
+def test_it_is_a_gpu_where_jax_has_a_plugin(tmp_path: Path) -> None:
+    (tmp_path / "jax_plugins").mkdir()
+    ran = run_python(PLUGIN, env={"PYTHONPATH": str(tmp_path)})
+    assert ran.stdout.split(maxsplit=1) == ["GPU", f"{jax.__version__} with plugins\n"]
