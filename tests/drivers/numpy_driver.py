@@ -14,7 +14,7 @@ from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape
 from nnhal.drivers.kit.operations import Node, WindowAttributes, table_for
 from nnhal.drivers.kit.real import RealGraph, RealTask
-from nnhal.drivers.kit.real.arrays import ArrayPrimitives, Tensor
+from nnhal.drivers.kit.real.arrays import ArrayNode, ArrayPrimitives
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model
@@ -33,7 +33,7 @@ class NumpyPrimitives(ArrayPrimitives):
 
     def top(self, x: Node, count: int, axis: int) -> Node:
         places = np.argsort(-x.array.astype(np.float64), axis=axis, kind="stable")
-        return Tensor(np.take(places, range(count), axis).astype(np.int32))
+        return ArrayNode(np.take(places, range(count), axis).astype(np.int32))
 
     def convolution(self, x: Node, weights: Node, groups: int, how: WindowAttributes, bias: Node | None = None) -> Node:
         cells, filters = windows(x.array, how, 0.0), weights.array
@@ -42,7 +42,7 @@ class NumpyPrimitives(ArrayPrimitives):
         )  # batch, group, input, height, width, filter's height and width
         split = filters.reshape(groups, -1, *filters.shape[1:])
         y = np.einsum("ngihwab,goiab->ngohw", inputs, split)
-        return Tensor(y.reshape(len(y), -1, *y.shape[3:]))
+        return ArrayNode(y.reshape(len(y), -1, *y.shape[3:]))
 
     def spread(
         self, x: Node, weights: Node, strides: Sequence[int], before: Sequence[int], after: Sequence[int]
@@ -63,15 +63,17 @@ class NumpyPrimitives(ArrayPrimitives):
                     column : column + width * strides[1] : strides[1],
                 ]
                 part += np.einsum("nihw,io->nohw", x.array, weights.array[:, :, row, column])
-        return Tensor(y[:, :, before[0] : sizes[0] - after[0], before[1] : sizes[1] - after[1]])
+        return ArrayNode(y[:, :, before[0] : sizes[0] - after[0], before[1] : sizes[1] - after[1]])
 
     def mean_pool(self, x: Node, how: WindowAttributes, padded: bool = False) -> Node:
         total = windows(x.array, how, 0.0).sum((-2, -1), dtype=np.float32)
         one = np.ones((1, 1, *x.array.shape[2:]), np.float32)
-        return Tensor(total / (np.float32(np.prod(how.size or ())) if padded else windows(one, how, 0.0).sum((-2, -1))))
+        return ArrayNode(
+            total / (np.float32(np.prod(how.size or ())) if padded else windows(one, how, 0.0).sum((-2, -1)))
+        )
 
     def max_pool(self, x: Node, how: WindowAttributes) -> Node:
-        return Tensor(windows(x.array, how, -np.inf).max((-2, -1)))
+        return ArrayNode(windows(x.array, how, -np.inf).max((-2, -1)))
 
 
 def windows(x: Array, how: WindowAttributes, fill: float) -> Array:

@@ -1,5 +1,6 @@
 """The `xla` device: a driver in one file over a graph engine, and what JAX needs that other engines do not."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,26 @@ def test_it_is_a_gpu_where_jax_has_a_plugin(tmp_path: Path) -> None:
     (tmp_path / "jax_plugins").mkdir()
     ran = run_python(PLUGIN, env={"PYTHONPATH": str(tmp_path)})
     assert ran.stdout.split(maxsplit=1) == ["GPU", f"{jax.__version__} with plugins\n"]
+
+
+def test_an_interrupt_during_the_import_of_the_extension_comes_after_it() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), xla._interrupted_later():
+        signal.raise_signal(signal.SIGINT)
+        done.append(True)
+    assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("x", [1e-40, -1e-40])
+def test_a_subnormal_number_is_0_in_all_of_a_function(x: float) -> None:
+    """POW of one was 4.3 in place of 3.7 or infinity: some steps took it for 0."""
+    model = make_model(lambda b, x: [b.pow(x, b.constant(np.array([-0.0141], np.float32))), b.log(b.abs(x))], (1,))
+    power, logarithm = both(model, np.array([x], np.float32))[0]
+    assert [power.tolist(), logarithm.tolist()] == [[np.inf], [-np.inf]]
+
+
+def test_quotients_of_quotients_are_not_joined() -> None:
+    """The product of two divisors may be 0: then 0 / 0 was NaN in place of 0."""
+    tiny = np.array([np.finfo(np.float32).tiny], np.float32)
+    model = make_model(lambda b, x, y: b.div(b.div(x, y), y), (1,), (1,))
+    assert both(model, np.zeros(1, np.float32), tiny)[0][0].tolist() == [0.0]

@@ -24,6 +24,7 @@ PACKAGES = {
     "ai-edge-litert": "the litert device: pip install 'nnhal[litert]'",
     "onnxruntime": "the onnxruntime device: pip install 'nnhal[onnxruntime]'",
     "openvino": "the openvino device: pip install 'nnhal[openvino]'",
+    "jax": "the xla device: pip install 'nnhal[xla]'",
     "pillow": "pictures as inputs: pip install 'nnhal[pictures]'",
     "prometheus-client": "metrics of services: pip install 'nnhal[metrics]'",
 }

@@ -5,9 +5,13 @@ compiled model; and the device. JAX is imported when the first model needs it.
 """
 
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -24,7 +28,7 @@ from nnhal.drivers.kit.operations import Node, WindowAttributes, table_for
 from nnhal.drivers.kit.operations.primitives import GATES, LstmLayer, RnnLayer
 from nnhal.drivers.kit.proof import ProvedDevice
 from nnhal.drivers.kit.real import RealGraph, RealTask
-from nnhal.drivers.kit.real.arrays import ArrayPrimitives, Tensor
+from nnhal.drivers.kit.real.arrays import ArrayNode, ArrayPrimitives
 from nnhal.drivers.kit.variants import Forms
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
@@ -43,11 +47,30 @@ TABLE = table_for(RealTask, "XLA", ELSEWHERE)
 def jax() -> Any:
     """Import JAX; DeviceUnavailable if it is not installed."""
     try:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # as JAX does, but before its extension reads it
+        with _interrupted_later():
+            import_module("jaxlib.xla_client")
         import jax  # noqa: TID251
         import jax.extend  # noqa: TID251
     except ImportError as error:
         raise DeviceUnavailable(f"xla: JAX cannot be imported ({error}), {INSTALL}") from error
     return jax
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Handle Ctrl-C after the imports inside: it would abort the process in JAX's extension."""
+    if threading.current_thread() is not threading.main_thread():  # the others receive none
+        yield
+        return
+    struck: list[object] = []
+    before = signal.signal(signal.SIGINT, lambda *_: struck.append(None))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if struck:
+            signal.raise_signal(signal.SIGINT)
 
 
 @cache
@@ -70,11 +93,20 @@ class XlaPrimitives(ArrayPrimitives):
         super().__init__(jax().numpy, inputs)
         self.lax = jax().lax
         self.exact = {"precision": self.lax.Precision.HIGHEST}  # of float32, on devices that prefer fewer bits
-        self.functions["sigmoid"] = self.lax.logistic
+        self.functions |= {"sigmoid": self.lax.logistic, "log": lambda x: self.np.log(self.normal(x))}
 
     def quotient(self, x: Any, y: Any) -> Any:
-        """Divide, rounded once: XLA multiplies by the reciprocal of what it knows to be one number."""
-        return self.np.divide(x, self.np.where(self.np.isnan(x), np.float32(1), y))
+        """Divide, rounded once.
+
+        XLA multiplies by the reciprocal of what it knows to be one number, and makes one division of two, whose product
+        of divisors may be 0. It does not look through a choice.
+        """
+        found = self.np.divide(x, self.np.where(self.np.isnan(x), np.float32(1), y))
+        return self.np.where(self.np.isnan(found), np.float32(np.nan), found)
+
+    def normal(self, x: Any) -> Any:
+        """Return x with 0 for subnormal numbers, which only some steps of XLA's functions take for 0."""
+        return self.np.where(self.np.abs(x) < np.finfo(np.float32).tiny, self.np.copysign(np.float32(0), x), x)
 
     def rounded(self, x: Any) -> Any:
         return self.lax.round(x, self.lax.RoundingMethod.AWAY_FROM_ZERO)
@@ -82,10 +114,13 @@ class XlaPrimitives(ArrayPrimitives):
     def product(self, x: Any, y: Any) -> Any:
         return self.np.matmul(x, y, **self.exact)
 
+    def power(self, base: Node, exponent: Node) -> Node:
+        return ArrayNode(self.np.power(self.normal(base.array), self.normal(exponent.array)))
+
     def top(self, x: Node, count: int, axis: int) -> Node:
         rows = self.np.moveaxis(x.array, axis, -1)  # zeros of both signs are equal, but not to `top_k`
         found = self.lax.top_k(self.np.where(rows == 0, self.np.zeros_like(rows), rows), count)[1]
-        return Tensor(self.np.moveaxis(found, -1, axis).astype(np.int32))
+        return ArrayNode(self.np.moveaxis(found, -1, axis).astype(np.int32))
 
     def convolution(self, x: Node, weights: Node, groups: int, how: WindowAttributes, bias: Node | None = None) -> Node:
         sizes, (_, inputs, *window) = x.array.shape[2:], weights.array.shape
@@ -100,9 +135,9 @@ class XlaPrimitives(ArrayPrimitives):
             **self.exact,
         )
         if groups == 1 or inputs > 1:
-            return Tensor(whole(x.array, weights.array))
+            return ArrayNode(whole(x.array, weights.array))
         shifted = partial(self._shifted, pads=pads, how=how)  # on the CPU 10 to 30 times as fast
-        return Tensor(self.lax.platform_dependent(x.array, weights.array, cpu=shifted, default=whole))
+        return ArrayNode(self.lax.platform_dependent(x.array, weights.array, cpu=shifted, default=whole))
 
     def _shifted(self, x: Any, weights: Any, *, pads: Sequence[tuple[int, int]], how: WindowAttributes) -> Any:
         """Write a depthwise convolution as a sum of moved pictures."""
@@ -127,7 +162,7 @@ class XlaPrimitives(ArrayPrimitives):
         pads = [(size - 1 - first, size - 1 - more) for size, first, more in zip(window, before, after, strict=True)]
         turned = weights.array[:, :, ::-1, ::-1].swapaxes(0, 1)
         one, how = (1, 1), {"lhs_dilation": tuple(strides), "dimension_numbers": PICTURES, **self.exact}
-        return Tensor(self.lax.conv_general_dilated(x.array, turned, one, pads, **how))
+        return ArrayNode(self.lax.conv_general_dilated(x.array, turned, one, pads, **how))
 
     def _windows(self, x: Any, how: WindowAttributes, reduce: Callable[..., Any], start: float) -> Any:
         size = how.size or (1, 1)
@@ -138,10 +173,10 @@ class XlaPrimitives(ArrayPrimitives):
     def mean_pool(self, x: Node, how: WindowAttributes, padded: bool = False) -> Node:
         total, size = self._windows(x.array, how, self.lax.add, 0), np.float32(np.prod(how.size or ()))
         ones = np.ones((1, 1, *x.array.shape[2:]), np.float32)
-        return Tensor(self.quotient(total, size if padded else self._windows(ones, how, self.lax.add, 0)))
+        return ArrayNode(self.quotient(total, size if padded else self._windows(ones, how, self.lax.add, 0)))
 
     def max_pool(self, x: Node, how: WindowAttributes) -> Node:
-        return Tensor(self._windows(x.array, how, self.lax.max, -np.inf))
+        return ArrayNode(self._windows(x.array, how, self.lax.max, -np.inf))
 
     def recurrent(
         self, x: Node, layer: LstmLayer | RnnLayer, count: int, back: bool, axis: int
@@ -168,7 +203,7 @@ class XlaPrimitives(ArrayPrimitives):
 
         begin = tuple(self.np.asarray(state.array) for state in states)
         last, y = self.lax.scan(one, begin, self.np.moveaxis(products, axis, 0), reverse=back)
-        return [Tensor(self.np.moveaxis(y, 0, axis)), *map(Tensor, last)]
+        return [ArrayNode(self.np.moveaxis(y, 0, axis)), *map(ArrayNode, last)]
 
     def _activation(self, kind: Kind, x: Any) -> Any:
         functions = {

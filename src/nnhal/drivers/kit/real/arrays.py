@@ -14,7 +14,7 @@ from nnhal.drivers.kit.operations.primitives import Node
 REDUCED = {"logical_and": "all", "logical_or": "any"}
 
 
-class Tensor(NamedTuple):
+class ArrayNode(NamedTuple):
     """A node: an array of the engine, or the NumPy array of a constant."""
 
     array: Any
@@ -59,13 +59,13 @@ class ArrayPrimitives:
 
     def parameter(self, dtype: np.dtype[Any], shape: Shape | None) -> Node:
         if self._inputs:
-            return Tensor(self._inputs.pop(0))
+            return ArrayNode(self._inputs.pop(0))
         if shape is None or None in shape:  # the result of a refused operation
             raise UnknownValue("shape")
-        return Tensor(self.np.zeros(fixed(shape), dtype))
+        return ArrayNode(self.np.zeros(fixed(shape), dtype))
 
     def constant(self, array: Array) -> Node:
-        return Tensor(array, constant=True)
+        return ArrayNode(array, constant=True)
 
     def elements(self, x: Node) -> Array | None:
         return x.array if x.constant else None
@@ -77,19 +77,19 @@ class ArrayPrimitives:
         return tuple(node.array.shape)
 
     def convert(self, node: Node, dtype: Any) -> Node:
-        return Tensor(node.array.astype(dtype), node.constant)
+        return ArrayNode(node.array.astype(dtype), node.constant)
 
     def saturate(self, x: Node, dtype: np.dtype[Any]) -> Node:
         limits, held = np.iinfo(dtype), np.int32 if dtype == np.int32 else np.float32
         if self.dtype(x) != np.float32:
-            return Tensor(self.np.clip(x.array.astype(np.int32), limits.min, limits.max).astype(held))
+            return ArrayNode(self.np.clip(x.array.astype(np.int32), limits.min, limits.max).astype(held))
         real = self.np.where(self.np.isnan(x.array), np.float32(0), x.array)
         below = np.nextafter(np.float32(limits.max + 1), np.float32(0))
         inside = self.np.trunc(self.np.clip(real, np.float32(limits.min), below)).astype(held)
-        return Tensor(self.np.where(real >= limits.max, held(limits.max), inside))
+        return ArrayNode(self.np.where(real >= limits.max, held(limits.max), inside))
 
     def op(self, kind: str, *nodes: Node) -> Node:
-        return Tensor((self.functions.get(kind) or getattr(self.np, kind))(*(node.array for node in nodes)))
+        return ArrayNode((self.functions.get(kind) or getattr(self.np, kind))(*(node.array for node in nodes)))
 
     compare = op
 
@@ -97,10 +97,10 @@ class ArrayPrimitives:
         return self.op("power", base, exponent)
 
     def clamp(self, x: Node, low: float, high: float) -> Node:
-        return Tensor(self.np.clip(x.array, np.float32(low), np.float32(high)))
+        return ArrayNode(self.np.clip(x.array, np.float32(low), np.float32(high)))
 
     def elu(self, x: Node, alpha: float) -> Node:
-        return Tensor(self.np.where(x.array < 0, np.float32(alpha) * self.np.expm1(x.array), x.array))
+        return ArrayNode(self.np.where(x.array < 0, np.float32(alpha) * self.np.expm1(x.array), x.array))
 
     def several(self, *_: Any) -> None:
         """Return None: the entries write several nodes."""
@@ -109,7 +109,7 @@ class ArrayPrimitives:
     blocks = recurrent = recurrent_step = gru = scaled = levels = prelu
 
     def _moved(self, move: Callable[..., Any], x: Node) -> Node:
-        return Tensor(move(np if x.constant else self.np, x.array), x.constant)
+        return ArrayNode(move(np if x.constant else self.np, x.array), x.constant)
 
     def reshape(self, x: Node, shape: Sequence[int]) -> Node:
         return self._moved(lambda of, array: of.reshape(array, tuple(shape)), x)
@@ -125,10 +125,10 @@ class ArrayPrimitives:
 
     def concat(self, parts: Sequence[Node], axis: int) -> Node:
         known = all(part.constant for part in parts)
-        return Tensor((np if known else self.np).concatenate([part.array for part in parts], axis), known)
+        return ArrayNode((np if known else self.np).concatenate([part.array for part in parts], axis), known)
 
     def split(self, x: Node, axis: int, size: int, count: int) -> Sequence[Node]:
-        return [Tensor(part, x.constant) for part in (np if x.constant else self.np).split(x.array, count, axis)]
+        return [ArrayNode(part, x.constant) for part in (np if x.constant else self.np).split(x.array, count, axis)]
 
     def slice(
         self, x: Node, begin: Sequence[int], end: Sequence[int], steps: Sequence[int], axes: Sequence[int]
@@ -136,53 +136,53 @@ class ArrayPrimitives:
         cut = [slice(None)] * x.array.ndim
         for axis, first, last, step in zip(axes, begin, end, steps, strict=True):
             cut[axis] = slice(first, None if step < 0 and last < -x.array.shape[axis] else last, step)
-        return Tensor(x.array[tuple(cut)], x.constant)
+        return ArrayNode(x.array[tuple(cut)], x.constant)
 
     def pad(self, x: Node, before: Sequence[int], after: Sequence[int], fill: Node) -> Node:
         sides = [*zip(before, after, strict=True)]
-        return Tensor(self.np.pad(x.array, sides, constant_values=fill.array.reshape(())))
+        return ArrayNode(self.np.pad(x.array, sides, constant_values=fill.array.reshape(())))
 
     def mirror(self, x: Node, before: Sequence[int], after: Sequence[int], mode: Any, sizes: Shape) -> Node:
-        return Tensor(self.np.pad(x.array, [*zip(before, after, strict=True)], mode=mode))
+        return ArrayNode(self.np.pad(x.array, [*zip(before, after, strict=True)], mode=mode))
 
     def gather(self, x: Node, indices: Node, axis: int) -> Node:
-        return Tensor(self.np.take(x.array, indices.array, axis, mode="clip"))
+        return ArrayNode(self.np.take(x.array, indices.array, axis, mode="clip"))
 
     def gather_each(self, x: Node, indices: Node, axis: int) -> Node:
-        return Tensor(self.np.take_along_axis(x.array, indices.array, axis))
+        return ArrayNode(self.np.take_along_axis(x.array, indices.array, axis))
 
     def tile(self, x: Node, multiples: Sequence[int]) -> Node:
-        return Tensor(self.np.tile(x.array, tuple(multiples)))
+        return ArrayNode(self.np.tile(x.array, tuple(multiples)))
 
     def broadcast(self, x: Node, shape: Sequence[int]) -> Node:
-        return Tensor(self.np.broadcast_to(x.array, tuple(shape)))
+        return ArrayNode(self.np.broadcast_to(x.array, tuple(shape)))
 
     def reduce(self, kind: str, x: Node, axes: Sequence[int], keep: bool) -> Node:
         y = getattr(self.np, REDUCED.get(kind, kind))(x.array, axis=tuple(axes), keepdims=keep)
-        return Tensor(self.np.asarray(y, x.array.dtype))
+        return ArrayNode(self.np.asarray(y, x.array.dtype))
 
     def extreme(self, x: Node, axis: int, most: bool, keep: bool) -> Node:
         find = self.np.argmax if most else self.np.argmin
-        return Tensor(find(x.array, axis=axis, keepdims=keep).astype(np.int32))
+        return ArrayNode(find(x.array, axis=axis, keepdims=keep).astype(np.int32))
 
     def softmax(self, x: Node, axis: int, logarithm: bool) -> Node:
         below = x.array - x.array.max(axis, keepdims=True)
         powers = self.np.exp(below)
         total = powers.sum(axis, keepdims=True)
-        return Tensor(below - self.np.log(total) if logarithm else powers / total)
+        return ArrayNode(below - self.np.log(total) if logarithm else powers / total)
 
     def interpolate(self, x: Node, sizes: Sequence[int], how: str, shares: Callable[[], tuple[Array, Array]]) -> Node:
         rows, columns = shares()
-        return Tensor(self.product(rows, self.product(x.array, np.ascontiguousarray(columns.T))))
+        return ArrayNode(self.product(rows, self.product(x.array, np.ascontiguousarray(columns.T))))
 
     def repeat(self, x: Node, times: Sequence[int], sizes: Sequence[int]) -> Node:
-        return Tensor(x.array.repeat(times[0], 2).repeat(times[1], 3))
+        return ArrayNode(x.array.repeat(times[0], 2).repeat(times[1], 3))
 
     def matmul(self, x: Node, y: Node, turn_x: bool = False, turn_y: bool = False, rank: int = 2) -> Node:
         left, right = (
             (node.array.swapaxes(-1, -2) if turn else node.array) for node, turn in ((x, turn_x), (y, turn_y))
         )
-        return Tensor(self.product(left, right))
+        return ArrayNode(self.product(left, right))
 
     def dense(self, x: Node, weights: Node, bias: Node | None = None) -> Node:
         return self.matmul(x, weights, False, True)
