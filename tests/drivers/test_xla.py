@@ -15,6 +15,7 @@ import jax  # noqa: TID251
 import nnhal
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, OperationFailed
 from nnhal.drivers import xla
+from nnhal.drivers.kit.native import interrupted_later
 from nnhal.drivers.kit.variants import UNPROVED
 from nnhal.drivers.reference import Reference
 from nnhal.hal.chain import checked_prepared
@@ -48,6 +49,16 @@ if not child:
     print(doubled(devices=[sys.argv[1]], isolation="process"), flush=True)
     os._exit(0)
 os.waitpid(child, 0)
+"""
+NO_DEVICE = """
+import nnhal
+from nnhal.drivers.xla import Xla
+b = nnhal.Builder()
+x = b.input((4,))
+try:
+    nnhal.compile(b.finish([x], [b.add(x, x)]), devices=[Xla()])
+except nnhal.NnhalError as error:
+    print(type(error).__name__, error, sep=": ")
 """
 PLUGIN = "from nnhal.drivers.xla import Xla; print(Xla.type.name, Xla().version)"
 
@@ -140,7 +151,7 @@ def test_a_platform_that_jax_does_not_have_is_refused() -> None:
 def test_a_forked_process_gets_an_error_and_does_not_hang() -> None:
     assert run_python(FORKED, str(xla.__file__)).stdout.splitlines() == [
         "[2. 2. 2. 2.]",
-        "device xla: xla: JAX does not run in a process that was forked; compile with isolation='process'",
+        "device xla: xla: JAX does not run in a forked process; compile with isolation='process'",
         "[2. 2. 2. 2.]",
     ]
 
@@ -161,7 +172,7 @@ def test_it_is_a_gpu_where_jax_has_a_plugin(tmp_path: Path) -> None:
 
 def test_an_interrupt_during_the_import_of_the_extension_comes_after_it() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt), xla._interrupted_later():
+    with pytest.raises(KeyboardInterrupt), interrupted_later():
         signal.raise_signal(signal.SIGINT)
         done.append(True)
     assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -180,3 +191,28 @@ def test_quotients_of_quotients_are_not_joined() -> None:
     tiny = np.array([np.finfo(np.float32).tiny], np.float32)
     model = make_model(lambda b, x, y: b.div(b.div(x, y), y), (1,), (1,))
     assert both(model, np.zeros(1, np.float32), tiny)[0][0].tolist() == [0.0]
+
+
+SETTINGS = {
+    "numpy_rank_promotion": "raise",
+    "disable_jit": True,
+    "debug_nans": True,
+    "debug_infs": True,
+    "transfer_guard": "disallow",
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_an_application_that_uses_jax_changes_nothing(name: str) -> None:
+    bias = np.zeros(2, np.float32)
+    model = make_model(
+        lambda b, x: b.log(b.add(b.mul(x, b.constant(np.float32([[2, 2], [2, 2]]))), b.constant(bias))), (2, 2)
+    )
+    with getattr(jax, name)(SETTINGS[name]):
+        found = requests.output(checked_prepared(xla.device(), model, Hints()), np.array([[1, -1], [0, 2]], np.float32))
+    assert np.isnan(found[0, 1]) and found[1, 0] == -np.inf
+
+
+def test_jax_without_a_device_is_unavailable() -> None:
+    ran = run_python(NO_DEVICE, env={"JAX_PLATFORMS": "nosuch"})
+    assert ran.stdout.startswith("DeviceUnavailable: device xla: xla: JAX finds no device: ")

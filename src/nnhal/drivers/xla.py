@@ -5,8 +5,6 @@ compiled model; and the device. JAX is imported when the first model needs it.
 """
 
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +22,7 @@ from nnhal.base.installed import version_of
 from nnhal.drivers import reference
 from nnhal.drivers.kit import Refused, for_each_shape, kept_graph
 from nnhal.drivers.kit.lowering import WholeModelGraph
+from nnhal.drivers.kit.native import interrupted_later
 from nnhal.drivers.kit.operations import Node, WindowAttributes, table_for
 from nnhal.drivers.kit.operations.primitives import GATES, LstmLayer, RnnLayer
 from nnhal.drivers.kit.proof import ProvedDevice
@@ -48,7 +47,7 @@ def jax() -> Any:
     """Import JAX; DeviceUnavailable if it is not installed."""
     try:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # as JAX does, but before its extension reads it
-        with _interrupted_later():
+        with interrupted_later():
             import_module("jaxlib.xla_client")
         import jax  # noqa: TID251
         import jax.extend  # noqa: TID251
@@ -57,27 +56,34 @@ def jax() -> Any:
     return jax
 
 
-@contextmanager
-def _interrupted_later() -> Iterator[None]:
-    """Handle Ctrl-C after the imports inside: it would abort the process in JAX's extension."""
-    if threading.current_thread() is not threading.main_thread():  # the others receive none
-        yield
-        return
-    struck: list[object] = []
-    before = signal.signal(signal.SIGINT, lambda *_: struck.append(None))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if struck:
-            signal.raise_signal(signal.SIGINT)
-
-
 @cache
 def started() -> int:
-    """Return the process that JAX started its threads in: a forked child has the module, but not the threads."""
-    jax().devices()
+    """Return the process that JAX started its threads in: a forked child has the module, but not the threads.
+
+    DeviceUnavailable if JAX does not start, for example with JAX_PLATFORMS=cuda without a GPU.
+    """
+    try:
+        jax().devices()
+    except Exception as error:  # JAX raises several types
+        raise DeviceUnavailable(
+            f"xla: JAX finds no device: {error or 'its setting JAX_PLATFORMS names none'}"
+        ) from error
     return os.getpid()
+
+
+@contextmanager
+def _own_settings() -> Iterator[None]:
+    """Compute as JAX does without the settings that an application may have made."""
+    own = jax()
+    with (
+        own.enable_x64(False),
+        own.numpy_rank_promotion("allow"),
+        own.disable_jit(False),
+        own.debug_nans(False),
+        own.debug_infs(False),
+        own.transfer_guard("allow"),
+    ):
+        yield
 
 
 class XlaPrimitives(ArrayPrimitives):
@@ -142,8 +148,7 @@ class XlaPrimitives(ArrayPrimitives):
     def _shifted(self, x: Any, weights: Any, *, pads: Sequence[tuple[int, int]], how: WindowAttributes) -> Any:
         """Write a depthwise convolution as a sum of moved pictures."""
         outputs, _, high, wide = weights.shape
-        x = self.np.repeat(x, outputs // x.shape[1], 1)
-        x = self.np.pad(x, [(0, 0), (0, 0), *pads])
+        x = self.np.pad(self.np.repeat(x, outputs // x.shape[1], 1), [(0, 0), (0, 0), *pads])
         (down, across), (tall, broad) = how.dilations, how.strides
         rows, columns = x.shape[2] - (high - 1) * down, x.shape[3] - (wide - 1) * across
         y = None
@@ -178,17 +183,16 @@ class XlaPrimitives(ArrayPrimitives):
     def max_pool(self, x: Node, how: WindowAttributes) -> Node:
         return ArrayNode(self._windows(x.array, how, self.lax.max, -np.inf))
 
-    def recurrent(
-        self, x: Node, layer: LstmLayer | RnnLayer, count: int, back: bool, axis: int
-    ) -> Sequence[Node] | None:
+    def recurrent(self, x: Node, layer: LstmLayer | RnnLayer, count: int, back: bool, axis: int) -> Sequence[Node]:
         """Write a loop of XLA over the sequence."""
+        step: Callable[..., Any]
         if isinstance(layer, LstmLayer):
             own = [gate for gate in GATES if gate in layer.weights]
             ahead, again, bias = ([part[gate] for gate in own if gate in part] for part in layer[:3])
             step, states = partial(self._lstm_step, layer, own), [layer.state, layer.memory]
         else:
             ahead, again, bias = [layer.weights], [layer.recurrent], [layer.bias]
-            step, states = partial(self._rnn_step, layer), [layer.state]
+            step, states = lambda _, own, again: (self._activation(layer.activation, own + again),), [layer.state]
         products = self.matmul(x, self.concat(ahead, 0), turn_y=True).array + self.concat(bias, 0).array
         return self._loop(step, products, self.concat(again, 0), states, back, axis)
 
@@ -216,9 +220,6 @@ class XlaPrimitives(ArrayPrimitives):
         }
         return functions[kind](x)
 
-    def _rnn_step(self, layer: RnnLayer, states: Sequence[Any], own: Any, again: Any) -> tuple[Any, ...]:
-        return (self._activation(layer.activation, own + again),)
-
     def _lstm_step(
         self, layer: LstmLayer, gates: Sequence[str], states: Sequence[Any], own: Any, again: Any
     ) -> tuple[Any, ...]:
@@ -236,8 +237,7 @@ class XlaPrimitives(ArrayPrimitives):
 
     def gru(self, x: Node, state: Node, weights: Sequence[Node], count: int, reset_behind: bool) -> Sequence[Node]:
         of_input, of_state, biases = weights
-        parts = 3 + reset_behind
-        bias = np.split(biases.array, parts) if biases.constant else self.np.split(biases.array, parts)
+        bias = self.np.split(biases.array, 3 + reset_behind)
         behind = bias[3] if reset_behind else np.float32(0)
         candidate = of_state.array[2 * len(bias[0]) :]
 
@@ -277,7 +277,7 @@ def traced(model: Model, forms: Forms) -> tuple[list[Verdict], Traced | None]:
         checks = len(graph.checks)
         return [node.array for node in outputs]
 
-    with jax().enable_x64(False):  # an application may have turned it on: the default types are those of 32 bits here
+    with _own_settings():
         closed = jax().make_jaxpr(lowered)(*(jax().ShapeDtypeStruct(v.shape, v.dtype) for v in inputs if v is not None))
     return verdicts, Traced(closed, checks) if all(verdict.ok for verdict in verdicts) else None
 
@@ -287,9 +287,7 @@ class XlaModel(Prepared):
 
     def __init__(self, found: Traced, platform: str | None) -> None:
         if os.getpid() != started():
-            raise OperationFailed(
-                "xla: JAX does not run in a process that was forked; compile with isolation='process'"
-            )
+            raise OperationFailed("xla: JAX does not run in a forked process; compile with isolation='process'")
         closed, self._checks = found.closed, found.checks
         self._shapes = [aval.shape for aval in closed.in_avals]
         core = jax().extend.core
@@ -298,7 +296,7 @@ class XlaModel(Prepared):
             return core.jaxpr_as_fun(core.ClosedJaxpr(closed.jaxpr, constants))(*inputs)
 
         try:
-            with jax().enable_x64(False):
+            with _own_settings():
                 device = jax().devices(platform)[0]
                 own = jax().sharding.SingleDeviceSharding(device)
                 self._constants = jax().device_put(closed.consts, device)
@@ -311,7 +309,7 @@ class XlaModel(Prepared):
         start = time.monotonic_ns()
         if control is not UNLIMITED:
             control.check()
-        call, given = self._call, request.inputs
+        call, constants, given = self._call, self._constants, request.inputs
         if call is None:
             raise Closed("xla: the prepared model was closed")
         for number, (x, shape) in enumerate(zip(given, self._shapes, strict=True)):
@@ -320,7 +318,8 @@ class XlaModel(Prepared):
                 raise InvalidRequest(f"input {number} is {state}, must be of shape {show(shape)}")
         begin = time.monotonic_ns()
         try:
-            outputs = [np.asarray(y) for y in call(self._constants, *given)]
+            with _own_settings():
+                outputs = [np.asarray(y) for y in call(constants, *given)]
         except RuntimeError as error:
             raise OperationFailed(f"xla: {error}") from error
         spent = time.monotonic_ns() - begin
@@ -392,7 +391,7 @@ def _platform(hints: Hints) -> str | None:
     try:
         if platform is not None:
             jax().devices(str(platform))
-    except RuntimeError as error:
+    except (AssertionError, RuntimeError) as error:
         raise InvalidArgument(f"xla: option platform is {platform!r}, must be one that JAX has: {error}") from error
     return platform
 

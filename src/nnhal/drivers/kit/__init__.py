@@ -8,7 +8,7 @@
 | `instance_pool.py` | instances of an engine that runs one execution at a time |
 | `lowering.py` | a table of entries that lower operations; one pass over a model for verdicts and preparation |
 | `movement.py` | moves of elements: orders of dimensions, positions, slices, shares |
-| `native.py` | arrays over an engine's memory; objects of an engine in forked children |
+| `native.py` | arrays over an engine's memory; its objects in forked children; Ctrl-C during its import |
 | `numbers.py` | windows with their padding, bounds of activations, scales of products, for every signature |
 | `onnx/` | a model as ONNX, for engines that read ONNX |
 | `operations/` | each operation, lowered once to the primitives of an engine's graph |

@@ -1,8 +1,11 @@
-"""Arrays over the memory of a native engine, and its objects in forked children."""
+"""Arrays over the memory of a native engine, its objects in forked children, and Ctrl-C during its import."""
 
 import ctypes
 import os
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -35,3 +38,19 @@ def _keep_for_ever() -> None:
 
 
 os.register_at_fork(after_in_child=_keep_for_ever)
+
+
+@contextmanager
+def interrupted_later() -> Iterator[None]:
+    """Handle Ctrl-C after what is inside: an interrupt during its initialisation aborts some extensions."""
+    if threading.current_thread() is not threading.main_thread():  # the others receive none
+        yield
+        return
+    struck: list[object] = []
+    before = signal.signal(signal.SIGINT, lambda *_: struck.append(None))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+        if struck:
+            signal.raise_signal(signal.SIGINT)
