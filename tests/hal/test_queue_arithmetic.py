@@ -89,7 +89,8 @@ def test_an_execution_with_several_places_counts_once_for_each_of_them() -> None
 def test_an_execution_that_takes_as_long_as_its_values_say_adds_nothing_to_the_wait() -> None:
     state = State(2)
     for ticket in (state.runs(OWN, 100, since=0), state.waits(OWN, 20), state.waits(ANOTHER, 5)):
-        ticket.pace.by_values = True  # type: ignore[union-attr]
+        assert ticket.pace is not None
+        ticket.pace.by_values = True
     state.runs(OWN, 100, since=40)
     assert state.predicted() == 60 / 2
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import nnhal
+from nnhal.base.log import warn_once
 from nnhal.runtime import measured
 from nnhal.runtime.measured import record
 from nnhal.runtime.measured.profile import MachineProfile
@@ -22,7 +23,7 @@ from tests.waiting import Opened
 @pytest.fixture(autouse=True)
 def untold() -> None:
     """What other tests were told of once is told again."""
-    record._warn_once.cache_clear()
+    warn_once.cache_clear()
 
 
 def mine(pinned: bool = False) -> MachineProfile:

@@ -7,6 +7,7 @@ Tags: model, compilation, execution, cpuexe, manager, driver, memory, burst; `al
 import logging
 import os
 import re
+from functools import cache
 
 TAGS = ("model", "compilation", "execution", "cpuexe", "manager", "driver", "memory", "burst")
 VARIABLE = "NNHAL_VLOG"
@@ -17,6 +18,12 @@ def logger(tag: str) -> logging.Logger:
     if tag not in TAGS:
         raise ValueError(f"log tag is {tag!r}, must be one of {', '.join(TAGS)}")
     return logging.getLogger(f"nnhal.{tag}")
+
+
+@cache
+def warn_once(log: logging.Logger, text: str, about: str = "") -> None:
+    """Log a warning once in a process. about: what else it is about, if the text does not name it."""
+    log.warning("%s", text)
 
 
 def enable(text: str) -> list[str]:

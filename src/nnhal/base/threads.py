@@ -1,10 +1,11 @@
-"""Locks and weak sets that several threads use."""
+"""Locks and weak sets that several threads use, and Ctrl-C, which the main thread receives."""
 
+import signal
 import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -23,6 +24,19 @@ def held_lock(lock: threading.Lock, seconds: float = -1) -> Iterator[bool]:
     finally:
         if taken == [True]:
             lock.release()
+
+
+@contextmanager
+def on_interrupt(handler: Any) -> Iterator[None]:
+    """Handle Ctrl-C meanwhile, as `signal.signal` does; only the main thread receives it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
 def members(of: "weakref.WeakSet[T]") -> list[T]:

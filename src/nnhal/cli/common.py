@@ -1,6 +1,7 @@
 """Shared code of the verbs: options, opening models, text and JSON output."""
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -180,15 +181,23 @@ rule_option = click.option(
 )
 
 
-class DurationType(click.FloatRange):
-    """The type of a duration: seconds, below one day."""
+class FiniteRange(click.FloatRange):
+    """The type of a number with a least one: it is below another, and no infinity or NaN."""
+
+    below, told = math.inf, "0 or above, and finite"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Parses the value; rejects infinity and NaN too."""
         found: float = super().convert(value, param, ctx)
-        if not found < DAY:
-            self.fail(f"{value} is not in the range of seconds below {DAY:g}.", param, ctx)
+        if not found < self.below:
+            self.fail(f"{value} is not in the range {self.told}.", param, ctx)
         return found
+
+
+class DurationType(FiniteRange):
+    """The type of a duration: seconds, below one day."""
+
+    below, told = DAY, f"of seconds below {DAY:g}"
 
 
 tune_option = click.option(

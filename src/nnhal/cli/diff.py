@@ -1,6 +1,5 @@
 """`nnhal diff`: compares two devices on every intermediate of a model, for each operation alone and for the whole model."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,20 +37,6 @@ from nnhal.runtime.isolation import at_level
 ROWS = 12
 LEANS = 20  # differing elements from which a common sign of their differences is significant
 NAME, OPERAND = 48, 28  # characters of the name of an output, of an operand
-
-
-class ToleranceType(click.FloatRange):
-    """The type of a tolerance: 0 or above, and finite."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parses the value; rejects infinity and NaN too."""
-        found: float = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"{value} is not in the range 0 or above, and finite.", param, ctx)
-        return found
 
 
 class DiffTolerance(NamedTuple):
@@ -106,14 +91,14 @@ class Findings(NamedTuple):
 @click.option(
     "--rtol",
     "rtol",
-    type=ToleranceType(),
+    type=common.FiniteRange(0),
     default=FLOAT_TOLERANCE,
     show_default=True,
     help="Tolerance of floats, relative to the greatest magnitude of the tensor.",
 )
 @click.option(
     "--atol",
-    type=ToleranceType(),
+    type=common.FiniteRange(0),
     default=0.0,
     show_default=True,
     help="Absolute tolerance of floats, added to it.",
@@ -121,7 +106,7 @@ class Findings(NamedTuple):
 @click.option(
     "--lsb",
     "lsb",
-    type=ToleranceType(),
+    type=common.FiniteRange(0),
     default=1.0,
     show_default=True,
     help="Tolerance of quantised and integer types, in quantisation steps.",

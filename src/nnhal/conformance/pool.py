@@ -13,7 +13,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, NnhalError, ResourceExhausted
 from nnhal.base.records import Record
 from nnhal.base.stacks import DUMPED, TELL, dumped_frames
+from nnhal.base.threads import on_interrupt
 from nnhal.conformance.device_under_test import Bundle, Subject
 from nnhal.conformance.verdict import BAD
 from nnhal.conformance.worker import Answer, Ready, StageBoard
@@ -105,7 +105,7 @@ def run_all(work: Work, jobs: int) -> Generator[tuple[TaskResult, int, int], Non
         yield from run.results()
         run.end()
     finally:
-        with _on_interrupt(signal.SIG_IGN):  # a second interrupt changes nothing: everything is ending already
+        with on_interrupt(signal.SIG_IGN):  # a second interrupt changes nothing: everything is ending already
             run.kill()
 
 
@@ -442,16 +442,3 @@ def children_of(pid: int) -> list[int]:
             with open(f"/proc/{pid}/task/{thread}/children") as children:
                 found += map(int, children.read().split())
     return found
-
-
-@contextlib.contextmanager
-def _on_interrupt(handler: Any) -> Iterator[None]:
-    """Handle Ctrl-C meanwhile; only the main thread receives it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

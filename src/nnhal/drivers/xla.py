@@ -19,8 +19,9 @@ from nnhal.base.codes import DeviceType
 from nnhal.base.codes import RecurrentActivation as Kind
 from nnhal.base.errors import Closed, DeviceUnavailable, InvalidArgument, InvalidRequest, OperationFailed
 from nnhal.base.installed import version_of
+from nnhal.base.operands import fixed
 from nnhal.drivers import reference
-from nnhal.drivers.kit import Refused, for_each_shape, kept_graph
+from nnhal.drivers.kit import for_each_shape, kept_graph
 from nnhal.drivers.kit.lowering import WholeModelGraph
 from nnhal.drivers.kit.native import interrupted_later
 from nnhal.drivers.kit.operations import Node, WindowAttributes, table_for
@@ -28,7 +29,6 @@ from nnhal.drivers.kit.operations.primitives import GATES, LstmLayer, RnnLayer
 from nnhal.drivers.kit.proof import ProvedDevice
 from nnhal.drivers.kit.real import RealGraph, RealTask
 from nnhal.drivers.kit.real.arrays import ArrayNode, ArrayPrimitives
-from nnhal.drivers.kit.variants import Forms
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.graph import Model
@@ -38,6 +38,7 @@ from nnhal.ops.schema import show
 INSTALL = "install it with: pip install 'nnhal[xla]'"
 PICTURES = "NCHW", "OIHW", "NCHW"
 PLUGINS = find_spec("jax_plugins") is not None  # for GPUs, and other devices than the CPU
+NO_BACKEND = AssertionError, RuntimeError  # JAX raises these for a platform that it lacks
 ELSEWHERE = {"IF": "the runtime itself runs branches", "WHILE": "XLA cannot end a loop at its timeout"}
 TABLE = table_for(RealTask, "XLA", ELSEWHERE)
 
@@ -49,11 +50,10 @@ def jax() -> Any:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # as JAX does, but before its extension reads it
         with interrupted_later():
             import_module("jaxlib.xla_client")
-        import jax  # noqa: TID251
-        import jax.extend  # noqa: TID251
+        import_module("jax.extend")
+        return import_module("jax")
     except ImportError as error:
         raise DeviceUnavailable(f"xla: JAX cannot be imported ({error}), {INSTALL}") from error
-    return jax
 
 
 @cache
@@ -64,7 +64,7 @@ def started() -> int:
     """
     try:
         jax().devices()
-    except Exception as error:  # JAX raises several types
+    except NO_BACKEND as error:
         raise DeviceUnavailable(
             f"xla: JAX finds no device: {error or 'its setting JAX_PLATFORMS names none'}"
         ) from error
@@ -99,7 +99,11 @@ class XlaPrimitives(ArrayPrimitives):
         super().__init__(jax().numpy, inputs)
         self.lax = jax().lax
         self.exact = {"precision": self.lax.Precision.HIGHEST}  # of float32, on devices that prefer fewer bits
-        self.functions |= {"sigmoid": self.lax.logistic, "log": lambda x: self.np.log(self.normal(x))}
+        self.functions |= {
+            "sigmoid": self.lax.logistic,
+            "log": lambda x: self.np.log(self.normal(x)),
+            "power": lambda x, y: self.np.power(self.normal(x), self.normal(y)),
+        }
 
     def quotient(self, x: Any, y: Any) -> Any:
         """Divide, rounded once.
@@ -119,9 +123,6 @@ class XlaPrimitives(ArrayPrimitives):
 
     def product(self, x: Any, y: Any) -> Any:
         return self.np.matmul(x, y, **self.exact)
-
-    def power(self, base: Node, exponent: Node) -> Node:
-        return ArrayNode(self.np.power(self.normal(base.array), self.normal(exponent.array)))
 
     def top(self, x: Node, count: int, axis: int) -> Node:
         rows = self.np.moveaxis(x.array, axis, -1)  # zeros of both signs are equal, but not to `top_k`
@@ -259,27 +260,22 @@ class Traced(NamedTuple):
     checks: int
 
 
-def traced(model: Model, forms: Forms) -> tuple[list[Verdict], Traced | None]:
-    """Trace a model of known input shapes; return the verdicts, and the computation if all operations are supported."""
+def traced(model: Model, write: Callable[[RealGraph[Any]], bool]) -> Traced:
+    """Trace a model of known input shapes. write: lowers its operations, and returns whether all are in the graph."""
     values = validate(model).subgraphs[0].values
-    inputs = [values[index] for index in model.main.inputs]
-    if any(value is None or value.shape is None or None in value.shape for value in inputs):
-        why = "XLA needs the shapes of all inputs when the model is prepared"
-        return [Verdict(False, why)] * len(model.main.operations), None
-    verdicts: list[Verdict] = []
+    inputs = [value for value in (values[index] for index in model.main.inputs) if value is not None]
     checks = 0
 
     def lowered(*given: Any) -> list[Any]:
         nonlocal checks
         graph = RealGraph(model, XlaPrimitives(given))
-        verdicts.extend(TABLE.verdicts(model, partial(RealTask, graph), forms))
-        outputs = graph.outputs() if all(verdict.ok for verdict in verdicts) else []
+        outputs = graph.outputs() if write(graph) else []
         checks = len(graph.checks)
         return [node.array for node in outputs]
 
     with _own_settings():
-        closed = jax().make_jaxpr(lowered)(*(jax().ShapeDtypeStruct(v.shape, v.dtype) for v in inputs if v is not None))
-    return verdicts, Traced(closed, checks) if all(verdict.ok for verdict in verdicts) else None
+        closed = jax().make_jaxpr(lowered)(*(jax().ShapeDtypeStruct(value.shape, value.dtype) for value in inputs))
+    return Traced(closed, checks)
 
 
 class XlaModel(Prepared):
@@ -358,21 +354,32 @@ class Xla(ProvedDevice):
         return self.consider(model, Hints()).verdicts
 
     def consider(self, model: Model, hints: Hints) -> Considered:
-        verdicts, found = traced(model, self.asked(hints)[0])
-        return Considered(verdicts, worked_out=found and WholeModelGraph(found))
+        forms, values = self.asked(hints)[0], validate(model).subgraphs[0].values
+        if any((value := values[index]) is None or fixed(value.shape) is None for index in model.main.inputs):
+            why = "XLA needs the shapes of all inputs when the model is prepared"
+            return Considered([Verdict(False, why)] * len(model.main.operations))
+        verdicts: list[Verdict] = []
+
+        def write(graph: RealGraph[Any]) -> bool:
+            verdicts.extend(TABLE.verdicts(model, partial(RealTask, graph), forms))
+            return all(verdict.ok for verdict in verdicts)
+
+        found = traced(model, write)
+        return Considered(verdicts, worked_out=WholeModelGraph(found) if all(v.ok for v in verdicts) else None)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         forms, own = self.asked(hints)
         platform = _platform(own)
 
+        def lowered(known: Model) -> Traced:
+            def write(graph: RealGraph[Any]) -> bool:
+                TABLE.lower(known, partial(RealTask, graph), forms)
+                return True
+
+            return traced(known, write)
+
         def make(known: Model) -> XlaModel:
-            found = kept_graph(hints, Traced) if known is model else None
-            if found is None:
-                verdicts, found = traced(known, forms)
-                if found is None:
-                    reasons = ((n, verdict.reason) for n, verdict in enumerate(verdicts) if not verdict.ok)
-                    raise Refused("XLA: operation #{}: {}".format(*next(reasons)))
-            return XlaModel(found, platform)
+            return XlaModel((kept_graph(hints, Traced) if known is model else None) or lowered(known), platform)
 
         return for_each_shape(model, make, partial(reference.Interpreter, exact=forms.exact))
 
@@ -391,7 +398,7 @@ def _platform(hints: Hints) -> str | None:
     try:
         if platform is not None:
             jax().devices(str(platform))
-    except (AssertionError, RuntimeError) as error:
+    except NO_BACKEND as error:
         raise InvalidArgument(f"xla: option platform is {platform!r}, must be one that JAX has: {error}") from error
     return platform
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
@@ -19,7 +18,7 @@ from nnhal.base.errors import (
     bounded_text,
     is_out_of_resources,
 )
-from nnhal.base.log import logger
+from nnhal.base.log import logger, warn_once
 from nnhal.base.names import is_path
 from nnhal.base.records import Record, field, replace
 from nnhal.hal.device import Device, code_by
@@ -161,7 +160,7 @@ def default_candidates(devices: Sequence[Device]) -> tuple[list[Device], list[st
         why = changed_since_measured(key, measured)
         if why:
             left.append(f"{key.name} is left out: {why}")
-            _warn_once(left[-1])
+            warn_once(_log, f"device {left[-1]}")
         else:
             found.append(device)
     return found, left
@@ -179,11 +178,6 @@ def changed_since_measured(key: DeviceKey, profile: "MachineProfile | None") -> 
     else:
         was = f"{before.version} was measured, now it is {key.version}"
     return f"{was}; nnhal calibrate -d {key.name}"
-
-
-@cache
-def _warn_once(text: str) -> None:
-    _log.warning("device %s", text)
 
 
 def with_measurements(

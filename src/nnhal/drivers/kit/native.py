@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from nnhal.base.operands import Array
+from nnhal.base.threads import on_interrupt
 
 T = TypeVar("T")
 _alive: "WeakKeyDictionary[Any, Callable[[Any], object]]" = WeakKeyDictionary()
@@ -43,14 +43,10 @@ os.register_at_fork(after_in_child=_keep_for_ever)
 @contextmanager
 def interrupted_later() -> Iterator[None]:
     """Handle Ctrl-C after what is inside: an interrupt during its initialisation aborts some extensions."""
-    if threading.current_thread() is not threading.main_thread():  # the others receive none
-        yield
-        return
     struck: list[object] = []
-    before = signal.signal(signal.SIGINT, lambda *_: struck.append(None))
     try:
-        yield
+        with on_interrupt(lambda *_: struck.append(None)):
+            yield
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
         if struck:
             signal.raise_signal(signal.SIGINT)

@@ -18,7 +18,7 @@ import msgspec
 from nnhal.base.descriptors import Owner
 from nnhal.base.digests import blake2b
 from nnhal.base.errors import BadFile, OperationFailed
-from nnhal.base.log import logger
+from nnhal.base.log import logger, warn_once
 from nnhal.base.private import private_file, private_folder, require_private_file
 from nnhal.hal.cache.keeper import features
 from nnhal.hal.cache.tokens import state_folder
@@ -97,12 +97,6 @@ def _opened(*, make: bool) -> Iterator[sqlite3.Connection]:
             yield connection
 
 
-@cache
-def _warn_once(file: str, text: str) -> None:
-    """Warn of a record that cannot be read, not at each compilation."""
-    _log.warning("%s", text)
-
-
 def _looked(what: str, ask: Callable[[sqlite3.Connection], T], nothing: T, since: int = _FIRST_FORM) -> T:
     if not is_measured():
         return nothing
@@ -111,7 +105,8 @@ def _looked(what: str, ask: Callable[[sqlite3.Connection], T], nothing: T, since
             (form,) = connection.execute("pragma user_version").fetchone()
             return ask(connection) if form >= since else nothing  # 0: another process is creating it
     except (OSError, sqlite3.Error, ValueError, BadFile) as error:
-        _warn_once(str(path()), f"{what}: nothing is known: {_reason(error)}")
+        # not at each compilation
+        warn_once(_log, f"{what}: nothing is known: {_reason(error)}", str(path()))
         return nothing
 
 
